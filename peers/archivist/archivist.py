@@ -1,4 +1,8 @@
-"""Archive a run while it is trained: manifest, orders, contributors, and each stage's settled weights."""
+"""Archive a run while it is trained: manifest, orders, contributors, and each stage's settled weights.
+
+The peers of a stage offer their settled weights as a *snapshot*, and sign *statements* about its digest. The
+archivist fetches the snapshot and keeps it with these statements as a checkpoint. An order is signed by the
+run's owner, for example to pause the run."""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from peers.state.archive import Archive, ArchivedCheckpoint, IndexFull, entry_na
 from peers.state.archive_store import ArchiveError, sha256
 from peers.state.snapshot_service import SNAPSHOTS_ALONE, NoState, SnapshotService, start_digest
 from peers.state.snapshot_store import Snapshots, Weights
-from peers.telemetry import events as events
+from peers.telemetry import events
 from peers.telemetry.console import counted
 from peers.telemetry.events import Notify
 from protocols.errors import WireError
@@ -61,7 +65,7 @@ Failure = NotArchived | WireError | NoState | UserError | TimeoutError
 
 
 def code_of(error: Failure) -> str:
-    """Return the code in reasons.ARCHIVING of a failure."""
+    """Return the code of a failure, a key of reasons.ARCHIVING, for logs and metrics."""
     match error:
         case NotArchived():
             return error.code
@@ -110,45 +114,50 @@ class Archivist:
         self._layouts: dict[int, Layout] = {}
         for stage in range(len(self.manifest.stages)):
             self._layouts[stage] = state_layout(self.manifest, stage)
-            around = LinkContext(circle, stage)
+            stage_links = LinkContext(circle, stage)
             snapshots = Snapshots(identity, book.signed.run_id, stage, self.manifest.rounds)
-            path = SnapshotService(snapshots, around, self._layouts[stage].size * 4, log_event, notify)
-            path.signed = around.roots
-            path.start = start_digest(self.manifest, stage)
-            circle.states[stage] = (around, path)
+            service = SnapshotService(
+                snapshots, stage_links, self._layouts[stage].size * 4, log_event, notify
+            )
+            service.signed = stage_links.roots
+            service.start = start_digest(self.manifest, stage)
+            circle.states[stage] = (stage_links, service)
             circle.serving.snapshots[stage] = (snapshots, self._layouts[stage])
 
     async def open(self) -> None:
-        """Read the archive. Raises ArchiveError."""
+        """Open the archive, and read the order and the contributors that are in it. Raises ArchiveError."""
         await asyncio.to_thread(self.archive.open, self.book.signed)
-        held = await asyncio.to_thread(self.archive.order)
-        if held is not None:
+        archived_order = await asyncio.to_thread(self.archive.order)
+        if archived_order is not None:
             try:
-                self.book.take(held)
+                self.book.take(archived_order)
             except WireError as error:
                 self.notify(
                     "order_unusable", f"{self.archive.store.url}: the order in it is refused: {error}"
                 )
-        for one in await asyncio.to_thread(self.archive.contributors):
-            self._remember(one)
+        for contributor in await asyncio.to_thread(self.archive.contributors):
+            self._restore_contributor(contributor)
 
     async def run(self) -> None:
         """Archive in regular intervals until cancelled. Errors of the store are reported and retried the next
         time."""
         while True:
             await self.once()
-            soon = self.book.order.ends is not None  # Peers stay a minute longer when the run ends.
-            await asyncio.sleep(min(self.policy.seconds, ENDING_SECONDS) if soon else self.policy.seconds)
+            interval = self.policy.seconds
+            if self.book.order.ends is not None:  # The run ends, and its peers stay only a minute longer.
+                interval = min(interval, ENDING_SECONDS)
+            await asyncio.sleep(interval)
 
     async def once(self) -> None:
-        """Archive every stage once, and write the small files."""
+        """Archive every stage once, and write the order and the contributors. A failure is reported and does
+        not keep the other stages from being archived."""
         await self._prune()  # Before archiving: a full archive has space again once the policy keeps less.
         for stage in self._layouts:
             try:
                 await self.fetch_stage(stage)
                 self.succeeded[stage] = self.circle.directory.now()
             except (NotArchived, WireError, NoState, UserError, TimeoutError) as error:
-                self._failed(stage, error)
+                self._report_failure(stage, error)
             finally:
                 self.circle.part(stage)
         try:
@@ -156,39 +165,41 @@ class Archivist:
         except UserError as error:
             self.notify("archive", str(error))
 
-    def _failed(self, stage: int, error: Failure) -> None:
+    def _report_failure(self, stage: int, error: Failure) -> None:
+        """Count, log and print that a stage was not archived."""
         code = code_of(error)
         self.failures[stage, code] += 1
         self.log_event(events.ArchivingFailed(stage=stage, code=code, reason=str(error)))
         self.notify("archive", f"stage {stage} is not archived this time: {error or 'it took too long'}")
 
     async def fetch_stage(self, stage: int) -> None:
-        """Archive the newest snapshot that the stage's peers offer. Raises a `Failure`."""
-        around, path = self.circle.states[stage]
+        """Fetch the newest snapshot that the stage's peers offer, and archive it if some of them have signed
+        it. Does nothing if none is newer than the archived ones. Raises one of `Failure`."""
+        stage_links, service = self.circle.states[stage]
         records = await self.circle.gather(stage)
-        self._count(records)
+        self._update_contributors(records)
         if not records.keys() - self.circle.serving.served():
             raise NotArchived("no_peer", "no peer of it is there")
-        if not around.peers:
+        if not stage_links.peers:
             raise NotArchived("not_reached", "none of its peers is reached")
-        newest = self.archive.newest(stage)
-        enough = newest[0].round if newest else -1
+        archived = self.archive.newest(stage)
+        archived_round = archived[0].round if archived else -1
         async with asyncio.timeout(FETCH_SECONDS):
-            weights = await path.fetch(list(around.peers), SNAPSHOTS_ALONE, enough)
+            weights = await service.fetch(list(stage_links.peers), SNAPSHOTS_ALONE, archived_round)
         if weights is None:
             return
         digest = await asyncio.to_thread(checkpoint_file.state_digest, weights.settled_round, weights.units)
-        signed = around.signed(weights.settled_round, weights.chain + digest)
-        if not signed:
+        statements = stage_links.signed(weights.settled_round, weights.chain + digest)
+        if not statements:
             reason = f"no peer has signed the weights of round {weights.settled_round} yet"
             raise NotArchived("not_signed", reason)
         now = self.circle.directory.now()
-        entry = await asyncio.to_thread(self._write, stage, weights, signed, now)
+        entry = await asyncio.to_thread(self._write_checkpoint, stage, weights, statements, now)
         self.signed.update(entry.signers)
         self.log_event(
-            events.Archived(stage=stage, round=entry.round, bytes=entry.bytes, signers=len(signed))
+            events.Archived(stage=stage, round=entry.round, bytes=entry.bytes, signers=len(statements))
         )
-        text = f"archived stage {stage}, round {entry.round}, signed by {counted(len(signed), 'peer')}"
+        text = f"archived stage {stage}, round {entry.round}, signed by {counted(len(statements), 'peer')}"
         self.notify("archived", f"{text}, in {self.archive.store.url}")
         await self._prune()
 
@@ -203,17 +214,18 @@ class Archivist:
         except UserError as error:
             self.notify("archive", str(error))
 
-    def _write(
-        self, stage: int, weights: Weights, signed: dict[PeerId, bytes], now: float
+    def _write_checkpoint(
+        self, stage: int, weights: Weights, statements: dict[PeerId, bytes], now: float
     ) -> ArchivedCheckpoint:
-        """Write a checkpoint to the archive and read it back. Raises NotArchived if that fails."""
+        """Write a checkpoint with its signed statements to the archive at time `now`. Returns its entry in
+        the index. Raises NotArchived if it cannot be read back."""
         data = checkpoint_file.content(
             self.manifest, stage, weights.settled_round, weights.chain, weights.units, self._layouts[stage],
-            list(signed.values()), tokens=weights.tokens,
+            list(statements.values()), tokens=weights.tokens,
         )  # fmt: skip
         entry = ArchivedCheckpoint(
             entry_name(stage, weights.settled_round), stage, weights.settled_round, len(data), sha256(data),
-            tuple(sorted(signed)), now, weights.tokens,
+            tuple(sorted(statements)), now, weights.tokens,
         )  # fmt: skip
         self.archive.put(entry, data)
         try:  # Read back, to detect a store that keeps nothing.
@@ -224,7 +236,8 @@ class Archivist:
 
     # -- contributors ---------------------------------------------------------------------------------
 
-    def _count(self, records: dict[PeerId, SignedRecord]) -> None:
+    def _update_contributors(self, records: dict[PeerId, SignedRecord]) -> None:
+        """Add what the peers' newest records claim beyond their last ones."""
         for peer, signed in records.items():
             old, new = self._records.get(peer), signed.record
             if old is None:
@@ -233,24 +246,24 @@ class Archivist:
                 self.contributions.grown(old, new)
             self._records[peer], self.devices[peer] = new, new.device
 
-    def _remember(self, one: dict[str, Any]) -> None:
+    def _restore_contributor(self, archived: dict[str, Any]) -> None:
         """Restore a contributor from the archive of an earlier process. Invalid values are left out."""
-        peer, name, tokens = one.get("peer"), one.get("name"), one.get("tokens")
+        peer, name, tokens = archived.get("peer"), archived.get("name"), archived.get("tokens")
         if not isinstance(peer, str) or not isinstance(tokens, dict):
             return
         for stage, count in tokens.items():
-            numbered = str(stage).isdecimal() and len(str(stage)) <= STAGE_DIGITS
-            if numbered and isinstance(count, int) and 0 < count < 1 << 63:
+            is_stage_number = str(stage).isdecimal() and len(str(stage)) <= STAGE_DIGITS
+            if is_stage_number and isinstance(count, int) and 0 < count < 1 << 63:
                 self.contributions.tokens[peer, int(stage)] = count
         self.contributions.names[peer] = name if isinstance(name, str) else ""
-        self.devices[peer] = str(one.get("device", ""))[:16]
-        joules = one.get("joules")
+        self.devices[peer] = str(archived.get("device", ""))[:16]
+        joules = archived.get("joules")
         self.contributions.joules[peer] = joules if isinstance(joules, int) and 0 < joules < 1 << 63 else 0
-        signed = one.get("signed")
+        signed = archived.get("signed")
         self.signed[peer] = signed if isinstance(signed, int) and signed > 0 else 0
 
     async def write_facts(self) -> None:
-        """Write the order and the contributors."""
+        """Write the owner's newest order, and each contributor's tokens, to the archive."""
         if self.book.held is not None:
             await asyncio.to_thread(self.archive.put_order, self.book.held.data)
         tokens: dict[str, dict[str, int]] = {peer: {} for peer in sorted(self.signed)}

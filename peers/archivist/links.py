@@ -1,9 +1,10 @@
 """The archivist's links: to some peers of every stage, and to newcomers.
 
-From the peers of a stage the archivist fetches snapshots; it takes no part in their rounds. A newcomer is a
-peer that enters a stage without peers. It fetches weights from the archivist (serve.py). `LinkContext`
-shows a `SnapshotService` the links of one stage as a peer of that stage would. The archivist therefore
-fetches snapshots with the same code as a newcomer.
+From the peers of a stage the archivist fetches snapshots (settled weights); it takes no part in their rounds.
+A statement is a peer's signature of the digest of its settled weights of a round. A newcomer is a peer that
+enters a stage without peers. It fetches weights from the archivist (serve.py). `LinkContext` gives a
+`SnapshotService` the links of one stage. The archivist therefore fetches snapshots with the same code as a
+newcomer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from peers.network.orders.order_book import OrderBook
 from peers.runtime.lived_clock import Clock
 from peers.state.checkpoint_file import STATEMENT_BYTES
 from peers.state.snapshot_service import SnapshotService
-from peers.telemetry import events as events
+from peers.telemetry import events
 from peers.telemetry.reasons import refusal
 from protocols.errors import WireError
 from protocols.fields import Body
@@ -82,37 +83,38 @@ class LinkContext:
         self.circle.log_event(events.Refused(peer=peer, code=code, reason=reason))
 
     def roots(self) -> dict[PeerId, frozenset[tuple[int, bytes]]]:
-        """Return the (round, digest) pairs that each peer has signed."""
+        """Return the (round, digest) pairs that each peer has signed. The chain value before the digest is
+        cut off."""
         return {
-            peer: frozenset((round, payload[len(START) :]) for round, (payload, _) in held.items())
-            for peer, held in self.statements.items()
+            peer: frozenset((round, payload[len(START) :]) for round, (payload, _) in by_round.items())
+            for peer, by_round in self.statements.items()
         }
 
     def signed(self, round: int, payload: bytes) -> dict[PeerId, bytes]:
         """Return the envelopes with this statement about a round, by signer."""
         return {
-            peer: held[round][1]
-            for peer, held in self.statements.items()
-            if round in held and held[round][0] == payload
+            peer: by_round[round][1]
+            for peer, by_round in self.statements.items()
+            if round in by_round and by_round[round][0] == payload
         }
 
     def told_of(self, peers: set[PeerId]) -> None:
         """Set the current peers of this stage, and forget statements of all others."""
         self.told = peers
-        self.statements = {peer: held for peer, held in self.statements.items() if peer in peers}
+        self.statements = {peer: by_round for peer, by_round in self.statements.items() if peer in peers}
 
     def receive(self, message: Statements) -> None:
-        """Keep the newest statements of each signer. A signer of rounds far ahead displaces only its own.
-        Raises WireError for an invalid statement."""
+        """Keep the statements of this stage's peers, at most ROUNDS_KEPT newest rounds of each signer. Raises
+        WireError for an invalid statement."""
         for data in message.statements:
             envelope = open_envelope(
                 data, self.circle.book.signed.run_id, EnvelopeKind.SETTLED, STATEMENT_BYTES
             )
             if envelope.stage == self.stage and envelope.sender in self.told:
-                held = self.statements.setdefault(envelope.sender, {})
-                held[envelope.round] = (bytes(envelope.payload), data)
-                if len(held) > ROUNDS_KEPT:
-                    del held[min(held)]
+                by_round = self.statements.setdefault(envelope.sender, {})
+                by_round[envelope.round] = (bytes(envelope.payload), data)
+                if len(by_round) > ROUNDS_KEPT:
+                    del by_round[min(by_round)]
 
 
 class ArchivistLinks:
@@ -139,29 +141,31 @@ class ArchivistLinks:
         self.states: dict[int, tuple[LinkContext, SnapshotService]] = {}
         self._links: dict[PeerId, Link] = {}
         self._stages: dict[PeerId, int] = {}
-        self._met: set[PeerId] = set()
+        self._dialled_or_served: set[PeerId] = set()
         """Peers that the archivist dialled or responded to."""
 
     def listen(self) -> None:
-        longest = max((chunk_bytes(path.state_bytes) for _, path in self.states.values()), default=0)
-        self.transport.listen(self, Terms({Chunk: longest}, lambda peer: peer in self._met))
-        self.transport.serve_chunks(self._chunk)
+        longest = max((chunk_bytes(service.state_bytes) for _, service in self.states.values()), default=0)
+        self.transport.listen(self, Terms({Chunk: longest}, lambda peer: peer in self._dialled_or_served))
+        self.transport.serve_chunks(self._chunk_of_any_stage)
 
-    def _chunk(self, digest: bytes, index: int) -> memoryview | None:
-        """Return a chunk of any stage, because all carriers ask over the same kind of connection."""
-        for stage, (_, path) in self.states.items():
-            chunk = path.chunk(digest, index)
+    def _chunk_of_any_stage(self, digest: bytes, index: int) -> memoryview | None:
+        """Return chunk `index` of the snapshot with this digest, of any stage; None if it is not in memory.
+        The connection does not tell which stage is meant."""
+        for stage, (_, service) in self.states.items():
+            chunk = service.chunk(digest, index)
             if chunk is not None:
                 self.serving.gave(stage, len(chunk))
                 return chunk
         return None
 
     def close(self) -> None:
+        """Close the links to peers and newcomers, and drop the snapshots."""
         self.serving.close()
-        for _, path in self.states.values():
-            path.close()
+        for _, service in self.states.values():
+            service.close()
         for peer in list(self._links):
-            self._drop(peer)
+            self._close_link(peer)
         self.clock.close()
 
     # -- links ----------------------------------------------------------------------------------------
@@ -182,28 +186,29 @@ class ArchivistLinks:
 
     def part(self, stage: int) -> None:
         """Close the links to a stage's peers. Called when its snapshot has been fetched."""
-        for peer in [peer for peer, held in self._stages.items() if held == stage]:
-            self._drop(peer)
+        for peer in [peer for peer, linked_stage in self._stages.items() if linked_stage == stage]:
+            self._close_link(peer)
 
-    async def _dial(self, surroundings: LinkContext, signed: SignedRecord) -> None:
-        """Link to a peer as a visitor."""
+    async def _dial(self, stage_links: LinkContext, signed: SignedRecord) -> None:
+        """Open a link to a peer, and greet the peer without a record, as clients of a run do. A failure is
+        logged."""
         peer, record = signed.peer, signed.record
         if peer in self._links:
             return
         try:
             link = await self.transport.open(peer, "group", DIAL_SECONDS, record.addresses)
-            self._met.add(peer)
+            self._dialled_or_served.add(peer)
             link.post(Hello(WIRE_VERSION, run_bytes(self.book.signed.run_id), b"", self.invite))
         except WireError as error:
             self.log_event(events.DialFailed(peer=peer, lane="group", code=error.code, reason=str(error)))
             return
         self._links[peer], self._stages[peer] = link, record.stage
-        known = PeerInfo(record.stage, record.role, tuple(record.addresses), signed.sequence, b"", 0.0)
-        known.linked = True
-        surroundings.peers[peer] = known
+        info = PeerInfo(record.stage, record.role, tuple(record.addresses), signed.sequence, b"", 0.0)
+        info.linked = True
+        stage_links.peers[peer] = info
 
     def post(self, peer: PeerId, message: Message, body: Body = b"") -> bool:
-        """Send a message. Returns False without a link, or if it fails."""
+        """Send a message over the peer's link. Returns False if there is no open link or it refuses."""
         link = self._links.get(peer)
         if link is None or link.closed:
             return False
@@ -213,35 +218,36 @@ class ArchivistLinks:
             return False
         return True
 
-    def _drop(self, peer: PeerId) -> None:
-        link = self._release(peer)
+    def _close_link(self, peer: PeerId) -> None:
+        link = self._remove_link(peer)
         if link is not None:
             link.close()
 
-    def _release(self, peer: PeerId) -> Link | None:
-        """Stop requests to a peer, and return its link if there is one."""
+    def _remove_link(self, peer: PeerId) -> Link | None:
+        """Forget a peer's link and stop requests to it. Returns the open link, or None if there was none."""
         link, stage = self._links.pop(peer, None), self._stages.pop(peer, None)
         if stage is not None:
-            surroundings, path = self.states[stage]
-            surroundings.peers.pop(peer, None)
-            path.unlinked(peer)
+            stage_links, service = self.states[stage]
+            stage_links.peers.pop(peer, None)
+            service.unlinked(peer)
         return link
 
     # -- Receiver -------------------------------------------------------------------------------------
 
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
-        """Handle a message; see `Receiver.received`."""
+        """Handle a message of any peer. The archivist accepts orders from all, requests from newcomers, and
+        statements and snapshots from peers that it dialled."""
         stage = self._stages.get(peer)
         if isinstance(message, OrderUpdate):
             self.book.take(message.order)
         elif isinstance(message, Hello):
-            # Responses to a visitor come on another lane.
-            if lane == "group" and self.serving.greeted(peer, message, self._release(peer)):
-                self._met.add(peer)
+            # Responses to this archivist's own greeting come on another lane.
+            if lane == "group" and self.serving.greeted(peer, message, self._remove_link(peer)):
+                self._dialled_or_served.add(peer)
         elif isinstance(message, (GetState, GetChunk)):
             self._handle_request(peer, message)
         elif stage is None:
-            return  # The archivist asks nothing of such a peer.
+            return  # The archivist did not dial this peer.
         elif isinstance(message, Statements):
             self.states[stage][0].receive(message)
         elif isinstance(message, STATE_MESSAGES):
@@ -251,9 +257,10 @@ class ArchivistLinks:
             self.log_event(
                 events.RefusedBy(peer=peer, code=refusal(message.code), reason=message.reason[:200])
             )
-            self._drop(peer)
+            self._close_link(peer)
 
     def _handle_request(self, peer: PeerId, message: GetState | GetChunk) -> None:
+        """Answer a newcomer's request, if its weights are in memory; else it repeats the request."""
         stage = self.serving.stage_of(peer)
         if stage is None or not self.serving.on_request(peer, message):
             return
@@ -262,12 +269,13 @@ class ArchivistLinks:
         self.states[stage][1].message(peer, message, b"")
 
     def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
+        """Handle the end of a connection."""
         self.serving.lost(peer)
         link = self._links.get(peer)
-        # Their link to us may end: they open another one for the next response.
+        # Only the peer's link to this archivist may have ended; the peer reopens it for its next response.
         if link is not None and link.closed:
-            self._drop(peer)
+            self._close_link(peer)
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
         self.log_event(events.Refused(peer=peer, code=code, reason=reason))
-        self._drop(peer)
+        self._close_link(peer)

@@ -1,4 +1,7 @@
-"""The archivist role: joins a run, archives it, and serves newcomers of stages without peers."""
+"""The archivist role: joins a run, archives it, and serves newcomers of stages without peers.
+
+A newcomer is a peer that enters a stage and needs its weights. A record is a peer's announcement in the
+DHT."""
 
 from __future__ import annotations
 
@@ -41,12 +44,13 @@ class ArchivistRole(Role):
         self.archived = False
 
     async def run(self, network: Network) -> None:
-        """Run until cancelled. Raises UserError if the run's owner excludes this peer, now or later."""
+        """Open the archive, join the network, and archive the run until cancelled. Raises UserError if the
+        run's owner excludes this peer, now or later."""
         process, config, directory = self.process, self.process.config, network.directory
         assert config.run is not None, "checked by PeerFile"
         notify = partial(process.notify, "archive")
-        opening = partial(asyncio.to_thread, open_store, config.archive)
-        store = await until_reached(opening, StoreUnreachable, notify)
+        open_archive_store = partial(asyncio.to_thread, open_store, config.archive)
+        store = await until_reached(open_archive_store, StoreUnreachable, notify)
         archive = Archive(store)
         await network.join(process)
         signed = await find_manifest(config.run, directory, config.state / "run.json", process.notify)
@@ -56,7 +60,7 @@ class ArchivistRole(Role):
             await asyncio.to_thread(open_model, model, signed.manifest)
         log_event = process.log.record
         book = OrderBook(signed, config.state / "order.bin", log_event, process.notify)
-        presence = RecordAnnouncer(
+        announcer = RecordAnnouncer(
             signed, process.identity, network.transport, directory, version("swarmnet"), log_event,
             process.own_start,
         )  # fmt: skip
@@ -66,25 +70,25 @@ class ArchivistRole(Role):
             """Return the signed record. It reports the first stage's newest archived round as progress of the
             run (peers/network/discovery/height.py)."""
             newest = archive.newest(0) if archive.entries else []
-            return presence.record(NO_STAGE, replace(claims, settled=newest[0].round if newest else -1))
+            return announcer.record(NO_STAGE, replace(claims, settled=newest[0].round if newest else -1))
 
         me = process.identity.peer_id
-        shown = prove_invite(config.invite_bytes, signed.run_id, me)
-        gatekeeper = Gatekeeper(book, shown, directory.now)
+        invite_proof = prove_invite(config.invite_bytes, signed.run_id, me)
+        gatekeeper = Gatekeeper(book, invite_proof, directory.now)
         await first_look(book, gatekeeper, directory, me, OPERATION_SECONDS, log_event)
-        serving = NewcomerService(archive, signed, network.transport, gatekeeper, record, log_event, model)
-        circle = ArchivistLinks(book, network.transport, directory, shown, Random(), log_event, serving)
-        rules = config.archiving
+        service = NewcomerService(archive, signed, network.transport, gatekeeper, record, log_event, model)
+        links = ArchivistLinks(book, network.transport, directory, invite_proof, Random(), log_event, service)
+        archiving = config.archiving
         archivist = Archivist(
             archive,
-            Policy(rules.seconds, rules.newest, rules.every),
+            Policy(archiving.seconds, archiving.newest, archiving.every),
             process.identity,
             book,
-            circle,
+            links,
             log_event,
             process.notify,
         )
-        circle.listen()
+        links.listen()
         try:
             await until_reached(archivist.open, StoreUnreachable, notify)
             process.notify("archive", f"archives the run {signed.manifest.name} in {archive.store.url}")
@@ -92,11 +96,11 @@ class ArchivistRole(Role):
                 archivist=archivist.run(),
                 orders=keep_forever(book, directory, log_event),
                 excluded=until_excluded(book, gatekeeper, me),
-                announce=presence.announce_forever(NO_STAGE, record),
+                announce=announcer.announce_forever(NO_STAGE, record),
                 status=self._show(archivist),
             )
         finally:
-            circle.close()
+            links.close()
 
     async def _show(self, archivist: Archivist) -> None:
         """Update the metrics and the status line once a second."""

@@ -15,17 +15,18 @@ class ArchiveObserver:
         self.archivist, self.metrics = archivist, metrics.archive
         self.stages = len(archivist.manifest.stages)
         self.growth = Growth()
-        self._seen: tuple[ArchivedCheckpoint, ...] | None = None
+        self._sampled_entries: tuple[ArchivedCheckpoint, ...] | None = None
         self.metrics.show(self.stages)
         self.metrics.interval.set(archivist.policy.seconds)
 
     def look(self) -> None:
-        """Update the metrics."""
+        """Copy the archivist's state into the metrics; counters grow by what was added since the last
+        call."""
         metrics, growth, archivist = self.metrics, self.growth, self.archivist
         entries = archivist.archive.entries
-        if entries is not self._seen:  # It is replaced as a whole, now and then.
-            self._seen = entries
-            self._kept(entries)
+        if entries is not self._sampled_entries:  # The tuple is replaced when the index changes.
+            self._sampled_entries = entries
+            self._update_index_metrics(entries)
         for stage, at in archivist.succeeded.items():
             metrics.succeeded(str(stage)).set(at)
         for stage, count in archivist.circle.serving.served_bytes.items():
@@ -33,13 +34,13 @@ class ArchiveObserver:
         for (stage, reason), count in archivist.failures.items():
             metrics.failures(str(stage), reason).inc(growth.of(f"failures {stage}", count, reason))
 
-    def _kept(self, entries: tuple[ArchivedCheckpoint, ...]) -> None:
-        """Set the metrics of the archive's index."""
-        of_stage: dict[int, list[ArchivedCheckpoint]] = {stage: [] for stage in range(self.stages)}
+    def _update_index_metrics(self, entries: tuple[ArchivedCheckpoint, ...]) -> None:
+        """Set the newest round and the size of each stage from the archive's index; round -1: none."""
+        by_stage: dict[int, list[ArchivedCheckpoint]] = {stage: [] for stage in range(self.stages)}
         for entry in entries:
-            of_stage.get(entry.stage, []).append(entry)  # The index of another archive may name more stages.
-        for stage, kept in of_stage.items():
-            newest = max(kept, key=lambda entry: entry.round, default=None)
-            name, metrics = str(stage), self.metrics
-            metrics.round(name).set(newest.round if newest is not None else -1)
-            metrics.bytes(name).set(sum(entry.bytes for entry in kept))
+            by_stage.get(entry.stage, []).append(entry)  # The index may name more stages than the run has.
+        for stage, stage_entries in by_stage.items():
+            newest = max(stage_entries, key=lambda entry: entry.round, default=None)
+            label, metrics = str(stage), self.metrics
+            metrics.round(label).set(newest.round if newest is not None else -1)
+            metrics.bytes(label).set(sum(entry.bytes for entry in stage_entries))

@@ -1,10 +1,9 @@
 """Serve newcomers of a stage that has no peers left: give them the archive's newest checkpoint.
 
-The archivist acts like a peer of the stage but reports that it has not begun, so it does not take part in
-agreements. A newcomer sends `Hello` with its record. If the run admits it, the archivist answers `Hello`, and
-serves it as long as it sends requests. The weights of a stage are in memory only while a newcomer is being
-served.
-"""
+The archivist acts like a peer of the stage. It reports that it has not begun to train, and so takes no part
+in agreements. A newcomer sends `Hello` with its record. If the run admits it, the archivist answers `Hello`,
+and serves it as long as it sends requests. The weights of a stage are in memory only while a newcomer is
+being served."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from peers.state.archive import Archive, ArchivedCheckpoint
 from peers.state.archive_store import ArchiveError
 from peers.state.snapshot_store import Snapshots, Weights
 from peers.state.start_folder import start_state
-from peers.telemetry import events as events
+from peers.telemetry import events
 from protocols.daemon.temporary import prefix
 from protocols.errors import WireError
 from protocols.fields import Body
@@ -95,10 +94,10 @@ class NewcomerService:
         """Snapshots and layout by stage."""
         self.served_bytes: Counter[int] = Counter()
         """Bytes of chunks that were handed to connections, by stage."""
-        self._statements: dict[int, list[bytes]] = {}
+        self._signed_statements: dict[int, list[bytes]] = {}
         """Signed statements about the weights in memory, by stage."""
-        self._newest: dict[int, int] = {}
-        """The archive's newest round when the weights in memory were read. That checkpoint may have been
+        self._newest_when_loaded: dict[int, int] = {}
+        """The archive's newest round when the weights in memory were read. The checkpoint may have been
         damaged."""
         self._newcomers: dict[PeerId, _Newcomer] = {}
         self._greeting: set[PeerId] = set()
@@ -108,6 +107,7 @@ class NewcomerService:
         self._timer = Timer(self._beat)
 
     def close(self) -> None:
+        """Cancel all work, and close the links to newcomers."""
         self._timer.close()
         for task in self._tasks:
             task.cancel()
@@ -127,33 +127,34 @@ class NewcomerService:
     # -- Hello -----------------------------------------------------------------------------------------
 
     def greeted(self, peer: PeerId, hello: Hello, link: Link | None) -> bool:
-        """Handle `Hello` of a peer; `link` is an existing link to it. Returns True if it is served. Raises
-        WireError for an invalid record."""
-        is_served = self._greet_back(peer, hello, link)
+        """Handle a peer's `Hello`; `link` is an existing link to the peer. Returns True if the peer will be
+        served; otherwise `link` is closed. Raises WireError for an invalid record."""
+        is_served = self._admit(peer, hello, link)
         if not is_served and link is not None:
             link.close()
         return is_served
 
-    def _greet_back(self, peer: PeerId, hello: Hello, link: Link | None) -> bool:
-        """Start to serve the peer if it is an admitted newcomer. Returns True if it is."""
+    def _admit(self, peer: PeerId, hello: Hello, link: Link | None) -> bool:
+        """Start to serve the peer if it is a newcomer that the run admits. Returns True if it is. A peer that
+        the run does not admit gets the refusal with its evidence."""
         if peer in self._greeting or len(self._newcomers) + len(self._greeting) >= MAX_NEWCOMERS:
             return False
         if hello.wire_version != WIRE_VERSION or hello.run_id != run_bytes(self.signed.run_id):
             return False
         refusal = self.admission.refusal(peer, hello.invite)
         if refusal is not None:
-            self._spawn(peer, self._send_once(peer, (Refuse(*refusal), *self.admission.evidence())))
+            self._start_task(peer, self._send_once(peer, (Refuse(*refusal), *self.admission.evidence())))
             return False
         if not hello.record:
-            return False  # A visitor: it wants inference, not weights.
-        found = open_record(hello.record, self.signed.run_id)
-        if found.peer != peer or found.record.stage not in self.snapshots:
+            return False  # A peer without a record wants inference, not weights.
+        signed = open_record(hello.record, self.signed.run_id)
+        if signed.peer != peer or signed.record.stage not in self.snapshots:
             return False
-        self._spawn(peer, self._greet(peer, found.record.stage, found.record.addresses, link))
+        self._start_task(peer, self._start_serving(peer, signed.record.stage, signed.record.addresses, link))
         return True
 
     async def _send_once(self, peer: PeerId, messages: tuple[Message, ...]) -> None:
-        """Send messages to a peer over a new link and close it."""
+        """Send messages to a peer over a new link, and close the link. A failure is logged."""
         try:
             link = await self.transport.open(peer, "group", OPEN_SECONDS)
             for message in messages:
@@ -163,29 +164,29 @@ class NewcomerService:
         except WireError as error:
             self.log_event(events.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
 
-    async def _greet(self, peer: PeerId, stage: int, addresses: list[str], link: Link | None) -> None:
-        """Send `Hello` to a newcomer, and start to serve it."""
+    async def _start_serving(self, peer: PeerId, stage: int, addresses: list[str], link: Link | None) -> None:
+        """Send `Hello` to a newcomer, over `link` if that is open, and serve it from now on."""
         try:
             if link is None or link.closed:
                 link = await self.transport.open(peer, "group", OPEN_SECONDS, addresses)
         except WireError as error:
             self.log_event(events.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
             return
-        self._forget(peer)
+        self._stop_serving(peer)
         self._newcomers[peer] = _Newcomer(stage, link, self._loop.time())
         run = run_bytes(self.signed.run_id)
         self.post(peer, Hello(WIRE_VERSION, run, self.record(), self.admission.invite))
         self._beat()
 
     def _beat(self) -> None:
-        """Send heartbeats once a second, and drop newcomers without recent requests."""
+        """Send a heartbeat to every newcomer, drop those without recent requests, and repeat in a second."""
         now = self._loop.time()
         for peer, newcomer in list(self._newcomers.items()):
             if newcomer.link.closed:
-                self._forget(peer)
+                self._stop_serving(peer)
             elif newcomer.asked_at + IDLE_SECONDS <= now:
-                self._spawn(None, self._part(newcomer.link))
-                self._forget(peer, close=False)
+                self._start_task(None, self._close_politely(newcomer.link))
+                self._stop_serving(peer, close=False)
             else:
                 self.post(peer, Heartbeat(0, -1, 0.0, NO_STAGE, False, 0, 0.0, 0, True))
         if self._newcomers:
@@ -193,10 +194,10 @@ class NewcomerService:
 
     def lost(self, peer: PeerId) -> None:
         """Drop a newcomer whose link has broken."""
-        self._forget(peer)
+        self._stop_serving(peer)
 
-    async def _part(self, link: Link) -> None:
-        """Send `Bye`, so that the peer does not take the link for broken, and close it."""
+    async def _close_politely(self, link: Link) -> None:
+        """Send `Bye`, so that the peer does not take the link for broken, and close the link."""
         try:
             link.post(Bye("idle"))
             await link.drained(0, BEAT_SECONDS)
@@ -204,7 +205,8 @@ class NewcomerService:
             self.log_event(events.AnswerFailed(peer=link.peer, code=error.code, reason=str(error)))
         link.close()
 
-    def _forget(self, peer: PeerId, close: bool = True) -> None:
+    def _stop_serving(self, peer: PeerId, close: bool = True) -> None:
+        """Forget a newcomer, close its link if `close`, and free weights that are not needed."""
         newcomer = self._newcomers.pop(peer, None)
         if newcomer is None:
             return
@@ -221,7 +223,7 @@ class NewcomerService:
     # -- responses ------------------------------------------------------------------------------------
 
     def post(self, peer: PeerId, message: Message, body: Body = b"") -> None:
-        """Send to a newcomer while its link is open."""
+        """Send a message to a newcomer; without an open link do nothing. Bytes of chunks are counted."""
         newcomer = self._newcomers.get(peer)
         if newcomer is None or newcomer.link.closed:
             return
@@ -234,8 +236,8 @@ class NewcomerService:
             self.served_bytes[newcomer.stage] += len(body)
 
     def on_request(self, peer: PeerId, message: GetState | GetChunk) -> bool:
-        """Handle a request of a newcomer. Returns True if it can be answered now. If not, or if the archive
-        has newer weights than those in memory, they are loaded, and the newcomer asks again."""
+        """Handle a newcomer's request. Returns True if it can be answered now from the weights in memory.
+        Weights that are missing or older than the archive's are loaded; the newcomer repeats its request."""
         newcomer = self._newcomers[peer]
         newcomer.asked_at = self._loop.time()
         newest = self.archive.newest(newcomer.stage)
@@ -243,13 +245,13 @@ class NewcomerService:
         if not newest and self.model is not None and snapshots.start is None:
             if newcomer.stage not in self._loading:
                 self._loading.add(newcomer.stage)
-                self._spawn(None, self._load_start(newcomer.stage, self.model))
+                self._start_task(None, self._load_initial_weights(newcomer.stage, self.model))
             return False
-        if not newest or (snapshots.held and self._newest.get(newcomer.stage) == newest[0].round):
+        if not newest or (snapshots.held and self._newest_when_loaded.get(newcomer.stage) == newest[0].round):
             return True
         if newcomer.stage not in self._loading:
             self._loading.add(newcomer.stage)
-            self._spawn(None, self._load(newcomer.stage, newest))
+            self._start_task(None, self._load_checkpoint(newcomer.stage, newest))
         # A newcomer that is fetching older weights gets their remaining chunks, which are not requested
         # again.
         return bool(snapshots.held) and isinstance(message, GetChunk)
@@ -264,28 +266,29 @@ class NewcomerService:
 
     def statements(self, peer: PeerId) -> Statements:
         """Return the signed statements about the weights offered to a newcomer."""
-        return Statements(self._statements.get(self._newcomers[peer].stage, [])[:MAX_STATEMENTS])
+        return Statements(self._signed_statements.get(self._newcomers[peer].stage, [])[:MAX_STATEMENTS])
 
-    async def _load(self, stage: int, newest: list[ArchivedCheckpoint]) -> None:
-        """Load the newest usable checkpoint of a stage into memory."""
+    async def _load_checkpoint(self, stage: int, newest: list[ArchivedCheckpoint]) -> None:
+        """Load the first readable checkpoint of `newest` into memory; unreadable ones are logged."""
         snapshots, layout = self.snapshots[stage]
         try:
             for entry in newest:
                 try:
-                    weights, signed = await asyncio.to_thread(self._read, entry, layout)
+                    weights, signed = await asyncio.to_thread(self._read_checkpoint, entry, layout)
                 except UserError as error:
                     self.log_event(events.ArchiveUnusable(stage=stage, round=entry.round, reason=str(error)))
                     continue
-                self._statements[stage] = signed
+                self._signed_statements[stage] = signed
                 await asyncio.to_thread(snapshots.hold, weights)
                 return
         finally:
-            self._newest[stage] = newest[0].round
+            self._newest_when_loaded[stage] = newest[0].round
             self._loading.discard(stage)
             self._free_unused(stage)  # The newcomer may have gone meanwhile.
 
-    async def _load_start(self, stage: int, model: Path) -> None:
-        """Load the initial weights of a stage. They are used as long as nothing later is archived."""
+    async def _load_initial_weights(self, stage: int, model: Path) -> None:
+        """Load the initial weights of a stage from the model's folder, used while nothing later is
+        archived."""
         try:
             units = await asyncio.to_thread(start_state, model, self.signed.manifest, stage)
             await asyncio.to_thread(self.snapshots[stage][0].hold, Weights(units, -1, START, tokens=0))
@@ -295,8 +298,9 @@ class NewcomerService:
             self._loading.discard(stage)
             self._free_unused(stage)
 
-    def _read(self, entry: ArchivedCheckpoint, layout: Layout) -> tuple[Weights, list[bytes]]:
-        """Read and verify an archived checkpoint. Raises ArchiveError or CheckpointError."""
+    def _read_checkpoint(self, entry: ArchivedCheckpoint, layout: Layout) -> tuple[Weights, list[bytes]]:
+        """Return the weights and signed statements of an archived checkpoint, verified. Raises ArchiveError
+        or CheckpointError."""
         data = self.archive.checkpoint(entry)
         try:
             with tempfile.TemporaryDirectory(prefix=prefix("archive")) as folder:
@@ -310,7 +314,8 @@ class NewcomerService:
             ) from None
         return Weights(units, held.round, held.chain, tokens=held.tokens), list(held.signed)
 
-    def _spawn(self, peer: PeerId | None, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, peer: PeerId | None, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` as a task. Until it ends, `peer` counts as being greeted."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -48,7 +48,8 @@ class Compute(Protocol):
     def submit(
         self, priority: int, work: Callable[[], Result], done: Callable[[Result, float], None]
     ) -> None:
-        """Run `work`, then call `done(result, seconds of work)` on the event loop."""
+        """Run `work`, then call `done(result, seconds)` on the event loop. The seconds include the pause
+        after the work."""
 
     def working_seconds(self) -> float:
         """Return the seconds of the current work item; 0 if there is none. Any thread may call it."""
@@ -72,8 +73,8 @@ class ThreadCompute:
         self._order = itertools.count()
         self._thread = ThreadPoolExecutor(1, "compute")
         self._closed = False
-        self._began: float | None = None
-        self._worked = 0.0
+        self._started_at: float | None = None
+        self._finished_seconds = 0.0
         self.rested_seconds = 0.0
 
     @property
@@ -82,12 +83,12 @@ class ThreadCompute:
 
     @property
     def busy_seconds(self) -> float:
-        return self._worked + self.working_seconds()
+        return self._finished_seconds + self.working_seconds()
 
     def working_seconds(self) -> float:
         """Return the seconds of the current work item; 0 if there is none. Any thread may call it."""
-        began = self._began
-        return 0.0 if began is None else time.perf_counter() - began
+        started_at = self._started_at
+        return 0.0 if started_at is None else time.perf_counter() - started_at
 
     def submit(
         self, priority: int, work: Callable[[], Result], done: Callable[[Result, float], None]
@@ -95,33 +96,36 @@ class ThreadCompute:
         if self._closed:
             return
         self._queue.put((priority, next(self._order), work, done))
-        self._thread.submit(self._run_next).add_done_callback(self._ran)
+        self._thread.submit(self._run_next).add_done_callback(self._on_work_ended)
 
     def _run_next(self) -> None:
+        """Run the most urgent work item in the compute thread, and have `done` called on the event loop. In
+        between, pause if the thread may not work all the time."""
         _, _, work, done = self._queue.get_nowait()
-        self._began = start = time.perf_counter()
-        used = self.used()
+        self._started_at = start = time.perf_counter()
+        used_before = self.used()
         try:
             result = work()
         finally:
-            self._worked += time.perf_counter() - start
-            self._began = None
+            self._finished_seconds += time.perf_counter() - start
+            self._started_at = None
         if self.pause:
-            rest = self.pause * (self.used() - used)  # Excludes what other threads took of the core.
-            time.sleep(rest)
-            self.rested_seconds += rest
-        self.loop.call_soon_threadsafe(self._deliver, done, result, time.perf_counter() - start)
+            # The CPU time excludes what other threads took of the core.
+            pause_seconds = self.pause * (self.used() - used_before)
+            time.sleep(pause_seconds)
+            self.rested_seconds += pause_seconds
+        self.loop.call_soon_threadsafe(self._call_done, done, result, time.perf_counter() - start)
 
-    def _deliver(self, done: Callable[[Any, float], None], result: object, seconds: float) -> None:
+    def _call_done(self, done: Callable[[Any, float], None], result: object, seconds: float) -> None:
         if not self._closed:
             done(result, seconds)
 
-    def _ran(self, future: Future[None]) -> None:
+    def _on_work_ended(self, future: Future[None]) -> None:
         error = None if future.cancelled() else future.exception()
         if error is not None and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._fail, error)
+            self.loop.call_soon_threadsafe(self._set_failed, error)
 
-    def _fail(self, error: BaseException) -> None:
+    def _set_failed(self, error: BaseException) -> None:
         if not self.failed.done():
             self.failed.set_result(error)
 
@@ -160,6 +164,7 @@ class InlineCompute:
             self.loop.call_soon(self._run_next)
 
     def _run_next(self) -> None:
+        """Run the most urgent work item. `_finish` follows after its cost on the virtual clock."""
         if self._closed or not self._queue:
             self._busy = False
             return

@@ -40,11 +40,12 @@ class Nvml:
         self._library, self._device = library, device
 
     def read(self) -> GpuSensors:
+        """Return the current load, temperature and power; None for each that the GPU does not report."""
         library, device = self._library, self._device
 
-        def query(name: str, *arguments: object) -> float | None:
+        def query(function: str, *arguments: object) -> float | None:
             try:
-                answer = getattr(library, name)(device, *arguments)
+                answer = getattr(library, function)(device, *arguments)
             except library.NVMLError:  # Many laptops' GPUs do not report their power.
                 return None
             return float(getattr(answer, "gpu", answer))
@@ -62,7 +63,8 @@ class NoReading(Exception):
 
 
 def in_library(device: torch.device) -> tuple[ModuleType, object]:
-    """Return NVIDIA's library and its handle of the GPU that torch calls `device`. Raises NotTold."""
+    """Return NVIDIA's library and its handle of the GPU that torch calls `device`. Raises NoReading, with the
+    reason, if the library is missing or does not know the GPU."""
     if torch.version.hip is not None:
         raise NoReading("only NVIDIA's tell what runs on them")
     try:
@@ -102,14 +104,14 @@ class GpuWatch:
             await asyncio.sleep(LOOK_SECONDS)
 
     def look(self) -> None:
-        """Take one sample."""
+        """Take one sample: set the GPU's metrics, and add the energy used since the last sample."""
         free, total = torch.cuda.mem_get_info(self._device)
-        senses = self._nvml.read() if self._nvml is not None else GpuSensors()
+        sensors = self._nvml.read() if self._nvml is not None else GpuSensors()
         now = time.monotonic()
-        self.joules += (senses.watts or 0.0) * (now - self._sampled_at)
+        self.joules += (sensors.watts or 0.0) * (now - self._sampled_at)
         self._sampled_at = now
         gpu = self._metrics.gpu
         gpu.set("gpu_memory_used_ratio", (total - free) / total)
-        gpu.set("gpu_utilization_ratio", senses.load)
-        gpu.set("gpu_temperature_celsius", senses.celsius)
-        gpu.set("gpu_power_watts", senses.watts)
+        gpu.set("gpu_utilization_ratio", sensors.load)
+        gpu.set("gpu_temperature_celsius", sensors.celsius)
+        gpu.set("gpu_power_watts", sensors.watts)

@@ -1,4 +1,4 @@
-"""Keep a peer within its hours, and pause it while other programs use the machine."""
+"""Pause a peer outside its working hours, on battery, and while other programs use the machine."""
 
 from __future__ import annotations
 
@@ -56,12 +56,13 @@ class LimitsWatch:
             await asyncio.sleep(LOOK_SECONDS)
 
     def look(self, minute: int, now: float, own: Collection[int] = ()) -> None:
-        """Check once. `minute` is the local time of day; `now` is seconds on a monotonic clock."""
+        """Check each limit once, and pause or resume the worker accordingly. `minute` is the local time of
+        day. `now` is in seconds of a monotonic clock. `own` are ids of this peer's other processes."""
         if self.hours is not None:
             if self.hours.allow(minute):
                 self.role.resume("schedule")
             else:
-                self.role.pause("schedule", _until(self.hours, minute))
+                self.role.pause("schedule", _describe_wait(self.hours, minute))
         if self.only_when_plugged_in:
             if self.unplugged.look(bool(self.battery()), now):
                 self.role.pause("battery")
@@ -76,7 +77,8 @@ class LimitsWatch:
                 self.role.pause("idle", f"other programs use this machine ({used} just now)")
 
 
-def _until(hours: Hours, minute: int) -> str:
+def _describe_wait(hours: Hours, minute: int) -> str:
+    """Return a text for people with the time of day at which the hours begin."""
     wait = hours.until(minute)
     at = (minute + wait) % (24 * 60)
     return f"outside its hours until {at // 60:02}:{at % 60:02}"

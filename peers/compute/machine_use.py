@@ -18,16 +18,19 @@ class OtherUse:
     """Measures the CPU use of other programs between two calls. `own` are other processes of this peer."""
 
     def __init__(self) -> None:
-        self._seen: tuple[float, float, float] | None = None
+        self._last_sample: tuple[float, float, float] | None = None
+        """Time, busy seconds of all cores, and busy seconds of this peer."""
 
     def cores(self, own: Collection[int] = ()) -> float:
-        """Return the mean number of cores that others used since the last call; 0 at the first call."""
+        """Return the mean number of cores that other programs used since the last call; 0 at the first one.
+        `own` are ids of other processes of this peer."""
         now, busy, ours = time.monotonic(), _busy_seconds(), _own_seconds(own)
-        before, self._seen = self._seen, (now, busy, ours)
-        if before is None or now <= before[0]:
+        last_sample, self._last_sample = self._last_sample, (now, busy, ours)
+        if last_sample is None or now <= last_sample[0]:
             return 0.0
-        others = (busy - before[1]) - max(0.0, ours - before[2])
-        return max(0.0, others / (now - before[0]))
+        last_now, last_busy, last_ours = last_sample
+        others = (busy - last_busy) - max(0.0, ours - last_ours)
+        return max(0.0, others / (now - last_now))
 
 
 def _busy_seconds() -> float:
@@ -38,13 +41,14 @@ def _busy_seconds() -> float:
 
 
 def _own_seconds(processes: Collection[int]) -> float:
+    """Return the CPU seconds of this process and of these others of the same peer."""
     own = time.process_time()
     for process in processes:
         try:
             times = psutil.Process(process).cpu_times()
             own += times.user + times.system
         except psutil.Error:
-            pass  # It has just ended; the next sample has the new one.
+            pass  # The process has just ended; the next sample has the one that replaces it.
     return own
 
 
@@ -67,21 +71,22 @@ class Nvidia:
 
     def __init__(self, library: ModuleType, device: object) -> None:
         self.library, self.device = library, device
-        self._newest = 0
+        self._newest_sample = 0
 
     def share(self) -> float | None:
+        """Return the share of the GPU's time that other processes used since the last call, 0 to 1."""
         try:
-            samples = self.library.nvmlDeviceGetProcessUtilization(self.device, self._newest)
+            samples = self.library.nvmlDeviceGetProcessUtilization(self.device, self._newest_sample)
         except self.library.NVMLError:  # Also raised if nothing has run since.
             return 0.0
-        self._newest = max((sample.timeStamp for sample in samples), default=self._newest)
+        self._newest_sample = max((sample.timeStamp for sample in samples), default=self._newest_sample)
         others = [sample.smUtil for sample in samples if sample.pid != os.getpid()]
         return min(1.0, float(sum(others)) / 100.0)
 
 
 def gpu_use(device: torch.device, wanted: bool, warn: Callable[[str], None]) -> GpuUse:
-    """Return the reader for the GPU on which this peer computes. `wanted` is whether the peer file uses it.
-    `warn` is called if the GPU cannot be read, because `only_when_idle` then ignores it."""
+    """Return the reader for the GPU on which this peer computes; a reader without values if there is none or
+    `wanted` is False. `warn` is called if the GPU cannot be read: `only_when_idle` then ignores it."""
     if not wanted or device.type != "cuda":
         return NoGpu()
     try:

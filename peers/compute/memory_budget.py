@@ -20,38 +20,41 @@ TOKENIZING_BYTES = 130_000_000
 def all_needs(
     manifest: Manifest, device: torch.device, text_bytes: int, computing: Computing = PLAIN, devices: int = 1
 ) -> list[Needs]:
-    """Return the needs of every stage on this device, or on each of several GPUs. Programs and text are in
-    host memory, not in the GPU's."""
-    own = PROCESS_BYTES + DAEMON_BYTES if device.type == "cpu" else 0
-    text = text_bytes + (0 if manifest.data.tokenizer == "bytes" else TOKENIZING_BYTES)
-    every = [
-        needs_of(manifest, stage, own + (text if stage == 0 and own else 0), computing)
-        for stage in range(len(manifest.stages))
-    ]
+    """Return the memory that each stage needs on this device, or on each of `devices` GPUs. On a CPU this
+    includes the programs and, in stage 0, the text; with a GPU both are in host memory and not counted."""
+    uses_host_memory = device.type == "cpu"
+    process_bytes = PROCESS_BYTES + DAEMON_BYTES if uses_host_memory else 0
+    if manifest.data.tokenizer != "bytes":
+        text_bytes += TOKENIZING_BYTES
+    stage_needs = []
+    for stage in range(len(manifest.stages)):
+        extra_bytes = process_bytes + (text_bytes if stage == 0 and uses_host_memory else 0)
+        stage_needs.append(needs_of(manifest, stage, extra_bytes, computing))
     if devices == 1:
-        return every
-    return [spread_over(needs, manifest, devices, computing) for needs in every]
+        return stage_needs
+    return [spread_over(needs, manifest, devices, computing) for needs in stage_needs]
 
 
 def allowed_bytes(limit: int | None, device: torch.device) -> int:
     """Return the bytes that a peer may use of the memory in which `device` computes."""
-    there = memory_bytes(device)
-    return there if limit is None else min(limit, there)
+    total = memory_bytes(device)
+    return total if limit is None else min(limit, total)
 
 
 def graphs_that_fit(every: Sequence[Needs], stage: int, allowed: int, limited: bool) -> int:
-    """Return how many microbatches a peer may keep open in this stage. UserError if not even one fits.
-    `limited` means that the peer file sets the limit."""
-    wanted = every[stage]
-    graphs = wanted.graphs_within(allowed)
+    """Return how many microbatches may have an autograd graph in this stage at once, within `allowed` bytes.
+    `every` has the needs of each stage; `limited` means that the peer file sets the limit. Raises UserError,
+    with what to try, if not even one fits."""
+    stage_needs = every[stage]
+    graphs = stage_needs.graphs_within(allowed)
     if graphs >= 1:
         return graphs
     fitting = [f"{needs.stage} (needs {gib(needs.least)})" for needs in every if needs.least <= allowed]
-    tries = [f"stage {fitting[0]}: `--stage {fitting[0].partition(' ')[0]}`"] if fitting else []
-    tries += ["a larger limits.memory in the peer file"] if limited else ["a machine with more memory"]
+    advice = [f"stage {fitting[0]}: `--stage {fitting[0].partition(' ')[0]}`"] if fitting else []
+    advice += ["a larger limits.memory in the peer file"] if limited else ["a machine with more memory"]
     whose = "limits.memory allows" if limited else "this machine has"
     raise UserError(
-        f"stage {stage} needs {gib(wanted.least)}, {whose} {gib(allowed)}; try {', or '.join(tries)}"
+        f"stage {stage} needs {gib(stage_needs.least)}, {whose} {gib(allowed)}; try {', or '.join(advice)}"
     )
 
 

@@ -14,21 +14,24 @@ SUPPLIES = Path("/sys/class/power_supply")
 def on_battery(supplies: Path = SUPPLIES) -> bool | None:
     """Return whether the machine runs on its battery; None without a battery or if it is unknown."""
     if sys.platform != "linux":
-        known = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
-        return not known.power_plugged if known is not None and known.power_plugged is not None else None
-    kinds: dict[str, list[Path]] = {}
+        battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+        if battery is None or battery.power_plugged is None:
+            return None
+        return not battery.power_plugged
+    supplies_by_type: dict[str, list[Path]] = {}
     for supply in sorted(supplies.glob("*")):
         if _read(supply, "scope") != "Device":  # The battery of a mouse is not this machine's.
-            kinds.setdefault(_read(supply, "type"), []).append(supply)
-    if not kinds.get("Battery"):
+            supplies_by_type.setdefault(_read(supply, "type"), []).append(supply)
+    if not supplies_by_type.get("Battery"):
         return None
-    plugs = [_read(supply, "online") for kind in ("Mains", "USB") for supply in kinds.get(kind, ())]
-    if any(plug not in ("", "0") for plug in plugs):
+    plugs = [*supplies_by_type.get("Mains", ()), *supplies_by_type.get("USB", ())]
+    plug_values = [_read(plug, "online") for plug in plugs]
+    if any(value not in ("", "0") for value in plug_values):
         return False
-    if "0" in plugs:
+    if "0" in plug_values:
         return True
     # Some tablets report no plug; then a battery that discharges is in use.
-    return any(_read(supply, "status") == "Discharging" for supply in kinds["Battery"])
+    return any(_read(supply, "status") == "Discharging" for supply in supplies_by_type["Battery"])
 
 
 def _read(supply: Path, what: str) -> str:

@@ -27,13 +27,13 @@ def resident_bytes() -> int:
 
 
 async def let_go(of: Callable[[], object | None]) -> int:
-    """Free memory until the weak reference `of` is dead, and once more then. Returns the resident bytes. An
-    object that is held by mistake is not waited for longer than 1.5 s."""
+    """Free memory repeatedly until the object of the weak reference `of` is deleted, and once more then.
+    Returns the process's resident bytes. Gives up after 1.5 s if something still holds the object."""
     for _ in range(MAX_LOOKS):
         await asyncio.sleep(LET_GO_SECONDS)
-        gone = of() is None
+        is_deleted = of() is None
         release_memory()
-        if gone:
+        if is_deleted:
             break
     return resident_bytes()
 

@@ -1,7 +1,8 @@
 """Assemble one stage for a worker: its layout, its compute, and its optimizer method.
 
-A worker takes it as an argument, so that a simulation can run the same worker with a cheap compute.
-"""
+A layout says where each parameter is in the stage's vector. A method makes and applies contributions. A
+replica has the stage's settled weights and open rounds. A worker gets the stage as an argument. A simulation
+can therefore run the same worker with a cheap compute."""
 
 from __future__ import annotations
 
@@ -116,8 +117,8 @@ class StagePart:
     """Layout of the frozen parameters."""
     hold: Callable[[Tensor, int], HasReplica] | None = None
     """Creates a replica from settled weights if several devices hold the stage
-    (`peers/compute/devices/part.py`). That takes a while, so it runs in the compute thread. None with one
-    device."""
+    (`peers/compute/devices/part.py`). It takes a while, and therefore runs in the compute thread. None with
+    one device."""
     kind: str = ""
     """Type of these devices."""
 
@@ -127,15 +128,15 @@ class StagePart:
         return behind(self.method.state, self.frozen)
 
     def replica(self, units: Tensor, settled_round: int) -> HasReplica:
-        """Return a replica that starts from `units`, int32 [state.size], settled after `settled_round`."""
+        """Return a replica that starts from `units`, int32 [state.size], the state settled after
+        `settled_round`. Frozen parameters follow the trained state in it."""
         if self.hold is not None:
             return self.hold(units, settled_round)
-        settled = self.method.state.size
-        frozen = units[settled:]
+        trained_size = self.method.state.size
+        frozen = units[trained_size:]
         self.compute.freeze(frozen)
-        return Replica(
-            self.layout, self.method, units[:settled].to(self.device), settled_round, frozen, self.merging
-        )
+        trained = units[:trained_size].to(self.device)
+        return Replica(self.layout, self.method, trained, settled_round, frozen, self.merging)
 
 
 MakePart = Callable[[Manifest, int], StagePart]
@@ -144,13 +145,17 @@ MakePart = Callable[[Manifest, int], StagePart]
 def real_part(
     manifest: Manifest, stage: int, device: torch.device | str = "cpu", computing: Computing = PLAIN
 ) -> StagePart:
-    """Return the stage as the manifest describes it, on a device, computed as the peer file says."""
+    """Return the stage as the manifest describes it, on one device. `computing` has the peer file's choices,
+    such as the dtype."""
     layout, frozen = trained_layout(manifest, stage), frozen_layout(manifest, stage)
     method = method_of(manifest, layout, device)
-    own = method.own
-    computing = replace(computing, uses_each=own is not None and own.tokens <= manifest.microbatch_tokens)
-    if own is not None and computing.optimizer_state == "cpu":
-        own.offload_optimizer_state()
+    local_optimizer = method.own
+    steps_each_microbatch = (
+        local_optimizer is not None and local_optimizer.tokens <= manifest.microbatch_tokens
+    )
+    computing = replace(computing, uses_each=steps_each_microbatch)
+    if local_optimizer is not None and computing.optimizer_state == "cpu":
+        local_optimizer.offload_optimizer_state()
 
     return StagePart(
         layout,
@@ -165,7 +170,8 @@ def real_part(
 
 
 def computing_of(wish: ComputeFile, device: torch.device) -> Computing:
-    """Return what a peer file requests for this device. UserError if the device cannot do it."""
+    """Return what a peer file requests for this device: dtype (bf16 by default if the GPU has it),
+    checkpointing, compilation, place of the optimizer state. Raises UserError if the device cannot do it."""
     on_gpu = device.type == "cuda"
     has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
     if wish.dtype == "bf16" and on_gpu and not has_bf16:
@@ -179,20 +185,29 @@ def computing_of(wish: ComputeFile, device: torch.device) -> Computing:
             "compute.compile is true, but triton is not here, by which torch makes programs for the GPU; "
             "set it to false, or install torch for this GPU with all that it names"
         )
-    dtype: DtypeName = wish.dtype if wish.dtype != "auto" else "bf16" if has_bf16 else "fp32"
+    dtype: DtypeName = "bf16" if has_bf16 else "fp32"
+    if wish.dtype != "auto":
+        dtype = wish.dtype
     return Computing(dtype, wish.activation_checkpointing, wish.compile, wish.optimizer_state)
 
 
 def devices_of(wish: ComputeFile, device: torch.device) -> list[torch.device]:
-    """Return the devices that a peer file requests, of the type of `device`. UserError if one is missing."""
-    there, which = torch.cuda.device_count() if device.type == "cuda" else 0, wish.devices
-    if isinstance(which, tuple) and not there:
-        raise UserError(f"compute.devices: {list(which)} are numbers of GPUs; here the processor computes")
-    numbers = range(there or 1) if which == "all" else range(which) if isinstance(which, int) else which
-    if not there:
+    """Return the devices that a peer file requests, of the type of `device`. Without a GPU it is the same
+    device several times, once for each process. Raises UserError if a GPU is missing."""
+    gpus = torch.cuda.device_count() if device.type == "cuda" else 0
+    requested = wish.devices
+    if isinstance(requested, tuple) and not gpus:
+        raise UserError(
+            f"compute.devices: {list(requested)} are numbers of GPUs; here the processor computes"
+        )
+    if requested == "all":
+        requested = gpus or 1
+    numbers = range(requested) if isinstance(requested, int) else requested
+    if not gpus:
         return [device] * len(numbers)
-    if missing := [number for number in numbers if number >= there]:
-        raise UserError(f"compute.devices: there is no GPU {missing[0]} here, only 0 to {there - 1}")
+    missing = [number for number in numbers if number >= gpus]
+    if missing:
+        raise UserError(f"compute.devices: there is no GPU {missing[0]} here, only 0 to {gpus - 1}")
     if len(numbers) > 1 and wish.compile:
         raise UserError("compute.compile is for one device; set it to false, or compute.devices to 1")
     return [torch.device("cuda", number) for number in numbers]

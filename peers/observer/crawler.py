@@ -1,4 +1,7 @@
-"""Read a run's directory repeatedly, and ask each peer found in it whether it responds."""
+"""Read a run's directory repeatedly, and ask each peer found in it whether it responds.
+
+The directory is a DHT in which each peer announces itself by a signed record. A walk reads the records of all
+stages once. A peer is *gone* if it left or no longer responds."""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.observer.owner_orders import Orders
 from peers.observer.sightings import Miss, PeerObservations
 from peers.runtime.supervision import until_one_ends
-from peers.telemetry import events as noted
+from peers.telemetry import events
 from protocols.dht.directory import split_multiaddr
 from protocols.errors import Unreachable, WireError
 from protocols.ports import Directory
@@ -22,8 +25,8 @@ SHORTEST_WALK_SECONDS = 5.0
 LONGEST_WALK_SECONDS = 60.0
 """Half a record's lifetime, so that each arrival and departure is seen."""
 WALK_SECONDS_PER_PEER = 0.02
-"""A look-up returns each record of a stage (400 bytes) from the five nodes that keep it. That is 2 kB per
-peer and walk, so 100 kB/s however many peers there are."""
+"""A look-up returns each record of a stage (400 bytes) from the five nodes that keep it. A walk costs 2 kB
+per peer, and so 100 kB/s however many peers there are."""
 TURN_SECONDS = 0.25
 ASK_DEADLINE_SECONDS = 3.0
 REFRESH_SECONDS = 1.5
@@ -42,7 +45,7 @@ def walk_seconds(peers: int) -> float:
 
 
 class Crawl:
-    """Walks the directory of one run and updates the observations."""
+    """Walks the directory of one run, asks its peers, and updates the observations."""
 
     def __init__(
         self,
@@ -52,7 +55,7 @@ class Crawl:
         sightings: PeerObservations,
         orders: Orders,
         bootstraps: Sequence[str],
-        log_event: noted.LogEvent,
+        log_event: events.LogEvent,
     ) -> None:
         """`bootstraps` are the multiaddrs whose availability is shown."""
         self.run_id = run
@@ -64,25 +67,25 @@ class Crawl:
         self.walked_at = 0.0
         """Time of the last complete walk; 0 for never."""
         self.log_event = log_event
-        self._asks: set[asyncio.Task[None]] = set()
+        self._requests: set[asyncio.Task[None]] = set()
         self._refreshing = asyncio.Lock()
-        self._refreshed: dict[int, float] = {}
+        self._read_again_at: dict[int, float] = {}
         """Stage -> when its records were last read again for a peer that no longer responds."""
 
     async def run(self) -> None:
-        """Walk and ask until cancelled."""
+        """Walk the directory, and ask peers and bootstraps whether they respond, until cancelled."""
         try:
             await until_one_ends(
                 walk=self._walk_forever(),
-                ask=self._ask_forever(),
+                ask=self._ask_peers_forever(),
                 ask_bootstraps=self._ask_bootstraps_forever(),
             )
         finally:
-            for ask in self._asks:
-                ask.cancel()
-            await asyncio.gather(*self._asks, return_exceptions=True)
-            for known in self.sightings.peers.values():
-                known.asking = False
+            for request in self._requests:
+                request.cancel()
+            await asyncio.gather(*self._requests, return_exceptions=True)
+            for observed in self.sightings.peers.values():
+                observed.asking = False
 
     async def _walk_forever(self) -> None:
         while True:
@@ -90,23 +93,26 @@ class Crawl:
             await asyncio.sleep(walk_seconds(len(self.sightings.peers)))
 
     async def walk(self) -> None:
-        """Look up all stages, one after another, and the owner's order."""
+        """Read the records of all stages from the directory, and then the owner's newest order. A failed
+        look-up is logged, and the walk does not count as complete."""
         complete = True
         for stage in (*range(self.sightings.stages), NO_STAGE):
             try:
-                found = await self.directory.look_up(self.run_id, stage, OPERATION_SECONDS)
+                records = await self.directory.look_up(self.run_id, stage, OPERATION_SECONDS)
             except WireError as error:
-                self.log_event(noted.LookUpFailed(stage=stage, code=error.code, reason=str(error)))
+                self.log_event(events.LookUpFailed(stage=stage, code=error.code, reason=str(error)))
                 complete = False
                 continue
-            await self._take(found)
+            await self._add_records(records)
         self.sightings.walked()
         if complete:
             self.walked_at = self.directory.now()
         await self.orders.look(self.directory)
 
-    async def _take(self, found: dict[PeerId, bytes]) -> None:
-        for number, (peer, data) in enumerate(found.items()):
+    async def _add_records(self, records: dict[PeerId, bytes]) -> None:
+        """Pass verified records to the observations. Invalid ones, this observer's own and those dated in the
+        future are left out."""
+        for number, (peer, data) in enumerate(records.items()):
             if number % 50 == 49:
                 await asyncio.sleep(0)  # Verifying many signatures must not block the loop.
             if peer == self.me:
@@ -117,49 +123,54 @@ class Crawl:
                 if signed.sequence / 1e6 <= now + FUTURE_SECONDS:
                     self.sightings.recorded(signed, now)
 
-    async def _ask_forever(self) -> None:
+    async def _ask_peers_forever(self) -> None:
+        """Start requests to the peers that are due, and drop expired records, several times a second."""
         while True:
             now = self.directory.now()
             self.sightings.look(now)
-            for peer in self.sightings.due(now, MAX_ASKED - len(self._asks)):
-                task = asyncio.create_task(self._ask(peer), name="ask a peer")
-                self._asks.add(task)
-                task.add_done_callback(self._asks.discard)
+            for peer in self.sightings.due(now, MAX_ASKED - len(self._requests)):
+                task = asyncio.create_task(self._ask_peer(peer), name="ask a peer")
+                self._requests.add(task)
+                task.add_done_callback(self._requests.discard)
             await asyncio.sleep(TURN_SECONDS)
 
-    async def _ask(self, peer: PeerId) -> None:
-        """Ping a peer, and record whether it answered. Its stage's records are read again before it counts as
-        gone."""
+    async def _ask_peer(self, peer: PeerId) -> None:
+        """Ask a peer whether it responds, and record the outcome. Before the peer counts as gone, the records
+        of its stage are read again: its newest record may say that it left."""
         addresses = self.sightings.peers[peer].record.addresses[:MAX_ADDRESSES]
-        code: Miss | None = None
+        failure: Miss | None = None
         try:
             await self.directory.ask(peer, addresses, ASK_DEADLINE_SECONDS)
         except Unreachable:
-            code = "not_reached"
+            failure = "not_reached"
         except WireError:
-            code = "silent"
-        if code is not None and self.sightings.would_depart(peer):
-            await self._refresh(self.sightings.peers[peer].record.stage)
-        now, before = self.directory.now(), self._gone(peer)
-        if code is None:
+            failure = "silent"
+        if failure is not None and self.sightings.would_depart(peer):
+            await self._read_stage_again(self.sightings.peers[peer].record.stage)
+        now = self.directory.now()
+        departure_before = self._departure_of(peer)
+        if failure is None:
             self.sightings.answered(peer, now)
         else:
-            self.sightings.missed(peer, code, now)
-        gone = self._gone(peer)
-        if gone and not before:
-            self.log_event(noted.Departed(peer=peer, code=gone))
+            self.sightings.missed(peer, failure, now)
+        departure = self._departure_of(peer)
+        if departure and not departure_before:
+            self.log_event(events.Departed(peer=peer, code=departure))
 
-    async def _refresh(self, stage: int) -> None:
-        """Read the records of a stage again: a peer that left politely says so in its newest record."""
+    async def _read_stage_again(self, stage: int) -> None:
+        """Read the records of a stage again, unless it was done in the last REFRESH_SECONDS. The newest
+        record of a peer that left with a goodbye has the state `leaving`."""
         async with self._refreshing:
             now = self.directory.now()
-            if now < self._refreshed.get(stage, float("-inf")) + REFRESH_SECONDS:
+            if now < self._read_again_at.get(stage, float("-inf")) + REFRESH_SECONDS:
                 return
-            self._refreshed[stage] = now
+            self._read_again_at[stage] = now
             with suppress(WireError):
-                await self._take(await self.directory.look_up(self.run_id, stage, REFRESH_SECONDS))
+                records = await self.directory.look_up(self.run_id, stage, REFRESH_SECONDS)
+                await self._add_records(records)
 
-    def _gone(self, peer: PeerId) -> str:
+    def _departure_of(self, peer: PeerId) -> str:
+        """Return the code of a peer's departure; empty if it is present or unknown."""
         known = self.sightings.peers.get(peer)
         return known.gone if known is not None else ""
 
@@ -170,6 +181,7 @@ class Crawl:
         await asyncio.get_running_loop().create_future()
 
     async def _ask_bootstrap(self, multiaddr: str) -> None:
+        """Record whether the bootstrap at this address responds."""
         peer, address = split_multiaddr(multiaddr)
         try:
             await self.directory.ask(peer, [address], ASK_DEADLINE_SECONDS)

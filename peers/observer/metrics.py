@@ -123,7 +123,7 @@ SHOWN = (
 
 
 class SwarmMetrics(Collector):
-    """A collector with its own registry."""
+    """A Prometheus collector of the snapshot's values, with its own registry."""
 
     def __init__(self, snapshot: Callable[[], SwarmSnapshot | None]) -> None:
         self._snapshot = snapshot
@@ -135,15 +135,16 @@ class SwarmMetrics(Collector):
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """Yield every metric with its values in the newest snapshot; none before there is a snapshot."""
         swarm = self._snapshot()
         if swarm is None:
             return
-        for shown in SHOWN:
-            declared = shown.declared
+        for metric in SHOWN:
+            declared = metric.declared
             names = [label.name for label in declared.labels]
             kind = CounterMetricFamily if declared.kind == "counter" else GaugeMetricFamily
             family = kind(declared.name, declared.help, labels=names)
-            for values, number in shown.samples(swarm):
+            for values, number in metric.samples(swarm):
                 family.add_metric([swarm.run_id, *values], float(number))
             yield family
 
@@ -153,7 +154,7 @@ class SwarmMetrics(Collector):
 
 
 def document() -> str:
-    """Return docs/metrics.md: the metrics of a peer, then these."""
+    """Return the text of docs/metrics.md: the metrics of a peer, then those of an observer."""
     return "\n".join([
         metrics.document(),
         "## The swarm, from an observer",
@@ -162,6 +163,6 @@ def document() -> str:
         "([observer](observer.md)), and its own metrics as a peer like every other peer.",
         "Source: peers/observer/metrics.py. Values `by records` are claims of the peers.",
         "",
-        *table(shown.declared for shown in SHOWN),
+        *table(metric.declared for metric in SHOWN),
         "",
     ])  # fmt: skip

@@ -1,4 +1,7 @@
-"""The owner's orders as an observer reads them from the directory; the newest one found is kept."""
+"""Read the run owner's orders from the directory for an observer, and keep the newest one.
+
+An order is signed by the owner and contains everything that is in force: a pause, bans, withdrawn documents.
+The directory is the DHT that stores it."""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import replace
 from peers.config.run_file import SignedManifest
 from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.network.orders.order_book import OrderBook
-from peers.telemetry import events as noted
+from peers.telemetry import events
 from peers.telemetry.snapshot import UNASKED, Happened, Ordered, Pause
 from protocols.errors import WireError
 from protocols.ports import Directory
@@ -22,7 +25,7 @@ LONGEST_TEXT = 200
 
 
 def as_json(ordered: Ordered) -> dict[str, object]:
-    """Return plain data of bounded size. Reasons are what the owner typed, one line each."""
+    """Return the orders as plain data of bounded size, for the page. Reasons are what the owner typed."""
     order, pause = ordered.order, ordered.pause
     return {
         "asked_at": ordered.asked_at,
@@ -39,16 +42,16 @@ def as_json(ordered: Ordered) -> dict[str, object]:
         "ends": order.ends,
         "bans": [{"peer": ban.peer, "reason": ban.reason}
                  for ban in order.bans[: -SHOWN_ENTRIES - 1 : -1]],
-        "withdrawals": [{"document": one.document, "reason": one.reason}
-                        for one in order.withdrawn[: -SHOWN_ENTRIES - 1 : -1]],
+        "withdrawals": [{"document": withdrawal.document, "reason": withdrawal.reason}
+                        for withdrawal in order.withdrawn[: -SHOWN_ENTRIES - 1 : -1]],
     }  # fmt: skip
 
 
 class Orders:
-    """Reads the order repeatedly. What was read stays when the directory does not respond or has lost it."""
+    """Reads the newest order. It stays when the directory does not respond later, or has lost it."""
 
     def __init__(
-        self, signed: SignedManifest, log_event: noted.LogEvent, happened: Callable[[Happened], None]
+        self, signed: SignedManifest, log_event: events.LogEvent, happened: Callable[[Happened], None]
     ) -> None:
         """`happened` is called with each newer order as text."""
         self.book = OrderBook(signed, None, log_event, lambda *_: None)
@@ -58,28 +61,32 @@ class Orders:
         self.ordered = UNASKED
 
     async def look(self, directory: Directory) -> None:
-        """Look the order up once."""
+        """Read the newest order from the directory. A failure is logged."""
         try:
             await self.book.look_up(directory, OPERATION_SECONDS)
         except WireError as error:
-            self.log_event(noted.LookUpFailed(what="order", code=error.code, reason=str(error)))
+            self.log_event(events.LookUpFailed(what="order", code=error.code, reason=str(error)))
             return
         self.ordered = replace(self.ordered, asked_at=directory.now())
 
     def _on_order(self, before: OwnerOrders, now: OwnerOrders) -> None:
-        self.ordered = replace(self.ordered, order=now, pause=self._pause(before, now))
+        """Keep the newer order `now`, and report how it differs from the order `before`."""
+        self.ordered = replace(self.ordered, order=now, pause=self._current_pause(before, now))
         how = "new order of the owner" if before.sequence else "the owner's newest order"
         text = f"{how}: {'; '.join(describe_changes(before, now))} ({now.reason or 'no reason given'})"
         self.happened(Happened(now.sequence / 1e6, "order", text[:LONGEST_TEXT]))
 
-    def _pause(self, before: OwnerOrders, now: OwnerOrders) -> Pause | None:
+    def _current_pause(self, before: OwnerOrders, now: OwnerOrders) -> Pause | None:
+        """Return the pause in force after the order `now`. None without a pause, or if its reason is unknown
+        because the order also changes something else."""
         if not now.paused:
             return None
-        if _but_for_its_signing(now) == _but_for_its_signing(replace(before, paused=True)):
-            # Nothing else has changed, so the newest change is the pause, and the reason belongs to it.
+        if _without_signature_data(now) == _without_signature_data(replace(before, paused=True)):
+            # Nothing else has changed, so the order's reason belongs to the pause.
             return Pause(now.sequence / 1e6, now.reason)
         return self.ordered.pause if before.paused else None
 
 
-def _but_for_its_signing(order: OwnerOrders) -> OwnerOrders:
+def _without_signature_data(order: OwnerOrders) -> OwnerOrders:
+    """Return the order without its number and reason, for comparison of what is in force."""
     return replace(order, sequence=0, reason="")

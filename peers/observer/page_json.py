@@ -1,7 +1,7 @@
 """The data of the observer's page as JSON of bounded size: the newest snapshot, the curve, how to join.
 
-It is encoded on the event loop and read by the server's threads; they see objects that are replaced as a
-whole and never changed."""
+A snapshot is the state of the swarm at one moment. The curve has past values of loss, peers and speed. The
+event loop encodes the data. The server's threads read only objects that are replaced and never changed."""
 
 from __future__ import annotations
 
@@ -36,52 +36,56 @@ class CurvePoint:
 
 @dataclass(slots=True)
 class Board:
+    """The data of the page of one run."""
+
     signed: SignedManifest
     join: str
     """The command that a newcomer types."""
     version: str
     snapshot: SwarmSnapshot = field(default_factory=lambda: SwarmSnapshot("", 0.0))
     curve: Curve[CurvePoint] = field(default_factory=Curve)
-    _answer: bytes = b"{}"
-    _shown: tuple[tuple[float, CurvePoint], ...] = ()
+    _unfiltered_json: bytes = b"{}"
+    _curve_points: tuple[tuple[float, CurvePoint], ...] = ()
 
     def show(self, snapshot: SwarmSnapshot) -> None:
         """Publish a new snapshot and add it to the curve."""
         self.curve.add(snapshot.at, CurvePoint(snapshot.loss, snapshot.peers, snapshot.tokens_per_second))
-        self._shown = tuple(self.curve.points)
+        self._curve_points = tuple(self.curve.points)
         self.snapshot = snapshot
-        self._answer = self._drawn("")
+        self._unfiltered_json = self._encode("")
 
     def answer(self, search: str) -> bytes:
-        """Return JSON; with a search, only matching peers. Thread-safe."""
+        """Return the page's data as JSON; with a search, only matching peers. Thread-safe."""
         search = " ".join(search.lower().split())
-        return self._drawn(search) if search else self._answer
+        return self._encode(search) if search else self._unfiltered_json
 
-    def _drawn(self, search: str) -> bytes:
+    def _encode(self, search: str) -> bytes:
         """Return the page's data as JSON, with only the peers that match `search`; empty: all."""
-        snapshot, past = self.snapshot, self._shown
+        snapshot, curve = self.snapshot, self._curve_points
         rows = snapshot.rows
         if search:
-            rows = tuple(row for row in rows if len(search) <= LONGEST_SEARCH and row.fits(search))
+            is_searchable = len(search) <= LONGEST_SEARCH
+            rows = tuple(row for row in rows if is_searchable and row.fits(search))
         return msgspec.json.encode({
             **as_json(replace(snapshot, rows=rows[:SHOWN_PEERS], experts=(), ordered=UNASKED)),
-            "run": self._run(),
+            "run": self._describe_run(),
             "ordered": owner_orders.as_json(snapshot.ordered),
             "peers": snapshot.peers,
             "others": snapshot.others,
-            "experts": _groups(snapshot.experts),
+            "experts": _describe_neediest_groups(snapshot.experts),
             "more_experts": max(0, len(snapshot.experts) - SHOWN_GROUPS),
             "search": search,
             "more": max(0, len(rows) - SHOWN_PEERS),
             "curve": {
-                "at": [at for at, _ in past],
-                "loss": [point.loss for _, point in past],
-                "peers": [point.peers for _, point in past],
-                "tokens_per_second": [point.tokens_per_second for _, point in past],
+                "at": [at for at, _ in curve],
+                "loss": [point.loss for _, point in curve],
+                "peers": [point.peers for _, point in curve],
+                "tokens_per_second": [point.tokens_per_second for _, point in curve],
             },
         })  # fmt: skip
 
-    def _run(self) -> dict[str, object]:
+    def _describe_run(self) -> dict[str, object]:
+        """Return the run's name, owner, sources and other facts of its manifest, and the join command."""
         manifest = self.signed.manifest
         return {
             "id": self.signed.run_id, "name": manifest.name, "owner": manifest.owner, "join": self.join,
@@ -93,11 +97,13 @@ class Board:
         }  # fmt: skip
 
 
-def _groups(experts: Sequence[ExpertGroup]) -> list[dict[str, object]]:
-    """Return the groups with the fewest peers, sorted by stage and group."""
-    neediest = sorted(experts, key=lambda one: (one.holders, -(one.stale_rounds or 0)))[:SHOWN_GROUPS]
+def _describe_neediest_groups(experts: Sequence[ExpertGroup]) -> list[dict[str, object]]:
+    """Return at most SHOWN_GROUPS groups as plain data, sorted by stage and group: those with the fewest
+    peers and, among equals, those untrained for longest."""
+    by_need = sorted(experts, key=lambda group: (group.holders, -(group.stale_rounds or 0)))
+    shown = sorted(by_need[:SHOWN_GROUPS], key=lambda group: (group.stage, group.group))
     return [
-        {"stage": one.stage, "group": one.group, "first": one.first, "last": one.last,
-         "holders": one.holders, "trained": one.trained, "stale_rounds": one.stale_rounds}
-        for one in sorted(neediest, key=lambda one: (one.stage, one.group))
+        {"stage": group.stage, "group": group.group, "first": group.first, "last": group.last,
+         "holders": group.holders, "trained": group.trained, "stale_rounds": group.stale_rounds}
+        for group in shown
     ]  # fmt: skip

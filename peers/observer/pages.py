@@ -23,15 +23,15 @@ def pages(
     targets: Sequence[str],
     healthy: Probe,
 ) -> dict[str, Page]:
-    """Return the pages by path. `board` returns None until the run is known. The HTML has no data of the
-    swarm; it fetches the JSON."""
+    """Return the observer's pages by path. `board` returns the page's data, or None until the run is known.
+    `targets` are addresses for Prometheus. The HTML has no data of the swarm; it fetches the JSON."""
     html = files("peers.observer").joinpath("page.html").read_bytes()
 
     def swarm(query: Mapping[str, str]) -> HttpResponse:
-        shown = board()
-        if shown is None:
+        current = board()
+        if current is None:
             return HttpResponse(503, JSON, b'{"error": "the run is not known yet: fetching its manifest"}')
-        return HttpResponse(200, JSON, shown.answer(query.get("search", "")))
+        return HttpResponse(200, JSON, current.answer(query.get("search", "")))
 
     return {
         "/": lambda _: HttpResponse(200, "text/html; charset=utf-8", html),

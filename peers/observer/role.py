@@ -1,5 +1,6 @@
-"""The observer role: read the run's directory, ask peers whether they respond, and show the result on a
-page."""
+"""The observer role: read the run's directory, ask peers whether they respond, and show the result on a page.
+
+The directory is a DHT in which every peer announces itself by a signed record."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from peers.observer.steady_stage import SteadyStage
 from peers.role import Network, Process, Role
 from peers.runtime.http_server import PageServer
 from peers.runtime.supervision import until_one_ends
-from peers.telemetry import events as noted
+from peers.telemetry import events
 from peers.telemetry.console import StatusLine
 from peers.telemetry.snapshot import SwarmSnapshot
 from protocols.signed.peer_record import NO_STAGE
@@ -57,25 +58,25 @@ class ObserverRole(Role):
         self.steady = SteadyStage()
 
     async def run(self, network: Network) -> None:
-        """Observe until cancelled."""
+        """Serve the page, join the network, fetch the run's manifest, and observe the run until cancelled."""
         process, config = self.process, self.process.config
         assert config.run is not None, "checked by PeerFile"
-        shown = pages(lambda: self.board, self.metrics, config.observer.targets, process.pulse.problem)
+        handlers = pages(lambda: self.board, self.metrics, config.observer.targets, process.pulse.problem)
         observer = config.observer
-        server = PageServer(observer.address, shown, "observer.listen", observer.hosts)
-        process.notify_event(noted.Page(f"the swarm's page is at {server.url}", server.url))
+        server = PageServer(observer.address, handlers, "observer.listen", observer.hosts)
+        process.notify_event(events.Page(f"the swarm's page is at {server.url}", server.url))
         try:
             await network.join(process)
-            kept = config.state / "run.json"
-            signed = await find_manifest(config.run, network.directory, kept, process.notify)
+            manifest_file = config.state / "run.json"
+            signed = await find_manifest(config.run, network.directory, manifest_file, process.notify)
             process.known_as(signed.run_id)
             await self._observe(signed, network)
         finally:
             await asyncio.to_thread(server.close)
 
     async def _observe(self, signed: SignedManifest, network: Network) -> None:
-        """Crawl the run's records, draw the page, and announce this observer, until one of these tasks
-        ends."""
+        """Crawl the run's records, update the page, announce this observer, and evaluate the run if the peer
+        file says so. Return when one of these tasks ends; an error is raised."""
         process, directory = self.process, network.directory
         if self.sightings is None:
             self.sightings = PeerObservations(len(signed.manifest.stages))
@@ -84,21 +85,23 @@ class ObserverRole(Role):
         if self.board is None:
             self.board = Board(signed, self._join_line(signed, network), version("swarmnet"))
         me = process.identity.peer_id
-        presence = RecordAnnouncer(
+        announcer = RecordAnnouncer(
             signed, process.identity, network.transport, directory, version("swarmnet"), process.log.record,
             process.own_start,
         )  # fmt: skip
-        walk = Crawl(
+        crawl = Crawl(
             signed.run_id, me, directory, self.sightings, self.orders, process.config.bootstrap,
             process.log.record,
         )  # fmt: skip
         work = {
-            "walk": walk.run(),
-            "draw": self._draw_forever(signed, walk, network),
-            "announce": presence.announce_forever(NO_STAGE, lambda: presence.record(NO_STAGE, self.claims())),
+            "walk": crawl.run(),
+            "draw": self._draw_forever(signed, crawl, network),
+            "announce": announcer.announce_forever(
+                NO_STAGE, lambda: announcer.record(NO_STAGE, self.claims())
+            ),
         }
         if self.evaluator is not None:
-            work["evaluate"] = self.evaluator.run(signed, network, presence.announce_now)
+            work["evaluate"] = self.evaluator.run(signed, network, announcer.announce_now)
         await until_one_ends(**work)
 
     def _snapshot(self) -> SwarmSnapshot | None:
@@ -111,16 +114,16 @@ class ObserverRole(Role):
             return Claims("serving", name, OBSERVER)
         return Claims("serving", name, OBSERVER, max(0, evaluator.round), loss=evaluator.loss)
 
-    async def _draw_forever(self, signed: SignedManifest, walk: Crawl, network: Network) -> None:
+    async def _draw_forever(self, signed: SignedManifest, crawl: Crawl, network: Network) -> None:
         """Update the page and the status line from the newest observations every `DRAW_SECONDS`."""
         assert self.board is not None
         while True:
             now = network.directory.now()
-            walk.sightings.look(now)
-            own = self.evaluator.loss if self.evaluator is not None else None
+            crawl.sightings.look(now)
+            own_loss = self.evaluator.loss if self.evaluator is not None else None
             snapshot = snapshot_of(
-                walk.sightings, signed, now, walk.orders.ordered, own_eval_loss=own,
-                walked_at=walk.walked_at, bootstraps=walk.bootstraps,
+                crawl.sightings, signed, now, crawl.orders.ordered, own_eval_loss=own_loss,
+                walked_at=crawl.walked_at, bootstraps=crawl.bootstraps,
             )  # fmt: skip
             self.board.show(self.steady.steady(snapshot))
             self.process.report.status(StatusLine(
@@ -132,8 +135,8 @@ class ObserverRole(Role):
 
     def _join_line(self, signed: SignedManifest, network: Network) -> str:
         """Return the join command, through the bootstraps of the peer file, or else through this peer."""
-        through = self.process.config.bootstrap or network.ways_in[:1]
-        return f"swarmnet join {signed.run_id} --bootstrap {' --bootstrap '.join(through)}"
+        bootstraps = self.process.config.bootstrap or network.ways_in[:1]
+        return f"swarmnet join {signed.run_id} --bootstrap {' --bootstrap '.join(bootstraps)}"
 
     def not_ready(self) -> str | None:
         board = self.board

@@ -1,9 +1,10 @@
 """What an observer knows of each peer: its newest record, whether it responds, and how it left.
 
-A record outlives its peer by up to two minutes, so the observer also asks each peer. It asks peers of small
-stages often, those of large stages seldom (docs/decisions/0012-observer.md). A peer that never responded here
-(perhaps only others can reach it) counts as present while its records are fresh. Times are seconds on the
-directory's clock."""
+A record is a peer's signed announcement in the directory, a DHT. A peer is *gone* once it left or no longer
+responds. A record outlives its peer by up to two minutes, so the observer also asks each peer. It asks peers
+of small stages often, those of large stages seldom (docs/decisions/0012-observer.md). A peer that never
+responded here (perhaps only others can reach it) counts as present while its records are fresh. Times are
+seconds on the directory's clock."""
 
 from __future__ import annotations
 
@@ -79,21 +80,24 @@ class PeerObservations:
     """Arrivals and departures, oldest first."""
     left_out: int = 0
     """Records beyond MAX_PEERS in the last walk."""
-    _finding_no_room: int = 0
+    _left_out_in_this_walk: int = 0
     """Records beyond MAX_PEERS in the current walk."""
     _has_walked: bool = False
 
-    # -- what happens ---------------------------------------------------------------------------------
+    # -- updates --------------------------------------------------------------------------------------
 
     def recorded(self, signed: SignedRecord, now: float) -> None:
-        """Take a verified record; one that is not newer changes nothing."""
-        known, record = self.peers.get(signed.peer), signed.record
+        """Store a verified record, and log an arrival. Expired records and those that are not newer change
+        nothing. A new peer beyond MAX_PEERS is only counted."""
+        observed, record = self.peers.get(signed.peer), signed.record
         expired = signed.expires_seconds < now
-        if record.stage >= self.stages or expired or (known and known.sequence >= signed.sequence):
+        if record.stage >= self.stages or expired:
             return
-        if known is None:
+        if observed is not None and observed.sequence >= signed.sequence:
+            return
+        if observed is None:
             if len(self.peers) >= MAX_PEERS:
-                self._finding_no_room += 1
+                self._left_out_in_this_walk += 1
                 return
             self.peers[signed.peer] = PeerObservation(record, signed.sequence, now)
             self.contributions.first(record)
@@ -102,112 +106,121 @@ class PeerObservations:
             elif self._has_walked:
                 self._add_event(record, "came", "announces itself", now)
             return
-        self._changed(known, signed, now)
+        self._update(observed, signed, now)
 
     def walked(self) -> None:
-        """Called when the directory was read once more, as far as it responded."""
-        self.left_out, self._finding_no_room = self._finding_no_room, 0
+        """End a walk: all stages were read once, as far as the directory responded."""
+        self.left_out, self._left_out_in_this_walk = self._left_out_in_this_walk, 0
         self._has_walked = True
 
-    def _changed(self, known: PeerObservation, signed: SignedRecord, now: float) -> None:
-        """Store a peer's newer record, compute its speeds from the difference, and log a pause, a move or a
-        return."""
-        old, new = known.record, signed.record
-        if not known.gone:
-            if new.state == "paused" != old.state:
-                self._departs(known, "paused", now)
+    def _update(self, observed: PeerObservation, signed: SignedRecord, now: float) -> None:
+        """Store a peer's newer record, and compute its rates from the difference. A pause, a move to another
+        stage and a return are logged."""
+        old, new = observed.record, signed.record
+        if not observed.gone:
+            if new.state == "paused" and old.state != "paused":
+                self._record_departure(observed, "paused", now)
             elif new.stage != old.stage and old.stage >= 0:
-                self._departs(known, "moved", now)
-        seconds = (signed.sequence - known.sequence) / 1e6
-        known.tokens_per_second = self.contributions.grown(old, new) / seconds
-        known.sent_bytes_per_second = growth(old.sent_bytes, new.sent_bytes) / seconds
-        known.received_bytes_per_second = growth(old.received_bytes, new.received_bytes) / seconds
-        known.record, known.sequence = new, signed.sequence
-        if known.gone and known.signed_at > known.gone_at:  # It is alive, although it does not respond here.
-            known.answers, known.misses, known.ask_at = False, 0, now
-            self._returns(known, now)
-        elif known.gone and new.state == "leaving":  # Its last record was found late.
-            known.gone = self.away[PeerId(new.peer)] = "left"
+                self._record_departure(observed, "moved", now)
+        seconds = (signed.sequence - observed.sequence) / 1e6
+        observed.tokens_per_second = self.contributions.grown(old, new) / seconds
+        observed.sent_bytes_per_second = growth(old.sent_bytes, new.sent_bytes) / seconds
+        observed.received_bytes_per_second = growth(old.received_bytes, new.received_bytes) / seconds
+        observed.record, observed.sequence = new, signed.sequence
+        if observed.gone and observed.signed_at > observed.gone_at:
+            # The peer is alive, although it does not respond here.
+            observed.answers, observed.misses, observed.ask_at = False, 0, now
+            self._record_return(observed, now)
+        elif observed.gone and new.state == "leaving":  # Its last record was found late.
+            observed.gone = self.away[PeerId(new.peer)] = "left"
 
     def answered(self, peer: PeerId, now: float) -> None:
-        known = self.peers.get(peer)
-        if known is None:
+        """Record that a peer has responded at time `now`. A peer that was gone is back."""
+        observed = self.peers.get(peer)
+        if observed is None:
             return
-        known.asking, known.answers, known.misses = False, True, 0
-        if known.gone:
-            self._returns(known, now)
-        known.ask_at = now + self._period(known)
+        observed.asking, observed.answers, observed.misses = False, True, 0
+        if observed.gone:
+            self._record_return(observed, now)
+        observed.ask_at = now + self._ask_interval(observed)
 
     def would_depart(self, peer: PeerId) -> bool:
         """Return whether one more failed request makes this peer count as gone without a goodbye."""
-        known = self.peers.get(peer)
-        if known is None or known.gone or not known.answers or known.record.state == "leaving":
+        observed = self.peers.get(peer)
+        if observed is None or observed.gone or not observed.answers or observed.record.state == "leaving":
             return False
-        return known.misses + 1 >= MISSES
+        return observed.misses + 1 >= MISSES
 
     def missed(self, peer: PeerId, code: Miss, now: float) -> None:
-        """Called when a request failed."""
-        known = self.peers.get(peer)
-        if known is None:
+        """Record that a request failed, with the reason `code`. A peer that responded before is gone after
+        MISSES failures in a row."""
+        observed = self.peers.get(peer)
+        if observed is None:
             return
-        known.asking = False
-        known.misses += 1
-        if known.answers and known.misses < MISSES:
-            known.ask_at = now + AGAIN_SECONDS
+        observed.asking = False
+        observed.misses += 1
+        if observed.answers and observed.misses < MISSES:
+            observed.ask_at = now + AGAIN_SECONDS
             return
-        known.ask_at = now + max(STRANGER_ASK_SECONDS, self._period(known))
-        if known.answers and not known.gone:
-            self._departs(known, "left" if known.record.state == "leaving" else code, now, away=True)
+        observed.ask_at = now + max(STRANGER_ASK_SECONDS, self._ask_interval(observed))
+        if observed.answers and not observed.gone:
+            has_said_goodbye = observed.record.state == "leaving"
+            self._record_departure(observed, "left" if has_said_goodbye else code, now, away=True)
 
     def look(self, now: float) -> None:
-        """Called regularly: drop expired records, and treat silent peers with old records as gone."""
-        for peer, known in list(self.peers.items()):
-            if known.signed_at + RECORD_SECONDS < now:
-                if not known.gone:
-                    self._departs(known, "silent", now, away=True)
+        """Drop expired records; their peers are gone. A peer that never responded here is gone as soon as its
+        record is older than FRESH_SECONDS."""
+        for peer, observed in list(self.peers.items()):
+            if observed.signed_at + RECORD_SECONDS < now:
+                if not observed.gone:
+                    self._record_departure(observed, "silent", now, away=True)
                 del self.peers[peer]
-            elif not (known.gone or known.answers) and known.signed_at + FRESH_SECONDS < now:
-                code = "left" if known.record.state == "leaving" else "silent"
-                self._departs(known, code, now, away=True)
+            elif not (observed.gone or observed.answers) and observed.signed_at + FRESH_SECONDS < now:
+                code = "left" if observed.record.state == "leaving" else "silent"
+                self._record_departure(observed, code, now, away=True)
 
-    def _departs(self, known: PeerObservation, code: str, now: float, away: bool = False) -> None:
-        record = known.record
+    def _record_departure(self, observed: PeerObservation, code: str, now: float, away: bool = False) -> None:
+        """Count and log a departure. With `away`, the peer is gone; else it paused or moved to another stage.
+        Only the newest MAX_PEERS peers that are away are remembered."""
+        record = observed.record
         self.departures[code] += 1
         level = "warning" if code in ("silent", "not_reached") else "info"
         self._add_event(record, code, DEPARTURES[code].meaning, now, level)
         if away:
-            known.gone, known.gone_at = code, now
+            observed.gone, observed.gone_at = code, now
             self.away[PeerId(record.peer)] = code
             while len(self.away) > MAX_PEERS:
                 del self.away[next(iter(self.away))]
 
-    def _returns(self, known: PeerObservation, now: float) -> None:
-        known.gone = ""
-        self.away.pop(PeerId(known.record.peer), None)
-        self._add_event(known.record, "came", "is back", now)
+    def _record_return(self, observed: PeerObservation, now: float) -> None:
+        observed.gone = ""
+        self.away.pop(PeerId(observed.record.peer), None)
+        self._add_event(observed.record, "came", "is back", now)
 
     def _add_event(self, record: PeerRecord, code: str, what: str, now: float, level: str = "info") -> None:
+        """Append an event to the list for people; `what` says what the peer did."""
         where = f" of stage {record.stage}" if record.stage >= 0 else ""
         text = f"{record.name or short(record.peer)}{where}: {what}"
         self.events.append(Happened(now, code, text, level))
 
-    # -- what follows ---------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------------
 
-    def _period(self, known: PeerObservation) -> float:
-        peers = sum(other.record.stage == known.record.stage for other in self.peers.values())
+    def _ask_interval(self, observed: PeerObservation) -> float:
+        """Return the seconds between two requests to this peer; longer in large stages."""
+        peers = sum(other.record.stage == observed.record.stage for other in self.peers.values())
         return min(LONGEST_ASK_SECONDS, max(SHORTEST_ASK_SECONDS, ASK_SECONDS_PER_PEER * peers))
 
     def due(self, now: float, most: int) -> list[PeerId]:
         """Return up to `most` peers to ask now, the longest overdue first, and mark them as being asked."""
-        waiting = [(known.ask_at, peer) for peer, known in self.peers.items()
-                   if not known.asking and known.ask_at <= now]  # fmt: skip
+        waiting = [(observed.ask_at, peer) for peer, observed in self.peers.items()
+                   if not observed.asking and observed.ask_at <= now]  # fmt: skip
         due = [peer for _, peer in sorted(waiting)[:most]]
         for peer in due:
             self.peers[peer].asking = True
         return due
 
     def here(self) -> Iterator[PeerObservation]:
-        return (known for known in self.peers.values() if not known.gone)
+        return (observed for observed in self.peers.values() if not observed.gone)
 
 
 def growth(before: int, after: int) -> int:

@@ -1,8 +1,9 @@
 """The snapshot of a swarm from the signed records in its directory, for an observer and `top --run`.
 
+A snapshot is the state of all peers at one moment. A record is a peer's announcement, with what it claims.
 All counts are claims. A number for the whole swarm is a median, or a capped sum. In the sum no peer counts
-for more than 16 times the median peer, or for more tokens than all rounds can hold. A single false claim
-changes little; a majority could."""
+for more than 16 times the median peer. None counts for more tokens than all rounds can hold. A single false
+claim changes little; a majority could."""
 
 from __future__ import annotations
 
@@ -53,116 +54,121 @@ def snapshot_of(
     own_eval_loss: float | None = None, walked_at: float = 0.0,
     bootstraps: Mapping[str, bool] = NO_BOOTSTRAPS,
 ) -> SwarmSnapshot:  # fmt: skip
-    """Return the snapshot. `own_eval_loss` is this observer's newest score, as its own record is not among
-    the observations. `walked_at` is the time of the last complete walk; `bootstraps` maps addresses to
-    whether they respond."""
+    """Return the snapshot at time `now`. `own_eval_loss` is this observer's newest score, as its own record
+    is not among the observations. `walked_at` is when all records were last read; `bootstraps` maps addresses
+    to whether they respond."""
     manifest = signed.manifest
-    here = list(sightings.here())
-    workers = [known.record for known in here if known.record.stage >= 0]
+    present = list(sightings.here())
+    workers = [observed.record for observed in present if observed.record.stage >= 0]
     training = [record for record in workers if plain_state(record.state) in IN_STEP]
-    current = usual_round(training)
-    most = (
-        2 * ((current or 0) + 2) * manifest.rounds.global_batch_tokens
-    )  # Rounds may exceed the target, by less than that.
+    current_round = usual_round(training)
+    # Upper bound of a peer's tokens. A round may exceed its target, by less than the target.
+    max_tokens = 2 * ((current_round or 0) + 2) * manifest.rounds.global_batch_tokens
     contributions, stages = sightings.contributions, range(len(manifest.stages))
-    flows = [_flow(known.tokens_per_second for known in here if known.record.stage == s) for s in stages]
-    holding = [known for known in here if plain_state(known.record.state) in HOLDING]
-    held = {known.record.stage for known in holding}
-    stuck = stuck_of((known.record for known in holding), manifest.rounds.snapshot_interval)
-    known = SwarmSnapshot(
+    stage_rates = [
+        _total_rate(observed.tokens_per_second for observed in present if observed.record.stage == s)
+        for s in stages
+    ]
+    stage_peers = [observed for observed in present if plain_state(observed.record.state) in HOLDING]
+    served_stages = {observed.record.stage for observed in stage_peers}
+    stuck = stuck_of((observed.record for observed in stage_peers), manifest.rounds.snapshot_interval)
+    incomplete = SwarmSnapshot(
         source="the directory, as peers say",
         at=now,
         run=manifest.name,
         run_id=signed.run_id,
         state="paused_by_owner" if ordered.held else "",
-        rows=tuple(map(_row, sightings.peers.values())),
-        weakest=_weakest(holding, signed, now) if not stuck else None,
-        round=current,
+        rows=tuple(map(_peer_row, sightings.peers.values())),
+        weakest=_weakest_stage(stage_peers, signed, now) if not stuck else None,
+        round=current_round,
         settled=settled_round(training, 0),
         loss=usual_loss(training),
-        eval_loss=eval_loss((known.record for known in here), own_eval_loss),
-        tokens=max(contributions.of_stage(stage, most) for stage in stages),
+        eval_loss=eval_loss((observed.record for observed in present), own_eval_loss),
+        tokens=max(contributions.of_stage(stage, max_tokens) for stage in stages),
         finalized_tokens=finalized_tokens(training, 0),
-        tokens_per_second=max((flow for flow in flows if flow is not None), default=None),
+        tokens_per_second=max((rate for rate in stage_rates if rate is not None), default=None),
         sent={"all": sum(record.sent_bytes for record in workers)},
         received={"all": sum(record.received_bytes for record in workers)},
-        sent_bytes_per_second=_flow(known.sent_bytes_per_second for known in here),
-        received_bytes_per_second=_flow(known.received_bytes_per_second for known in here),
+        sent_bytes_per_second=_total_rate(observed.sent_bytes_per_second for observed in present),
+        received_bytes_per_second=_total_rate(observed.received_bytes_per_second for observed in present),
         events=tuple(sightings.events),
         departures=dict(sightings.departures.most_common()),
         away=dict(Counter(sightings.away.values()).most_common()),
-        waits_for=tuple(stage for stage in stages if stage not in held) if here else (),
+        waits_for=tuple(stage for stage in stages if stage not in served_stages) if present else (),
         warnings=stuck_lines(stuck, signed.run_id),
-        checkpoint=_checkpoint(sightings.peers.values(), len(stages), now),
-        contributors=tuple(contributions.largest(MAX_CONTRIBUTORS, most)),
-        experts=tuple(expert_groups(manifest, (known.record for known in here))),
+        checkpoint=_oldest_checkpoint(sightings.peers.values(), len(stages), now),
+        contributors=tuple(contributions.largest(MAX_CONTRIBUTORS, max_tokens)),
+        experts=tuple(expert_groups(manifest, (observed.record for observed in present))),
         ordered=ordered,
         left_out=sightings.left_out,
         walked_at=walked_at,
         bootstraps=dict(bootstraps),
     )
-    shown = complete(known, [span.stop - span.first for span in map(manifest.span, stages)])
-    return replace(shown, states={**shown.states, **_bootstraps(bootstraps)})
+    shown = complete(incomplete, [span.stop - span.first for span in map(manifest.span, stages)])
+    return replace(shown, states={**shown.states, **_bootstrap_states(bootstraps)})
 
 
-def _bootstraps(bootstraps: Mapping[str, bool]) -> dict[str, dict[str, int]]:
-    """Return the states of known bootstraps, which have a record only while no peer trains."""
+def _bootstrap_states(bootstraps: Mapping[str, bool]) -> dict[str, dict[str, int]]:
+    """Return the states of the configured bootstraps, which have a record only while no peer trains."""
     if not bootstraps:
         return {}
     up = sum(bootstraps.values())
     return {"bootstrap": {**dict.fromkeys(STATES, 0), "serving": up, "gone": len(bootstraps) - up}}
 
 
-def state_of(known: PeerObservation) -> str:
-    return "gone" if known.gone else plain_state(known.record.state)
+def state_of(observed: PeerObservation) -> str:
+    return "gone" if observed.gone else plain_state(observed.record.state)
 
 
-def _flow(rates: Iterable[float | None]) -> float | None:
+def _total_rate(rates: Iterable[float | None]) -> float | None:
     """Return the rate of all peers together; None before any has signed a second record."""
     known_rates = [rate for rate in rates if rate is not None]
     return capped_sum(known_rates) if known_rates else None
 
 
-def _row(known: PeerObservation) -> PeerRow:
-    record = known.record
+def _peer_row(observed: PeerObservation) -> PeerRow:
+    """Return the peer as a row of the snapshot, from its newest record."""
+    record = observed.record
     return PeerRow(
-        record.peer, record.stage, state_of(known), record.name,
+        record.peer, record.stage, state_of(observed), record.name,
         role=record.role if record.role in ROLES else "other",
         round=record.round if record.stage >= 0 else None,
-        loss=record.loss, tokens=record.tokens, tokens_per_second=known.tokens_per_second,
+        loss=record.loss, tokens=record.tokens, tokens_per_second=observed.tokens_per_second,
         can_do=record.tokens_per_second or None,
         sent_bytes=record.sent_bytes, received_bytes=record.received_bytes,
-        version=plain_version(record.version), signed_at=known.signed_at, answers=known.answers,
+        version=plain_version(record.version), signed_at=observed.signed_at, answers=observed.answers,
     )  # fmt: skip
 
 
-def _weakest(holding: Sequence[PeerObservation], signed: SignedManifest, now: float) -> int | None:
-    """Return the stage that a newcomer would choose."""
+def _weakest_stage(holding: Sequence[PeerObservation], signed: SignedManifest, now: float) -> int | None:
+    """Return the stage that a newcomer would choose; None without a peer. `holding` are the peers that serve
+    a stage or are about to."""
     data = signed.manifest.data
-    tokens = data.seq_len * data.micro_batch_size
-    seen = []
-    for known in holding:
-        record, age = known.record, max(0.0, now - known.signed_at)
-        rate = record.tokens_per_second / tokens
-        line = line_of(record)
+    microbatch_tokens = data.seq_len * data.micro_batch_size
+    candidates = []
+    for observed in holding:
+        record, age = observed.record, max(0.0, now - observed.signed_at)
+        rate = record.tokens_per_second / microbatch_tokens
+        link = line_of(record)
         waits = waits_for_weights(record)
-        counted = policy.ObservedPeer(record.stage, rate, record.moving_to, age, record.round, line, waits)
-        seen.append((PeerId(record.peer), counted))
-    if not seen:
+        peer = policy.ObservedPeer(record.stage, rate, record.moving_to, age, record.round, link, waits)
+        candidates.append((PeerId(record.peer), peer))
+    if not candidates:
         return None
     rules = policy.move_rules(signed.manifest)
-    return policy.choose_stage(policy.view_of(seen, rules), rules, Random(0))
+    return policy.choose_stage(policy.view_of(candidates, rules), rules, Random(0))
 
 
-def _checkpoint(peers: Iterable[PeerObservation], stages: int, now: float) -> OldestCheckpoint | None:
+def _oldest_checkpoint(peers: Iterable[PeerObservation], stages: int, now: float) -> OldestCheckpoint | None:
+    """Return the newest checkpoint of the stage whose newest one is oldest. None if a stage has none."""
     newest: dict[int, OldestCheckpoint] = {}
-    for known in peers:
-        record: PeerRecord = known.record
+    for observed in peers:
+        record: PeerRecord = observed.record
         if record.checkpoint_round < 0:
             continue
-        found = OldestCheckpoint(record.checkpoint_round, min(now, record.checkpoint_seconds))
-        if record.stage not in newest or newest[record.stage].at < found.at:
-            newest[record.stage] = found
+        checkpoint = OldestCheckpoint(record.checkpoint_round, min(now, record.checkpoint_seconds))
+        if record.stage not in newest or newest[record.stage].at < checkpoint.at:
+            newest[record.stage] = checkpoint
     if any(stage not in newest for stage in range(stages)):
         return None
-    return min((newest[stage] for stage in range(stages)), key=lambda held: held.at)
+    return min((newest[stage] for stage in range(stages)), key=lambda checkpoint: checkpoint.at)

@@ -1,4 +1,6 @@
-"""Keep the weakest stage on the page steady, although measured speeds jitter."""
+"""Keep the weakest stage on the page steady, although measured speeds jitter.
+
+The weakest stage is the one that a newcomer would choose, because it needs peers most."""
 
 from __future__ import annotations
 
@@ -22,11 +24,11 @@ class SteadyStage:
         """Return the snapshot with the stage to show as `weakest`."""
         if snapshot.weakest == self._shown:
             self._other_since = None
-        elif self._is_clear(snapshot):
+        elif self._should_switch(snapshot):
             self._shown, self._other_since = snapshot.weakest, None
         return replace(snapshot, weakest=self._shown)
 
-    def _is_clear(self, snapshot: SwarmSnapshot) -> bool:
+    def _should_switch(self, snapshot: SwarmSnapshot) -> bool:
         """Return whether to show the new weakest stage now. A stage with fewer peers is shown at once."""
         new, shown = snapshot.weakest, self._shown
         if new is None or shown is None or snapshot.stages[new].peers < snapshot.stages[shown].peers:

@@ -1,4 +1,6 @@
-"""Send requests to the peer that runs with a state folder, from another process."""
+"""Send requests to a running peer from another process, such as a command.
+
+The peer listens on a Unix socket, the control socket, in its state folder. A request is one JSON line."""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _READ_BYTES = 64 * 1024
 def ask(state: Path, request: Mapping[str, Any], deadline_seconds: float) -> dict[str, Any]:
     """Send a request to the peer with this state folder and return its answer. Raises UserError, with what to
     do, if no peer runs, it refuses, or it does not answer in time."""
-    until = time.monotonic() + deadline_seconds
+    deadline = time.monotonic() + deadline_seconds
     if not is_folder(state):
         raise UserError(
             f"{state}: no such folder; name the state folder of a peer, its peer file, or leave it out"
@@ -30,7 +32,7 @@ def ask(state: Path, request: Mapping[str, Any], deadline_seconds: float) -> dic
             with socket_path(state) as path:
                 connection.connect(path)
             connection.sendall(json.dumps(dict(request)).encode() + b"\n")
-            line = _line(connection, until)
+            line = _read_line(connection, deadline)
         except (FileNotFoundError, ConnectionRefusedError):
             raise UserError(
                 f"no peer runs with the state folder {state}; start it with `swarmnet run PEER.yaml` or "
@@ -45,18 +47,19 @@ def ask(state: Path, request: Mapping[str, Any], deadline_seconds: float) -> dic
             ) from None
         except OSError as error:
             raise UserError(f"the peer of {state} cannot be asked: {error.strerror or error}") from None
-    return _decoded(line, state)
+    return _decode_answer(line, state)
 
 
-def _line(connection: socket.socket, until: float) -> bytes:
-    """Read up to the end of the line. Raises OSError or TimeoutError."""
+def _read_line(connection: socket.socket, deadline: float) -> bytes:
+    """Read up to the end of a line. `deadline` is in seconds of the monotonic clock. Raises OSError if the
+    peer closes the connection or the line is too long, and TimeoutError."""
     parts: list[bytes] = []
     size = 0
     while not parts or not parts[-1].endswith(b"\n"):
-        left = until - time.monotonic()
-        if left <= 0:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
             raise TimeoutError
-        connection.settimeout(left)
+        connection.settimeout(remaining)
         part = connection.recv(_READ_BYTES)
         size += len(part)
         if not part or size > LONGEST_ANSWER_BYTES:
@@ -65,8 +68,8 @@ def _line(connection: socket.socket, until: float) -> bytes:
     return b"".join(parts)
 
 
-def _decoded(line: bytes, state: Path) -> dict[str, Any]:
-    """Parse the answer. Raises UserError for an error or an invalid answer."""
+def _decode_answer(line: bytes, state: Path) -> dict[str, Any]:
+    """Return the answer in this line. Raises UserError if it reports an error or is no JSON object."""
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):
@@ -79,7 +82,7 @@ def _decoded(line: bytes, state: Path) -> dict[str, Any]:
 
 
 def runs(state: Path) -> bool:
-    """Return True if a peer listens there."""
+    """Return True if a peer listens on the control socket of this state folder."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(1.0)
         try:

@@ -1,5 +1,6 @@
-"""The peer's side of the control socket: one JSON object per line comes in, and one goes out.
+"""Let other processes of this machine send requests to a running peer, over a Unix socket.
 
+A request is one line with a JSON object, and so is its answer.
 Only the user of the peer's process can open it (mode 0600). There are limits nevertheless: the length of a
 line, the number of connections, the time of silence, and the time of an answer.
 """
@@ -55,7 +56,7 @@ class Control:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with socket_path(self.state) as path:
-                # Left by a peer that was killed: the folder's lock is ours.
+                # A killed peer leaves its socket. This peer has locked the folder, so no other one uses it.
                 Path(path).unlink(missing_ok=True)
                 os.fchmod(listening.fileno(), 0o600)  # On Linux the file is made with this mode at once.
                 listening.bind(path)
@@ -81,7 +82,7 @@ class Control:
             Path(path).unlink(missing_ok=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection, unless there are too many."""
+        """Serve one connection until the client ends it; abort it if MAX_CONNECTIONS are open."""
         task = asyncio.current_task()
         if task is None or len(self._connections) >= MAX_CONNECTIONS:
             writer.transport.abort()
@@ -90,12 +91,13 @@ class Control:
         try:
             await self._serve(reader, writer)
         except (OSError, TimeoutError, ValueError, asyncio.CancelledError):
-            pass  # It has gone, sends nothing, or sent a line without an end; or the peer ends.
+            pass  # The client has gone, sends nothing, or sent an endless line; or this peer ends.
         finally:
             self._connections.discard(task)
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the lines of one connection until its end. Raises TimeoutError if the client is silent."""
         while True:
             async with asyncio.timeout(SILENT_SECONDS):
                 line = await reader.readline()
@@ -106,31 +108,32 @@ class Control:
                 await writer.drain()
 
     async def _answer(self, line: bytes) -> bytes:
-        """Return one line for any line received."""
+        """Execute the request in `line`, and return its answer as one line; an error is an answer too."""
         try:
-            answer = self._encoded(await self._execute(line))
+            answer = self._encode(await self._execute(line))
         except UserError as error:
-            answer = self._encoded({"error": str(error)})
+            answer = self._encode({"error": str(error)})
         except TimeoutError:
-            answer = self._encoded({"error": f"the peer did not finish within {ANSWER_SECONDS:g} s"})
+            answer = self._encode({"error": f"the peer did not finish within {ANSWER_SECONDS:g} s"})
         if len(answer) > LONGEST_ANSWER_BYTES:
-            answer = self._encoded({"error": f"an answer of {len(answer)} bytes; please report this"})
+            answer = self._encode({"error": f"an answer of {len(answer)} bytes; please report this"})
         return answer
 
     async def _execute(self, line: bytes) -> dict[str, Any]:
-        """Execute one request. Raises UserError for an unknown one."""
+        """Execute the request in a JSON line and return its answer. Raises UserError for an unknown or
+        failing request, and TimeoutError."""
         try:
             request = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise UserError(f"that is no JSON: {str(error)[:200]}") from None
-        wanted = request.get("do") if isinstance(request, dict) else None
-        answer = self.answers.get(wanted) if isinstance(wanted, str) else None
-        if answer is None:
+        command = request.get("do") if isinstance(request, dict) else None
+        handler = self.answers.get(command) if isinstance(command, str) else None
+        if handler is None:
             known = ", ".join(sorted(self.answers))
             raise UserError(f'expected {{"do": WORD}} with one of: {known}')
         async with asyncio.timeout(ANSWER_SECONDS):
-            return await answer(request)
+            return await handler(request)
 
     @staticmethod
-    def _encoded(answer: dict[str, Any]) -> bytes:
+    def _encode(answer: dict[str, Any]) -> bytes:
         return json.dumps(answer, separators=(",", ":"), default=str).encode() + b"\n"

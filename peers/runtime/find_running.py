@@ -1,4 +1,6 @@
-"""Find the peer that a command means: by a state folder, a peer file, or the only peer that runs here."""
+"""Find the peer that a command means: by a state folder, a peer file, or the only peer on this machine.
+
+A state folder holds a peer's identity, logs and checkpoints. A peer file is the peer's configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def state_of(where: Path | None, command: str, at_rest: bool = False) -> Path:
     `at_rest`, the only existing peer is also found if it does not run. Raises UserError that says what to
     type instead."""
     if where is None:
-        return _only_one(command, at_rest)
+        return _find_only_peer(command, at_rest)
     if is_folder(where):
         return where
     if is_file(where):
@@ -31,8 +33,8 @@ def state_of(where: Path | None, command: str, at_rest: bool = False) -> Path:
 
 
 def peer_file_of(where: Path | None, command: str) -> Path:
-    """Return the peer file that the user means, given itself or its folder. Raises UserError, see
-    `state_of`."""
+    """Return the peer file that the user means. `where` is that file or its state folder; None means the only
+    peer, running or not. Raises UserError if there is no such file, or several peers."""
     if where is not None and not is_folder(where):
         return where
     folder = where if where is not None else state_of(None, command, at_rest=True)
@@ -58,19 +60,20 @@ def states_here() -> list[Path]:
     return sorted(path for path in home.glob("*/") if any((path / name).is_file() for name in OF_A_PEER))
 
 
-def _only_one(command: str, at_rest: bool) -> Path:
-    """Return the only peer on this machine, or the only worker if others run beside it, such as a bootstrap.
-    Raises UserError if there is none, or more than one."""
+def _find_only_peer(command: str, at_rest: bool) -> Path:
+    """Return the state folder of the only running peer, or of the only running worker if others run beside
+    it, such as a bootstrap. With `at_rest` and no running peer, return that of the only peer. Raises
+    UserError if there is none, or more than one."""
     running = running_here()
     workers = [state for state in running if role_of(state) == "worker"]
     for peers in (running, workers):
         if len(peers) == 1:
             return peers[0]
-    there = states_here() if at_rest and not running else []
-    if len(there) == 1:
-        return there[0]
-    if there:
-        names = ", ".join(str(path) for path in there)
+    stopped = states_here() if at_rest and not running else []
+    if len(stopped) == 1:
+        return stopped[0]
+    if stopped:
+        names = ", ".join(str(path) for path in stopped)
         raise UserError(f"no peer runs, and there are states of several; name one: {names}")
     if not running:
         raise UserError(
@@ -86,5 +89,5 @@ def _is_running(state: Path) -> bool:
     behind."""
     try:
         return is_held(state)
-    except UserError:  # Another user's: it has to be named.
+    except UserError:  # The folder belongs to another user, and has to be named.
         return False

@@ -35,9 +35,9 @@ REQUEST_SECONDS = 5.0
 """Time limit of a connection in seconds. Scrapers send at once, and pages have about 100 kB."""
 MAX_REQUESTS = 64
 """Maximum number of simultaneous requests; each takes a thread."""
-OF_A_CLIENT = 8
+MAX_PER_CLIENT = 8
 """Maximum connections of one client. A browser opens 6 to a host, a scraper or a probe one."""
-FOR_LOOPBACK = 16
+LOOPBACK_RESERVE = 16
 """Connections reserved for this machine: its probes, and clients of a local proxy or tunnel."""
 LOOPBACK = "loopback"
 MAX_FIELDS = 8
@@ -76,14 +76,14 @@ class PageServer:
         """Bind and start. `hosts` are accepted host names in lower case; port 0 takes any free port. Raises
         UserError with the port and the peer file's `key` if the port is taken."""
         host, port = address
-        asked_by = HttpResponse(
+        foreign_host = HttpResponse(
             403, "text/plain; charset=utf-8",
             f"asked by another name than an address, localhost or one of {key.partition('.')[0]}.hosts in "
             "the peer file\n".encode(),
         )  # fmt: skip
         try:
             self._server = _Server(
-                (host, port), _handler(pages, {host.lower(), *hosts}, asked_by), ":" in host
+                (host, port), _handler_class(pages, {host.lower(), *hosts}, foreign_host), ":" in host
             )
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
@@ -148,7 +148,7 @@ class Exporter(PageServer):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Visit:
+class _Connection:
     """One open connection."""
 
     connection: socket.socket
@@ -157,13 +157,12 @@ class _Visit:
 
 
 class ConnectionSlots:
-    """The connections that are being served. If there is no free place, a newcomer displaces the oldest
-    connection, of the same client or of the client with most. Normal requests take only a moment, so slow
-    ones are displaced."""
+    """The connections that are being served. If no slot is free, a new connection displaces the oldest one of
+    the same client, or else of the client with the most. Only slow requests last long enough for that."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._visits: dict[socket.socket, _Visit] = {}
+        self._served: dict[socket.socket, _Connection] = {}
         """Connections in order of arrival."""
         self._computing: set[socket.socket] = set()
         """Connections whose pages are being made, which cannot be interrupted."""
@@ -171,29 +170,35 @@ class ConnectionSlots:
         """Displaced connections whose threads have not noticed yet."""
 
     def come(self, connection: socket.socket, client: str, now: float) -> bool:
-        """Admit a connection at time `now` in seconds. Returns False if there is no place. `client`: see
-        `client_of`."""
+        """Admit a connection of `client` (from `client_of`) at time `now` in seconds, displacing another one
+        if no slot is free. Returns False if none can be displaced, or if too many displaced ones are still
+        open."""
         with self._lock:
-            if len(self._visits) + len(self._ending) >= 2 * MAX_REQUESTS:
+            if len(self._served) + len(self._ending) >= 2 * MAX_REQUESTS:
                 return False
-            counts = Counter(visit.client for visit in self._visits.values())
-            if displaceable := _displaceable(client, counts):
-                visits = (visit for visit in self._visits.values() if visit.client in displaceable)
-                waiting = [visit for visit in visits if visit.connection not in self._computing]
-                if not waiting:
+            counts = Counter(served.client for served in self._served.values())
+            clients = _clients_to_displace(client, counts)
+            if clients:
+                candidates = [
+                    served
+                    for served in self._served.values()
+                    if served.client in clients and served.connection not in self._computing
+                ]
+                if not candidates:
                     return False
-                longest = max(waiting, key=lambda visit: counts[visit.client])
-                del self._visits[longest.connection]
-                self._ending.add(longest.connection)
-                _cut(longest.connection)
-            self._visits[connection] = _Visit(connection, client, now + REQUEST_SECONDS)
+                displaced = max(candidates, key=lambda served: counts[served.client])
+                del self._served[displaced.connection]
+                self._ending.add(displaced.connection)
+                _shut_down(displaced.connection)
+            self._served[connection] = _Connection(connection, client, now + REQUEST_SECONDS)
             return True
 
     @contextlib.contextmanager
     def computing(self, connection: socket.socket) -> Iterator[None]:
-        """Mark the connection while its page is made. Raises ConnectionAbortedError if it was displaced."""
+        """Within the context, the connection's page is being made, and no other connection displaces it.
+        Raises ConnectionAbortedError if it was displaced before."""
         with self._lock:
-            if connection not in self._visits:
+            if connection not in self._served:
                 raise ConnectionAbortedError
             self._computing.add(connection)
         try:
@@ -204,28 +209,30 @@ class ConnectionSlots:
 
     def leave(self, connection: socket.socket) -> None:
         with self._lock:
-            self._visits.pop(connection, None)
+            self._served.pop(connection, None)
             self._ending.discard(connection)
 
     def end_overdue(self, now: float) -> None:
-        """End the connections whose time is over."""
+        """Shut down the connections whose time limit is over at `now`."""
         with self._lock:
-            for visit in self._visits.values():
-                if visit.until <= now:
-                    _cut(visit.connection)
+            for served in self._served.values():
+                if served.until <= now:
+                    _shut_down(served.connection)
 
 
-def _displaceable(client: str, counts: Counter[str]) -> Collection[str]:
-    """Return the clients of which one connection must be displaced for `client`; empty if a place is free."""
-    others = [other for other in counts if other != LOOPBACK]
-    if client != LOOPBACK and counts[client] >= OF_A_CLIENT:
+def _clients_to_displace(client: str, counts: Counter[str]) -> Collection[str]:
+    """Return the clients one of whose connections must be displaced for `client`; empty if a slot is free.
+    `counts` is the number of connections by client."""
+    remote_clients = [other for other in counts if other != LOOPBACK]
+    remote_connections = sum(counts[other] for other in remote_clients)
+    if client != LOOPBACK and counts[client] >= MAX_PER_CLIENT:
         return [client]
-    if client != LOOPBACK and sum(counts[other] for other in others) >= MAX_REQUESTS - FOR_LOOPBACK:
-        return others
+    if client != LOOPBACK and remote_connections >= MAX_REQUESTS - LOOPBACK_RESERVE:
+        return remote_clients
     return [LOOPBACK] if counts.total() >= MAX_REQUESTS else []
 
 
-def _cut(connection: socket.socket) -> None:
+def _shut_down(connection: socket.socket) -> None:
     """Shut the connection down. Its thread then notices and closes it."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
@@ -258,7 +265,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def process_request(self, request: _Request, client: object) -> None:
-        """Serve the request in a new thread, if there is a place."""
+        """Serve the request in a new thread if a slot is free or becomes free; else close it."""
         assert isinstance(request, socket.socket)
         assert isinstance(client, tuple)
         if self.places.come(request, client_of(client[0]), time.monotonic()):
@@ -289,30 +296,34 @@ class _Server(ThreadingHTTPServer):
 
 
 def probed(probe: Probe) -> HttpResponse:
-    """Return the response of a health probe."""
+    """Return the response of a health probe: 200, or 503 with the problem that `probe` returns."""
     problem = probe()
     text = "ok" if problem is None else problem
     return HttpResponse(200 if problem is None else 503, "text/plain; charset=utf-8", f"{text}\n".encode())
 
 
 def is_named(fields: Sequence[str], version: str, names: Collection[str]) -> bool:
-    """Return True if the `Host` fields name this server: by an address, localhost, or one of `names`.
-    HTTP/1.0 clients may leave the field out; no browser does."""
-    if len(fields) != 1:
-        return not fields and version == "HTTP/1.0"
+    """Return True if the request's `Host` header fields name this server: by any IP address, localhost, or
+    one of `names`. HTTP/1.0 clients may leave the field out; no browser does."""
+    if not fields:
+        return version == "HTTP/1.0"
+    if len(fields) > 1:
+        return False
     host = fields[0].strip()
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     name = name.lower().rstrip(".")
     with contextlib.suppress(ValueError):
-        return bool(ip_address(name))
+        ip_address(name)
+        return True
     return name == "localhost" or name in names
 
 
-def _handler(
+def _handler_class(
     pages: Mapping[str, Page], names: Collection[str], refused: HttpResponse
 ) -> type[BaseHTTPRequestHandler]:
-    """Return a handler class that serves these pages."""
-    others = HttpResponse(404, "text/plain; charset=utf-8", (", ".join(pages) + "\n").encode())
+    """Return a handler class that serves these pages by path. A request whose `Host` is not one of `names`
+    gets the response `refused`."""
+    not_found = HttpResponse(404, "text/plain; charset=utf-8", (", ".join(pages) + "\n").encode())
 
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_SECONDS
@@ -336,10 +347,10 @@ def _handler(
             if not is_named(self.headers.get_all("Host", []), self.request_version, names):
                 answer = refused
             elif page is None:
-                answer = others
+                answer = not_found
             else:
                 with self.server.places.computing(self.connection):
-                    answer = page(_fields(query))
+                    answer = page(_query_fields(query))
             status, kind, body = answer
             self.send_response(status)
             self.send_header("Content-Type", kind)
@@ -358,7 +369,7 @@ def _handler(
     return Handler
 
 
-def _fields(query: str) -> dict[str, str]:
+def _query_fields(query: str) -> dict[str, str]:
     try:
         return dict(parse_qsl(query, max_num_fields=MAX_FIELDS))
     except ValueError:  # Too many of them.

@@ -24,29 +24,29 @@ READING_SECONDS = 0.5
 
 
 class LivedTime:
-    """Compute the time lived until `now`, given every `now` at which it was read. Has no side effects
-    outside."""
+    """Compute the time lived: the caller's time without the stops. It needs every `now` at which the caller's
+    clock was read."""
 
     def __init__(self, now: float) -> None:
         self.skipped = 0.0
-        """What the caller's clock is ahead by."""
+        """Seconds by which the caller's clock is ahead of the time lived."""
         self.stops = 0
         self._read_at = self._lived = now
 
     def at(self, now: float) -> float:
-        """Return the time lived until `now`, and detect a stop since the last reading."""
-        stood = now - self._read_at
-        if stood > STOOD_SECONDS:
-            self.skipped += stood + READING_SECONDS
+        """Return the time lived until `now`. A long interval since the last reading was a stop and is
+        skipped. The time lived never goes back."""
+        since_last_reading = now - self._read_at
+        if since_last_reading > STOOD_SECONDS:
+            self.skipped += since_last_reading + READING_SECONDS
             self.stops += 1
         self._read_at = now
         self._lived = max(self._lived, now - self.skipped)
         return self._lived
 
     def when(self, lived: float) -> float:
-        """Return the caller's time at which `lived` will be reached. It is not just the sum. Rounding could
-        put that slightly too early; the called function would find nothing due and be called again
-        forever."""
+        """Return the caller's time at which the time lived will be `lived`. It is the sum, rounded up. A sum
+        that is slightly too early would make a timer fire early and be set again, forever."""
         now = lived + self.skipped
         while now - self.skipped < lived:
             now = nextafter(now, inf)
@@ -60,8 +60,8 @@ class Clock:
         """Create the clock. `stood` is called after each stop with its length in seconds."""
         self._loop = asyncio.get_running_loop()
         self._lived = LivedTime(self._loop.time())
-        self._stood = stood
-        self._handle = self._loop.call_later(PULSE_SECONDS, self._pulse)
+        self._on_stop = stood
+        self._handle = self._loop.call_later(PULSE_SECONDS, self._read_clock)
         self._reported = 0.0
 
     def time(self) -> float:
@@ -75,9 +75,10 @@ class Clock:
     def close(self) -> None:
         self._handle.cancel()
 
-    def _pulse(self) -> None:
+    def _read_clock(self) -> None:
+        """Read the clock four times a second, so that a stop is detected; report a new stop's length."""
         self.time()
-        self._handle = self._loop.call_later(PULSE_SECONDS, self._pulse)
+        self._handle = self._loop.call_later(PULSE_SECONDS, self._read_clock)
         if self._lived.skipped > self._reported:
             skipped, self._reported = self._lived.skipped - self._reported, self._lived.skipped
-            self._stood(skipped - READING_SECONDS)
+            self._on_stop(skipped - READING_SECONDS)

@@ -1,4 +1,5 @@
-"""Check whether a peer is alive: its event loop turns, and its compute thread has not ended."""
+"""Check whether a peer is alive: its event loop turns (runs callbacks), and its compute thread has not
+ended."""
 
 from __future__ import annotations
 
@@ -34,9 +35,10 @@ class Pulse:
             self._late(max(0.0, self._clock() - self._turned_at - TURN_SECONDS))
 
     def problem(self) -> str | None:
-        """Return the problem in one line, or None if there is none."""
-        fault = self.fault()
-        if fault is not None:
-            return f"computing ended: {type(fault).__name__}: {' '.join(str(fault).split())[:200]}"
-        still = self._clock() - self._turned_at
-        return f"the event loop has not turned for {still:.0f} s" if still > STUCK_SECONDS else None
+        """Return why this peer is not alive, in one line: computing ended, or the event loop hangs. None if
+        it is."""
+        error = self.fault()
+        if error is not None:
+            return f"computing ended: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        seconds = self._clock() - self._turned_at
+        return f"the event loop has not turned for {seconds:.0f} s" if seconds > STUCK_SECONDS else None

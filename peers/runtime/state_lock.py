@@ -12,24 +12,24 @@ from typing import TextIO
 
 from peers.errors import UserError
 
-_NAME = "lock"
-_ANOTHER = "give this peer another state folder: --state FOLDER of `join`, key `state` in a peer file"
+_LOCK_NAME = "lock"
+_ADVICE = "give this peer another state folder: --state FOLDER of `join`, key `state` in a peer file"
 
 
 @contextlib.contextmanager
 def only_one(state: Path, role: str = "", to_the_end: bool = False) -> Iterator[bool]:
-    """Hold the lock, because two peers with one identity would contradict each other. Yields the result of
-    `make_private`. Raises UserError if another peer holds the lock. With `to_the_end`, the lock is held until
-    the process ends, which is some tenths of a second after everything in it was closed. The lock file names
-    the peer's `role`, so that commands can choose between the peers of a machine."""
+    """Hold the lock of a state folder, because two peers with one identity would contradict each other.
+    Yields whether other users had access to the folder before. Raises UserError if another peer holds the
+    lock. With `to_the_end`, the lock is held until the process ends, not only until the end of the context.
+    The lock file names the peer's `role`, so that commands can choose between the peers of a machine."""
     was_open = make_private(state)
-    with _opened(state) as file:
+    with _open_lock_file(state) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"{state} is used by another running peer; each needs its own state") from None
         except OSError as error:
-            raise UserError(f"{state}: cannot be locked: {error.strerror}; {_ANOTHER}") from None
+            raise UserError(f"{state}: cannot be locked: {error.strerror}; {_ADVICE}") from None
         file.truncate(0)
         file.write(role)
         file.flush()
@@ -40,31 +40,33 @@ def only_one(state: Path, role: str = "", to_the_end: bool = False) -> Iterator[
 
 def make_private(state: Path) -> bool:
     """Create the folder, or remove other users' access: it has event logs, addresses of peers and weights.
-    Returns True if it existed and others had access. Raises UserError."""
+    Returns True if others had access until now. A folder of another user, or one that all may write to, is
+    left as it is. Raises UserError."""
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = state.stat()
-        # A folder of another user cannot be changed, and one that all may write to (/tmp) must not be.
-        if found.st_uid != os.geteuid() or found.st_mode & stat.S_ISVTX or not found.st_mode & 0o077:
+        status = state.stat()
+        # The mode of another user's folder cannot be changed; that of a shared one (/tmp) must not be.
+        if status.st_uid != os.geteuid() or status.st_mode & stat.S_ISVTX or not status.st_mode & 0o077:
             return False
-        state.chmod(stat.S_IMODE(found.st_mode) & 0o700)
+        state.chmod(stat.S_IMODE(status.st_mode) & 0o700)
     except OSError as error:
-        raise UserError(f"{state}: cannot be written: {error.strerror}; {_ANOTHER}") from None
+        raise UserError(f"{state}: cannot be written: {error.strerror}; {_ADVICE}") from None
     return True
 
 
-def _opened(state: Path) -> TextIO:
+def _open_lock_file(state: Path) -> TextIO:
     """Open the lock file, the first file that a peer writes. Raises UserError."""
     try:
-        return (state / _NAME).open("a")  # "w" would empty the file of the peer that holds the lock.
+        return (state / _LOCK_NAME).open("a")  # "w" would empty the file of the peer that holds the lock.
     except OSError as error:
-        raise UserError(f"{state}: cannot be written: {error.strerror}; {_ANOTHER}") from None
+        raise UserError(f"{state}: cannot be written: {error.strerror}; {_ADVICE}") from None
 
 
 def is_held(state: Path) -> bool:
-    """Return True if a peer runs with this state folder. Creates nothing."""
+    """Return True if a running peer holds the lock of this state folder. Creates nothing. Raises UserError if
+    the lock file cannot be read."""
     try:
-        with (state / _NAME).open() as file:
+        with (state / _LOCK_NAME).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -78,6 +80,6 @@ def is_held(state: Path) -> bool:
 def role_of(state: Path) -> str:
     """Return the role of the peer that locked this folder last; empty if none is known."""
     try:
-        return (state / _NAME).read_text()
+        return (state / _LOCK_NAME).read_text()
     except (OSError, UnicodeDecodeError):
         return ""

@@ -1,9 +1,8 @@
 """Supervise a peer from inside: errors in background tasks, and hangs, end it with a reason.
 
-A peer that cannot continue reports why and exits with code 1. What restarts it (systemd, a person) finds its
-last checkpoint. If no restart would help, as with a ban, the code is 2. A peer never remains as a process
-that does nothing.
-"""
+An event loop *turns* while it runs callbacks. A peer that cannot continue reports why and exits with code 1.
+What restarts it (systemd, a person) finds its last checkpoint. If no restart would help, as with a ban, the
+code is 2. A peer never remains as a process that does nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ def is_memory(error: BaseException) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """Return the error as one line for people."""
+    """Return the error as one line for people, with advice if memory ran out."""
     text = " ".join(str(error).split())[:300]
     if is_memory(error):
         advice = "give this peer more memory, or fewer `slots` and `in_flight` in its peer file"
@@ -54,9 +53,9 @@ def reason(error: BaseException) -> str:
 
 
 async def unless_failed(work: Coroutine[Any, Any, None], failed: asyncio.Future[BaseException]) -> None:
-    """Do `work`. Raises Fault as soon as `failed` has an exception, whatever the work is waiting for. A
-    UserError is raised unchanged, because a restart would not help (a ban, for example). DevicesLost too,
-    because the peer can start again within this process."""
+    """Do `work`. Raises FatalError as soon as `failed` has an exception, whatever the work is waiting for. A
+    UserError is raised unchanged, because a restart would not help (a ban, for example). DevicesLost is
+    too, because the peer can start again within this process."""
     task = asyncio.ensure_future(work)
     try:
         waits: set[asyncio.Future[Any]] = {task, failed}
@@ -72,10 +71,10 @@ async def unless_failed(work: Coroutine[Any, Any, None], failed: asyncio.Future[
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def until_one_ends(**works: Coroutine[Any, Any, object]) -> None:
-    """Run all works as named tasks until one ends or this is cancelled, then cancel the others and wait for
-    them. Raises the exception of the one that ended."""
-    tasks = [asyncio.create_task(work, name=name) for name, work in works.items()]
+async def until_one_ends(**coroutines: Coroutine[Any, Any, object]) -> None:
+    """Run all coroutines as named tasks until one ends or this call is cancelled. The others are then
+    cancelled and awaited. Raises the exception of the task that ended."""
+    tasks = [asyncio.create_task(coroutine, name=name) for name, coroutine in coroutines.items()]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -87,8 +86,8 @@ async def until_one_ends(**works: Coroutine[Any, Any, object]) -> None:
 
 
 def hear_loop(loop: asyncio.AbstractEventLoop, failed: asyncio.Future[BaseException]) -> None:
-    """Log exceptions of callbacks and tasks as usual; report a lack of memory in `failed`, because it is
-    fatal."""
+    """Install the loop's exception handler. It logs exceptions of callbacks and tasks as usual. A lack of
+    memory is put into `failed` instead, because it is fatal."""
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -125,20 +124,22 @@ class Watchdog:
         self._stopped.set()
 
     def _watch(self) -> None:
-        """End the process if the event loop or the compute thread hangs."""
-        seen, still = -1, 0
+        """Check regularly, until `stop`. End the process if the event loop has not turned for HANG_LOOKS
+        checks. End it also if one piece of compute takes longer than WORK_SECONDS."""
+        last_turns, unchanged_checks = -1, 0
         while not self._stopped.wait(self.look_seconds):
             turns = self.turns()
-            still = still + 1 if turns == seen else 0
-            seen = turns
-            if still >= HANG_LOOKS:
-                self._hangs(f"the event loop has not turned for {still * self.look_seconds:.0f} s")
+            unchanged_checks = unchanged_checks + 1 if turns == last_turns else 0
+            last_turns = turns
+            if unchanged_checks >= HANG_LOOKS:
+                seconds = unchanged_checks * self.look_seconds
+                self._report_and_end(f"the event loop has not turned for {seconds:.0f} s")
                 return
             if self.working_seconds() > WORK_SECONDS:
-                self._hangs(f"one piece of compute takes more than {WORK_SECONDS:g} s")
+                self._report_and_end(f"one piece of compute takes more than {WORK_SECONDS:g} s")
                 return
 
-    def _hangs(self, what: str) -> None:
+    def _report_and_end(self, what: str) -> None:
         self.notify(f"{what}: ends; the stacks of all threads follow")
         faulthandler.dump_traceback(sys.stderr)
         self.end(FAULT)
@@ -152,13 +153,13 @@ class Left(Exception):
 
 
 async def until_left(leaving: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result:
-    """Return the result of `work`. Raises Left if the peer is asked to leave before."""
-    given: list[Result] = []
+    """Return the result of `work`. If `leaving` is set before, cancel the work and raise Left."""
+    results: list[Result] = []
 
     async def wait() -> None:
-        given.append(await work)
+        results.append(await work)
 
     await until_one_ends(work=wait(), leaving=leaving.wait())
-    if not given:
+    if not results:
         raise Left
-    return given[0]
+    return results[0]

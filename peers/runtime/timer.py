@@ -1,4 +1,4 @@
-"""A timer for one state machine: fires at the machine's next deadline."""
+"""A timer for a state machine that does no input or output itself: fires at the machine's next deadline."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ class Timer:
             self._handle = None
         if when != float("inf") and not self._closed:
             self._when = when
-            self._handle = self._clock.call_at(when + GRAIN_SECONDS, self._fired)
+            self._handle = self._clock.call_at(when + GRAIN_SECONDS, self._on_due)
 
-    def _fired(self) -> None:
+    def _on_due(self) -> None:
+        """Call the function, or wait on if the clock has not reached the moment."""
         self._handle = None
         if self._clock.time() < self._when:
             self.arm(self._when)  # The process was stopped meanwhile, or the loop was early.

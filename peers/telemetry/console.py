@@ -1,7 +1,7 @@
 """Print a peer's status: one line on a terminal, or JSON lines for machines.
 
-Both take the same two calls: `status` (the current state, often) and `notify` (something happened). Nothing
-here starts a thread."""
+Both reporters take the same two calls: `status` (the current state, often) and `notify` (something happened).
+Nothing here starts a thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Level = Literal["info", "warning", "error"]
 STATUS_SECONDS = 60.0
 """Interval between statuses in a log that is not requested as JSON: one a second would be 28 MB a day."""
 END_OF_P2PD = "use of closed network connection"
-"""p2pd logs this as an error whenever it is stopped."""
+"""p2pd, the network daemon, logs this as an error whenever it is stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class StatusLine:
     """A neighbouring stage without a peer, so that no microbatch can pass; None if there is none."""
 
     def line(self) -> str:
-        """Return one line for people."""
+        """Return one line for people; values that are None are left out. Without a stage, only the state and
+        the number of known peers."""
         if self.stage is None:
             return self.state + (f"  {self.swarm_peers} peers known" if self.swarm_peers else "")
         parts = [self.state if self.waits_for is None else f"waits for a peer of stage {self.waits_for}"]
@@ -93,9 +94,10 @@ class LineReporter:
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.time) -> None:
         self._console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._live: Live | None = None
-        self._due = _Due(clock, STATUS_SECONDS)
+        self._throttle = _StatusThrottle(clock, STATUS_SECONDS)
 
     def status(self, status: StatusLine) -> None:
+        """Rewrite the status line on a terminal. Elsewhere print it if it changed or the last one is old."""
         line = Text(printable(status.line()), overflow="ellipsis", no_wrap=True)
         if self._console.is_terminal:
             if self._live is None:
@@ -103,7 +105,7 @@ class LineReporter:
                 self._live.start()
             self._live.update(line, refresh=True)
             return
-        if self._due.now(status):
+        if self._throttle.is_due(status):
             self._console.print(line)
 
     def notify(self, event: str, text: str, level: Level = "info", **fields: object) -> None:
@@ -118,7 +120,7 @@ class LineReporter:
             self._live = None
 
 
-class _Due:
+class _StatusThrottle:
     """Decides whether to write a status to a log: it has changed, or the last one is old."""
 
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:
@@ -127,7 +129,8 @@ class _Due:
         """What the last written status showed."""
         self._written_at = 0.0
 
-    def now(self, status: StatusLine) -> bool:
+    def is_due(self, status: StatusLine) -> bool:
+        """Return whether to write this status now. True also records it as the last written one."""
         shown, now = (status.state, status.stage, status.waits_for), self._clock()
         if shown == self._written and 0 <= now - self._written_at < self._seconds:
             return False
@@ -145,10 +148,10 @@ class JsonReporter:
         self._stream = stream
         self._clock = clock
         self._name = {"name": name} if name else {}
-        self._due = _Due(clock, status_seconds)
+        self._throttle = _StatusThrottle(clock, status_seconds)
 
     def status(self, status: StatusLine) -> None:
-        if not self._due.now(status):
+        if not self._throttle.is_due(status):
             return
         known = {key: value for key, value in asdict(status).items() if value is not None}
         self._write({"level": "info", "event": "status", **known})
@@ -172,13 +175,14 @@ class LogToReporter(logging.Handler):
         self._report = report
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Report a library's log record as an event `log`, except p2pd's message that it was stopped."""
         text = " ".join(record.getMessage().split())
         if END_OF_P2PD in text:
             return
-        level: Level = "error" if record.levelno >= logging.ERROR else "warning"
-        self._report.notify(
-            "log", f"{record.name}: {text}", level if record.levelno >= logging.WARNING else "info"
-        )
+        level: Level = "warning" if record.levelno >= logging.WARNING else "info"
+        if record.levelno >= logging.ERROR:
+            level = "error"
+        self._report.notify("log", f"{record.name}: {text}", level)
 
 
 def hear_libraries(report: Reporter) -> None:
@@ -195,10 +199,11 @@ def printable(text: str) -> str:
 def shown(text: str, stream: TextIO) -> str:
     """Return text that contains other peers' words, for `stream`. On a terminal, control characters are
     escaped as in JSON; a program gets the text unchanged."""
-    return "".join(map(_spelt, text)) if stream.isatty() else text
+    return "".join(map(_escape_control_character, text)) if stream.isatty() else text
 
 
-def _spelt(character: str) -> str:
+def _escape_control_character(character: str) -> str:
+    """Return the character, or its JSON escape (a surrogate pair as two) if it is unprintable."""
     if character.isprintable() or character == "\n":
         return character
     code = character.encode("utf-16-be", "surrogatepass").hex()

@@ -30,20 +30,20 @@ OBSERVE_SECONDS = 1.0
 
 
 class Growth:
-    """Growth of counters since they were last seen; a counter that shrank has restarted at 0."""
+    """Growth of counters since they were last read; a counter that shrank has restarted at 0."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, str], int] = {}
+        self._last_counts: dict[tuple[str, str], int] = {}
 
     def of(self, name: str, count: int, label: str = "") -> int:
-        """Return the growth of a counter since the last call."""
-        before = self._seen.get((name, label), 0)
-        self._seen[name, label] = count
-        return count - before if count >= before else count
+        """Return how much the counter `name`, now at `count`, grew since the last call for it."""
+        previous = self._last_counts.get((name, label), 0)
+        self._last_counts[name, label] = count
+        return count - previous if count >= previous else count
 
     def forget(self, *names: str) -> None:
         """Treat these counters as new ones that start at 0."""
-        self._seen = {key: count for key, count in self._seen.items() if key[0] not in names}
+        self._last_counts = {key: count for key, count in self._last_counts.items() if key[0] not in names}
 
 
 def by_code(counted: Mapping[str, int], codes: Container[str] = REFUSALS) -> dict[str, int]:

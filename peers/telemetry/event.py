@@ -12,11 +12,11 @@ from peers.telemetry.console import Level
 from peers.telemetry.reasons import NOTHING, Codes
 
 
-def _name_of(kind: str) -> str:
+def _snake_case(kind: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower()
 
 
-class Event(Struct, frozen=True, tag_field="event", tag=_name_of):
+class Event(Struct, frozen=True, tag_field="event", tag=_snake_case):
     """Something that happened."""
 
     sentence: ClassVar[str] = ""
@@ -75,10 +75,11 @@ def short(peer: object) -> str:
 
 
 def words_of(event: Event) -> EventText | None:
-    """Return the text of an event; None if it is not shown or has a code that this version does not know."""
+    """Return the text of an event with its level and cure. None if people need not see the event, or if this
+    version does not know its code."""
     if not event.sentence:
         return None
-    text = event.sentence.format_map({key: _shown(value) for key, value in event.fields.items()})
+    text = event.sentence.format_map({key: _format_value(value) for key, value in event.fields.items()})
     if event.codes is None:
         return EventText(event.name, text, "info")
     code = str(event.fields["code"])
@@ -89,7 +90,8 @@ def words_of(event: Event) -> EventText | None:
     return EventText(code, f"{text}: {reason.meaning}", reason.level, cure)
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
+    """Return a field's value for a sentence: at most eight items of a list, and shortened ids."""
     if isinstance(value, (int, float)):
         return str(value)
     return ", ".join(map(str, value[:8])) if isinstance(value, (list, tuple)) else short(value)

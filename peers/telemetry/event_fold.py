@@ -1,10 +1,13 @@
-"""The timeline of a running peer, from its own events: losses, news for people, fate of its contributions."""
+"""Derive a running peer's recent history from its own event log.
+
+The history has the loss curve, the news (events that are shown to people) and the fate of its contributions.
+A contribution's fate is whether it was in time for its round, or late."""
 
 from __future__ import annotations
 
 from collections import deque
 
-from peers.telemetry import events as noted
+from peers.telemetry import events
 from peers.telemetry.event import Event, words_of
 from peers.telemetry.event_log import LogLine
 from peers.telemetry.snapshot import Curve, Happened
@@ -14,17 +17,18 @@ from swarmnet.resources.upload_need import ContributionFates
 MAX_EVENTS = 200
 
 
-class SettledRounds(dict[int, noted.Settled]):
+class SettledRounds(dict[int, events.Settled]):
     """Round -> the event of a round that this peer has settled, without rounds of abandoned branches."""
 
     def take(self, event: Event) -> None:
-        """Take the peer's next event."""
+        """Process the peer's next event. A settled round is added. When the peer fetches the state again,
+        the rounds from the fork on are removed."""
         match event:
-            case noted.Settled(round):
+            case events.Settled(round):
                 self[round] = event
-            case noted.Resync(fork_round=int(first)):
-                for round in [round for round in self if round >= first]:
-                    del self[round]
+            case events.Resync(fork_round=int(first_abandoned)):
+                for abandoned in [round for round in self if round >= first_abandoned]:
+                    del self[abandoned]
             case _:
                 pass
 
@@ -39,37 +43,38 @@ class PeerTimeline:
         self.events: deque[Happened] = deque(maxlen=MAX_EVENTS)
 
     def take(self, line: LogLine) -> None:
-        """Take the next line of the log."""
-        self._follow(line.event, line.time)
-        happened = self._news(line)
+        """Process the next line of the log: update the history, and keep the event if it is news."""
+        self._update_losses_and_fates(line.event, line.time)
+        happened = self._news_of(line)
         if happened is not None:
             self.events.append(happened)
 
-    def _follow(self, event: Event, at: float) -> None:
+    def _update_losses_and_fates(self, event: Event, at: float) -> None:
         """Update the mean loss and the fates of contributions by an event. `at` is its time in seconds."""
         match event:
-            case noted.Committed(tokens=tokens, loss=float(loss)):
+            case events.Committed(tokens=tokens, loss=float(loss)):
                 self.recent.add(loss * tokens, tokens)
                 if self.recent.mean is not None:
                     self.losses.add(at, self.recent.mean)
-            case noted.ContributionMade(round, id):
+            case events.ContributionMade(round, id):
                 self.contributions.make(id, round)
-            case noted.ContributionReturned(id=id):
+            case events.ContributionReturned(id=id):
                 self.contributions.give_back(id)
-            case noted.Settled(round):
+            case events.Settled(round):
                 self.contributions.settle(round)
-            case noted.Resync():
+            case events.Resync():
                 self.contributions.lose_open()
-            case noted.Started():
+            case events.Started():
                 self.contributions = ContributionFates()
             case _:
                 pass
 
-    def _news(self, line: LogLine) -> Happened | None:
-        """Return a line for people, or None if the event is not news."""
+    def _news_of(self, line: LogLine) -> Happened | None:
+        """Return the log line as text for people, or None if the event is not news."""
         event = line.event
-        if (words := words_of(event)) is not None:
+        words = words_of(event)
+        if words is not None:
             return Happened(line.time, words.code, words.text, words.level)
-        if isinstance(event, noted.Notice) and event.name not in noted.NOT_AMONG_NEWS:
+        if isinstance(event, events.Notice) and event.name not in events.NOT_AMONG_NEWS:
             return Happened(line.time, event.name, event.text[:200])
         return None

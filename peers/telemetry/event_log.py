@@ -5,9 +5,9 @@ may end in the middle of a line. The reader skips that line, and the next start 
 not stop training: lines wait for space. When too many wait, the oldest are dropped, and the log records how
 many.
 
-A long log moves to `.old` and replaces the one before. Facts that were logged once and still hold (the peer's
-id, its addresses) would be lost with it. The new file therefore begins with these lines, as one event
-`continued`."""
+A long log moves to `.old` and replaces the one before. *Standing facts* were logged once and still hold (the
+peer's id, its addresses); they would be lost with it. The new file therefore begins with their lines, as one
+event `continued`."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from peers.telemetry.events import (
 _RESERVED = frozenset({"time", "monotonic", "event"})
 LONGEST_WAITING_BYTES = 4 << 20
 """Some minutes of a busy peer's events."""
-OF_P2PD = frozenset({"listening", "relayed"})
-"""Lasting facts that end when p2pd ends."""
+P2PD_FACTS = frozenset({"listening", "relayed"})
+"""Standing facts that end when p2pd, the network daemon, ends."""
 CONTINUED = "continued"
 
 
@@ -87,99 +87,103 @@ class EventLog:
         self.listeners: list[Callable[[LogLine], None]] = []
         """Called with every event at once, with its fields as given."""
         self._lines: list[str] = []
-        self._oldest = 0.0
-        self._waiting = b""
-        self._refused = False
-        self._lost = 0
-        self._standing: dict[tuple[str, str], str] = {}
-        """Lines of facts that still hold."""
+        self._oldest_line_at = 0.0
+        self._unwritten = b""
+        self._is_failing = False
+        self._dropped_lines = 0
+        self._standing_facts: dict[tuple[str, str], str] = {}
+        """Log lines of the standing facts, by event name and subject."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        _cut_torn_line(path)
+        _truncate_incomplete_line(path)
         self._file = path.open("ab", buffering=0)
 
     def record(self, event: Event) -> None:
-        """Append an event."""
+        """Append an event, and pass it to the listeners. Lines are written once enough have gathered."""
         now = self._monotonic()
-        at = self._clock()
-        line = {"time": round(at, 6), "monotonic": round(now, 6), "event": event.name, **event.fields}
+        unix_time = self._clock()
+        line = {"time": round(unix_time, 6), "monotonic": round(now, 6), "event": event.name, **event.fields}
         for listener in self.listeners:
-            listener(LogLine(at, now, event))
+            listener(LogLine(unix_time, now, event))
         if not self._lines:
-            self._oldest = now
+            self._oldest_line_at = now
         self._lines.append(json.dumps(line, separators=(",", ":")))
-        self._note_standing(event, self._lines[-1])
-        if len(self._lines) >= self._flush_count or now - self._oldest >= self._flush_seconds:
+        self._update_standing_facts(event, self._lines[-1])
+        if len(self._lines) >= self._flush_count or now - self._oldest_line_at >= self._flush_seconds:
             self.flush()
 
     def flush(self) -> None:
-        """Write all lines to the operating system, as far as it accepts them."""
-        if not self._lines and not self._waiting:
+        """Write all lines to the operating system, as far as it accepts them. A file at its size limit is
+        then replaced by a new one."""
+        if not self._lines and not self._unwritten:
             return
-        self._waiting += "".join(f"{line}\n" for line in self._lines).encode()
+        self._unwritten += "".join(f"{line}\n" for line in self._lines).encode()
         self._lines.clear()
         try:
             self._write()
             if self._file.tell() >= self._limit_bytes:
-                self._turn_over()
-                self._waiting = self._continued()
+                self._start_new_file()
+                self._unwritten = self._continued_line()
                 self._write()
         except OSError as error:
-            self._refuse(error)
+            self._on_write_error(error)
         else:
-            self._take_again()
+            self._on_write_success()
 
     def _write(self) -> None:
-        while self._waiting:
-            self._waiting = self._waiting[self._file.write(self._waiting) :]
+        while self._unwritten:
+            self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
 
-    def _turn_over(self) -> None:
+    def _start_new_file(self) -> None:
         """Start a new file; if that fails, the old one remains in use. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):  # Moved before, when opening the new file failed.
-            self._path.replace(_older(self._path))
+            self._path.replace(_old_path(self._path))
         file = self._path.open("ab", buffering=0)
         self._file.close()
         self._file = file
 
-    def _note_standing(self, event: Event, line: str) -> None:
+    def _update_standing_facts(self, event: Event, line: str) -> None:
+        """Add the line of a fact that holds from now on, or remove the facts that this event ends."""
         match event:
             case Started():
-                self._standing = {("started", ""): line}
+                self._standing_facts = {("started", ""): line}
             case Assembled():
-                self._standing["assembled", ""] = line
+                self._standing_facts["assembled", ""] = line
             case Listening(text):
-                self._standing["listening", text] = line
+                self._standing_facts["listening", text] = line
             case Relayed(relay=relay):
-                self._standing["relayed", relay] = line
+                self._standing_facts["relayed", relay] = line
             case NotRelayed(relay=relay):
-                self._standing.pop(("relayed", relay), None)
+                self._standing_facts.pop(("relayed", relay), None)
             case TextNotice(topic="p2pd_ended"):
-                self._standing = {key: kept for key, kept in self._standing.items() if key[0] not in OF_P2PD}
+                facts = self._standing_facts.items()
+                self._standing_facts = {key: fact for key, fact in facts if key[0] not in P2PD_FACTS}
 
-    def _continued(self) -> bytes:
-        """Return the first line of a file that follows another one; empty if no fact holds."""
-        if not self._standing:
+    def _continued_line(self) -> bytes:
+        """Return the first line of a file that follows another one; empty without standing facts."""
+        if not self._standing_facts:
             return b""
-        held = ",".join(self._standing.values())
+        facts = ",".join(self._standing_facts.values())
         at, now = round(self._clock(), 6), round(self._monotonic(), 6)
-        return f'{{"time":{at},"monotonic":{now},"event":"{CONTINUED}","standing":[{held}]}}\n'.encode()
+        return f'{{"time":{at},"monotonic":{now},"event":"{CONTINUED}","standing":[{facts}]}}\n'.encode()
 
-    def _refuse(self, error: OSError) -> None:
-        """Keep lines for later, up to a limit; the oldest beyond it are dropped. A partly written line is
-        kept whole."""
-        if len(self._waiting) > LONGEST_WAITING_BYTES:
-            begun = self._waiting.find(b"\n") + 1
-            until = self._waiting.find(b"\n", len(self._waiting) - LONGEST_WAITING_BYTES // 2) + 1
-            self._lost += self._waiting.count(b"\n", begun, until)
-            self._waiting = self._waiting[:begun] + self._waiting[until:]
-        if not self._refused:
-            self._refused = True
+    def _on_write_error(self, error: OSError) -> None:
+        """Keep the unwritten lines for later. Beyond the limit, the oldest are dropped and counted. The first
+        line is kept, because it may be partly written. The first error in a row is reported."""
+        if len(self._unwritten) > LONGEST_WAITING_BYTES:
+            first_line_end = self._unwritten.find(b"\n") + 1
+            drop_end = self._unwritten.find(b"\n", len(self._unwritten) - LONGEST_WAITING_BYTES // 2) + 1
+            self._dropped_lines += self._unwritten.count(b"\n", first_line_end, drop_end)
+            self._unwritten = self._unwritten[:first_line_end] + self._unwritten[drop_end:]
+        if not self._is_failing:
+            self._is_failing = True
             self.trouble(
                 f"{self._path}: cannot be written: {error.strerror}; training continues, events wait"
             )
 
-    def _take_again(self) -> None:
-        if self._refused:
-            lost, self._refused, self._lost = self._lost, False, 0
+    def _on_write_success(self) -> None:
+        """After failed writes, log and report how many lines were lost."""
+        if self._is_failing:
+            lost, self._is_failing, self._dropped_lines = self._dropped_lines, False, 0
             self.record(LogRewritten(lost))
             self.trouble(f"{self._path} is written again; events lost meanwhile: {lost}")
 
@@ -212,15 +216,15 @@ def read(path: Path) -> Iterator[LogLine]:
 
 def parts(path: Path) -> list[Path]:
     """Return the existing files of a log, oldest first."""
-    return [file for file in (_older(path), path) if file.is_file()]
+    return [file for file in (_old_path(path), path) if file.is_file()]
 
 
 def read_part(file: Path) -> Iterator[LogLine]:
-    """Yield the events of one of the `parts`, preceded by the facts that held when it was started. Raises
-    UserError."""
+    """Yield the events of one of the `parts`, preceded by the standing facts at its start.
+    Raises UserError."""
     for line in read(file):
         if line.name == CONTINUED:
-            yield from _standing_in(line, file)
+            yield from _standing_facts_in(line, file)
         else:
             yield line
 
@@ -230,17 +234,19 @@ def read_lately(path: Path) -> Iterator[LogLine]:
     has no `started` or `continued`. Raises UserError."""
     files = parts(path)
     first = next(read(path), None) if path in files else None
-    if first is not None and first.name in (CONTINUED, "started"):
+    is_complete = first is not None and first.name in (CONTINUED, "started")
+    if is_complete:
         files = [path]
     for file in files:
         yield from read_part(file)
 
 
-def _standing_in(line: LogLine, file: Path) -> Iterator[LogLine]:
+def _standing_facts_in(line: LogLine, file: Path) -> Iterator[LogLine]:
+    """Yield the standing facts in a line `continued` as events. Raises UserError if the line is invalid."""
     try:
         for fields in line.fields["standing"]:
-            kept = {key: value for key, value in fields.items() if key not in _RESERVED}
-            yield LogLine(line.time, line.monotonic, parse(fields["event"], kept))
+            own_fields = {key: value for key, value in fields.items() if key not in _RESERVED}
+            yield LogLine(line.time, line.monotonic, parse(fields["event"], own_fields))
     except (KeyError, TypeError, AttributeError):
         raise UserError(f"{file}: invalid line `continued`; the file was changed or damaged") from None
 
@@ -250,7 +256,8 @@ def parse(name: str, fields: Mapping[str, Any]) -> Event:
 
     A line with a `text` and an unknown name is a `TextNotice`. Any other line is `Unknown` if this version of
     the program has no event of that name with such fields."""
-    kind: type[Event] | None = (SAID if "text" in fields else NOTED).get(name)
+    classes: Mapping[str, type[Event]] = SAID if "text" in fields else NOTED
+    kind = classes.get(name)
     with contextlib.suppress(msgspec.ValidationError):
         if kind is not None:
             return msgspec.convert(fields, kind)
@@ -259,11 +266,12 @@ def parse(name: str, fields: Mapping[str, Any]) -> Event:
     return Unknown(name, dict(fields))
 
 
-def _older(path: Path) -> Path:
+def _old_path(path: Path) -> Path:
     return path.with_name(path.name + ".old")
 
 
-def _cut_torn_line(path: Path) -> None:
+def _truncate_incomplete_line(path: Path) -> None:
+    """Cut the file after its last line end; after a crash it may end within a line."""
     if not path.exists():
         return
     with path.open("r+b") as file:

@@ -1,4 +1,6 @@
-"""Generate docs/events.md and the code tables of docs/watching.md from the event classes."""
+"""Generate docs/events.md and the code tables of docs/watching.md from the event classes.
+
+A code is a fixed word in an event that gives its reason."""
 
 from __future__ import annotations
 
@@ -27,40 +29,42 @@ TYPES = {
 
 
 def document() -> str:
-    """Return docs/events.md."""
+    """Return the text of docs/events.md: a table of all events, and one of the lines for people."""
     topics = ", ".join(f"`{topic}`" for topic in get_args(Topic))
     return "\n".join([
         HEAD,
-        *_table(NOTED),
+        *_event_table(NOTED),
         "",
         "## Lines for people",
         "",
         "`text` is the line as it was shown.",
         "",
-        *_table(SAID),
+        *_event_table(SAID),
         "",
         f"Without other fields: {topics}.",
         "",
     ])  # fmt: skip
 
 
-def _table(kinds: Mapping[str, type[Event]]) -> list[str]:
+def _event_table(kinds: Mapping[str, type[Event]]) -> list[str]:
+    """Return the lines of a Markdown table of these event classes, sorted by name."""
     rows = ["| event | fields | meaning |", "|---|---|---|"]
     for name, kind in sorted(kinds.items()):
-        shown = ", ".join(_shown(field) for field in fields(kind) if field.name != "text")
-        rows.append(f"| `{name}` | {shown} | {_meaning(kind)} |")
+        described = ", ".join(_describe_field(field) for field in fields(kind) if field.name != "text")
+        rows.append(f"| `{name}` | {described} | {_describe_event(kind)} |")
     return rows
 
 
-def _shown(field: FieldInfo) -> str:
-    of = field.type.__name__ if isinstance(field.type, type) else str(field.type)
-    known = of.partition(" | msgspec")[0].replace(" | None", " or null")
-    optional = "?" if "UnsetType" in of else ""
-    kind = TYPES.get(known, known).replace("str", "text")
+def _describe_field(field: FieldInfo) -> str:
+    """Return a field's name, `?` if it is optional, and its type unless that is text."""
+    type_name = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+    required_type = type_name.partition(" | msgspec")[0].replace(" | None", " or null")
+    optional = "?" if "UnsetType" in type_name else ""
+    kind = TYPES.get(required_type, required_type).replace("str", "text")
     return f"`{field.name}{optional}`" + (f" {kind}" if kind != "text" else "")
 
 
-def _meaning(kind: type[Event]) -> str:
+def _describe_event(kind: type[Event]) -> str:
     words, codes = " ".join(str(kind.__doc__).split()), kind.codes
     return words if codes is None else f"{words} Codes: {codes.title[0].lower()}{codes.title[1:]}."
 
@@ -73,30 +77,33 @@ SHARED_TITLE = "Codes of several tables"
 
 
 def codes() -> str:
-    """Return the part of docs/watching.md that lists all codes. A code that means the same in several tables
-    is explained once, in the first one."""
+    """Return the part of docs/watching.md that lists all codes. Codes that mean the same in several tables
+    are explained once, in the first table of the page."""
     shared = _shared_codes()
     lines = [CODES_HEAD, f"### {SHARED_TITLE}", "", *_code_table(shared), ""]
     for table in TABLES:
-        own = {code: reason for code, reason in table.items() if shared.get(code) != reason}
-        also = [f"`{code}`" for code in table if code not in own]
-        lines += [f"### {table.title}", "", f"In {_where(table)}.", ""]
-        lines += [*_code_table(own), ""] if own else []
-        lines += [f"[Also](#{_anchor(SHARED_TITLE)}): {', '.join(also)}.", ""] if also else []
+        unshared = {code: reason for code, reason in table.items() if shared.get(code) != reason}
+        explained_before = [f"`{code}`" for code in table if code not in unshared]
+        lines += [f"### {table.title}", "", f"In {_users_of_table(table)}.", ""]
+        if unshared:
+            lines += [*_code_table(unshared), ""]
+        if explained_before:
+            lines += [f"[Also](#{_anchor(SHARED_TITLE)}): {', '.join(explained_before)}.", ""]
     return "\n".join(lines)
 
 
 def _shared_codes() -> dict[str, Reason]:
     """Return the codes that have the same reason in two tables or more."""
     counts = Counter((code, reason) for table in TABLES for code, reason in table.items())
-    return {code: reason for (code, reason), count in sorted(counts.items(), key=_code) if count > 1}
+    return {code: reason for (code, reason), count in sorted(counts.items(), key=_code_of) if count > 1}
 
 
-def _code(counted: tuple[tuple[str, Reason], int]) -> str:
+def _code_of(counted: tuple[tuple[str, Reason], int]) -> str:
     return counted[0][0]
 
 
 def _code_table(reasons: Mapping[str, Reason]) -> list[str]:
+    """Return the lines of a Markdown table of codes with their levels, meanings and fixes."""
     rows = ["| code | meaning | fix |", "|---|---|---|"]
     for code, reason in reasons.items():
         level = {"info": "", "none": " (routine)"}.get(reason.level, f" ({reason.level})")
@@ -110,7 +117,8 @@ def _anchor(title: str) -> str:
     return title.lower().replace(" ", "-")
 
 
-def _where(table: Codes) -> str:
+def _users_of_table(table: Codes) -> str:
+    """Return the events and the metric that use the codes of this table."""
     events = ", ".join(f"`{name}`" for name, kind in NOTED.items() if kind.codes is table)
     metric = f"`swarmnet_{table.metric}`" if table.metric else ""
     return "; ".join(words for words in (f"events {events}" if events else "", metric) if words)

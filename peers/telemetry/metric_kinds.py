@@ -1,4 +1,6 @@
-"""Declare Prometheus metrics: once each, with all their series, and listed for the documentation."""
+"""Declare Prometheus metrics: once each, with all their series, and listed for the documentation.
+
+A series is a metric with one value for each of its labels. A family is a metric with all its series."""
 
 from __future__ import annotations
 
@@ -71,8 +73,8 @@ class LabelledMetric(Generic[Metric]):
 
 def only(family: LabelledMetric[Gauge], values: Iterable[str], value: str) -> None:
     """Set a family with one label to 1 for `value` and to 0 for all other `values`."""
-    for each in values:
-        family(each).set(each == value)
+    for label_value in values:
+        family(label_value).set(label_value == value)
 
 
 class Declare:
@@ -132,20 +134,20 @@ class Sometimes:
             self._gauges[name].set(value if value is not None else nan)
 
     def show(self, *names: str) -> None:
-        """Create these gauges now, or all if none is named."""
+        """Create these gauges now, or all if none is named. Existing ones stay unchanged."""
         for name in names or self._helps:
             if name not in self._gauges:
                 self._gauges[name] = self._declare.gauge(name, self._helps[name])
 
 
 def table(declared: Iterable[Declared]) -> Iterator[str]:
-    """Yield the lines of a table of docs/metrics.md."""
+    """Yield the lines of a Markdown table of these metrics, for docs/metrics.md."""
     yield "| metric | type | labels | meaning, unit |"
     yield "|---|---|---|---|"
     for metric in declared:
-        labels = "; ".join(f"`{label.name}`{_values(label)}" for label in metric.labels)
+        labels = "; ".join(f"`{label.name}`{_listed_values(label)}" for label in metric.labels)
         yield f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |"
 
 
-def _values(label: Label) -> str:
+def _listed_values(label: Label) -> str:
     return ": " + ", ".join(label.values) if label.values else ""

@@ -2,9 +2,9 @@
 
 A role exports only the series that it updates; the others are declared in an unused registry. A peer id is
 never a label, because Prometheus has `instance` for that. Labels with fixed values have all their series from
-the start, and any other value is counted as `other`. So the number of series is bounded, whatever the network
-sends. An update costs a dictionary look-up and an addition; the text is made only for a scrape. An instance
-belongs to one peer; nothing here is global."""
+the start, and any other value is counted as `other`. The number of series is therefore bounded, whatever the
+network sends. An update costs a dictionary look-up and an addition; the text is made only for a scrape. An
+instance belongs to one peer; nothing here is global."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ class PeerMetrics:
         self._unread = Declare(CollectorRegistry())
         self.about = About(self._shared)
         self.network = NetworkMetrics(self._shared, KINDS if role == "worker" else ("directory",))
-        worker = self._of("worker")
+        worker = self._registry_for("worker")
         self.training = TrainingMetrics(worker)
         self.rounds = RoundMetrics(worker)
         self.compute = ComputeSeconds(worker)
@@ -259,13 +259,14 @@ class PeerMetrics:
         self.peak = Sometimes(worker, PEAK)
         self.counted = Sometimes(worker, COUNTED)
         self.experts = Sometimes(worker, EXPERTS)
-        self.archive = ArchiveMetrics(self._of("archivist"))
-        self.relay = RelayMetrics(self._of("bootstrap"))
+        self.archive = ArchiveMetrics(self._registry_for("archivist"))
+        self.relay = RelayMetrics(self._registry_for("bootstrap"))
         if process:
             ProcessCollector(registry=self.registry)
             GCCollector(registry=self.registry)
 
-    def _of(self, role: str) -> Declare:
+    def _registry_for(self, role: str) -> Declare:
+        """Return the exported registry if this peer has the role, else the unused one."""
         return self._own if role == self._role else self._unread
 
     @property
@@ -303,7 +304,8 @@ def declared_metrics() -> tuple[Declared, ...]:
 
 
 def document() -> str:
-    """Return docs/metrics.md without the observer's part."""
+    """Return the text of docs/metrics.md: metrics of every role, then of each role. The observer's part is
+    missing."""
     lines = [
         "# Metrics",
         "",
@@ -320,6 +322,6 @@ def document() -> str:
         "",
         *table(of_role("worker").shared),
     ]
-    for role, words in ROLES.items():
-        lines += ["", f"## {role.capitalize()}", "", words, "", *table(of_role(role).own)]
+    for role, note in ROLES.items():
+        lines += ["", f"## {role.capitalize()}", "", note, "", *table(of_role(role).own)]
     return "\n".join(lines) + "\n"

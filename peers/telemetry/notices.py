@@ -1,4 +1,6 @@
-"""Print those events of the log that matter to people, one line each."""
+"""Print those events of the log that matter to people, one line each.
+
+An event's code gives its reason; its cure is what helps. Repetitions are suppressed."""
 
 from __future__ import annotations
 
@@ -26,26 +28,28 @@ class NoticePrinter:
         self._alone = False
 
     def on_line(self, line: LogLine) -> None:
-        """Handle a log line. `line.monotonic` is the time by which repetitions are suppressed."""
+        """Print the line's event if it matters to people, with its cure. An event with the same code and peer
+        as one printed in the last QUIET_SECONDS is only counted; the next print adds the count. Rounds
+        without other contributors are printed once in a row."""
         event = line.event
         if isinstance(event, Applied):
             was_alone, self._alone = self._alone, event.code == ALONE
             if was_alone and self._alone:
                 return
-        words = words_of(event) if event.is_printed else None
-        if words is None:
+        notice = words_of(event) if event.is_printed else None
+        if notice is None:
             return
-        which = (event.name, words.code, str(getattr(event, "peer", "")))
-        if line.monotonic < self._shown_at.get(which, float("-inf")) + QUIET_SECONDS:
-            self._suppressed[which] = self._suppressed.get(which, 0) + 1
+        notice_key = (event.name, notice.code, str(getattr(event, "peer", "")))
+        if line.monotonic < self._shown_at.get(notice_key, float("-inf")) + QUIET_SECONDS:
+            self._suppressed[notice_key] = self._suppressed.get(notice_key, 0) + 1
             return
         if len(self._shown_at) >= MAX_REMEMBERED:
             oldest = next(iter(self._shown_at))
             del self._shown_at[oldest]
             self._suppressed.pop(oldest, None)
-        self._shown_at.pop(which, None)
-        self._shown_at[which] = line.monotonic
-        more = self._suppressed.pop(which, 0)
-        cure = f" ({words.cure})" if words.cure else ""
-        again = f" ({more} more since it was last shown)" if more else ""
-        self._report.notify(event.name, f"{words.text}{cure}{again}", words.level, code=words.code)
+        self._shown_at.pop(notice_key, None)
+        self._shown_at[notice_key] = line.monotonic
+        suppressed = self._suppressed.pop(notice_key, 0)
+        cure = f" ({notice.cure})" if notice.cure else ""
+        repetitions = f" ({suppressed} more since it was last shown)" if suppressed else ""
+        self._report.notify(event.name, f"{notice.text}{cure}{repetitions}", notice.level, code=notice.code)

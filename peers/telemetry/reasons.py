@@ -126,7 +126,7 @@ def join_line(run: str, stage: int) -> str:
 
 
 def way_out(run: str, stage: int) -> str:
-    """Return the sentence on how to restore a stage whose weights no present peer has."""
+    """Return a sentence for people: which command restores a stage whose weights no present peer has."""
     return f"The peer that was in stage {stage} before can type: {join_line(run, stage)}"
 
 
@@ -141,17 +141,17 @@ def stuck_lines(stuck: Mapping[int, int], run: str) -> tuple[str, ...]:
 
 
 def slow_upload(verdict: UploadVerdict, doctor: str, restart: str = "") -> tuple[str, str]:
-    """Return what is wrong with a peer's upload, and what helps. `doctor` is the command that measures it.
-    `restart` is the command that restarts the peer, where its own limits.upload is too low."""
-    line = f" ({round(8e-6 * verdict.line, 1):g} Mbit/s)" if verdict.line < inf else ""
+    """Return two texts for people: what is wrong with a peer's upload, and what helps. `doctor` is a command
+    that measures it. `restart` restarts the peer, where its own limits.upload is too low; else empty."""
+    rate = f" ({round(8e-6 * verdict.line, 1):g} Mbit/s)" if verdict.line < inf else ""
     proof = "."
     if verdict.has_proof:
         proof = f": {verdict.late} of {verdict.decided} contributions came too late, so they do not count."
     if not verdict.is_short:
-        what = f"Your upload{line} may be too slow for this run{proof} Look for the cause"
+        what = f"Your upload{rate} may be too slow for this run{proof} Look for the cause"
         return what, f"`{doctor}`"
-    need = ceil(8e-5 * verdict.need) / 10
-    what = f"Your upload{line} is too slow for this run{proof} It needs about {need:g} Mbit/s"
+    need = ceil(8e-5 * verdict.need) / 10  # Mbit/s, rounded up to a tenth.
+    what = f"Your upload{rate} is too slow for this run{proof} It needs about {need:g} Mbit/s"
     if restart:
         return what, f"{restart} --set limits.upload={need:g}Mbit/s`"
     return what, f"use a faster line, then measure it with `{doctor}`"

@@ -1,9 +1,9 @@
-"""The snapshot of a swarm, read by `swarmnet top`, the observer's page, its JSON and the metrics.
+"""The state of a swarm at one moment, for `swarmnet top`, the observer's page, its JSON and the metrics.
 
-A worker makes it from its own knowledge (peers/worker/snapshot_of_worker.py). An observer and `top --run`
-make it from the signed records in the directory (peers/observer/snapshot_of_records.py). `complete` adds what
-follows from the rows, for both. A worker sends it as JSON over its control socket; its size is bounded, and
-it is validated before it is drawn."""
+A snapshot has one row for each peer. A worker makes it from its own knowledge
+(peers/worker/snapshot_of_worker.py). An observer and `top --run` make it from the signed records in the
+directory (peers/observer/snapshot_of_records.py). `complete` adds what follows from the rows, for both. A
+worker sends it as JSON over its control socket. Its size is bounded, and readers validate it."""
 
 from __future__ import annotations
 
@@ -254,10 +254,10 @@ class SwarmSnapshot:
     def others(self) -> dict[str, int]:
         """Role -> number of present peers that are no workers. Known bootstraps count if they respond, since
         they have a record only while no peer trains."""
-        here = Counter(row.role for row in self.rows if row.state != "gone" and row.role != "worker")
+        present = Counter(row.role for row in self.rows if row.state != "gone" and row.role != "worker")
         if self.bootstraps:
-            here["bootstrap"] = sum(self.bootstraps.values())
-        return {role: here[role] for role in ROLES if here[role]}
+            present["bootstrap"] = sum(self.bootstraps.values())
+        return {role: present[role] for role in ROLES if present[role]}
 
 
 MAX_POINTS = 360
@@ -286,25 +286,26 @@ class Curve(Generic[Point]):
 
 
 def complete(known: SwarmSnapshot, layers: Sequence[int]) -> SwarmSnapshot:
-    """Return `known` completed by what follows from its rows. `layers` is the number of layers of each
-    stage."""
-    rows = tuple(sorted(known.rows, key=_order))
+    """Return `known` with sorted rows and the values that follow from them: stages, states, versions, lag.
+    `layers` is the number of layers of each stage."""
+    rows = tuple(sorted(known.rows, key=_row_sort_key))
     return replace(
         known,
         rows=rows,
-        stages=_stages(rows, layers),
-        states=_states(rows),
-        versions=_versions(rows),
-        lag=_lag(rows) if known.lag is None else known.lag,
+        stages=_stage_rows(rows, layers),
+        states=_count_states(rows),
+        versions=_count_versions(rows),
+        lag=_largest_lag(rows) if known.lag is None else known.lag,
     )
 
 
-def _order(row: PeerRow) -> tuple[int, bool, bool, float, str]:
+def _row_sort_key(row: PeerRow) -> tuple[int, bool, bool, float, str]:
     stage = row.stage if row.stage >= 0 else 1 << 15
     return stage, row.state == "gone", not row.here, -row.tokens, row.peer
 
 
-def _stages(rows: Iterable[PeerRow], layers: Sequence[int]) -> tuple[StageRow, ...]:
+def _stage_rows(rows: Iterable[PeerRow], layers: Sequence[int]) -> tuple[StageRow, ...]:
+    """Return one row for each stage with its peers by state and their total possible speed."""
     states: list[Counter[str]] = [Counter(dict.fromkeys(STATES, 0)) for _ in layers]
     speeds: list[list[float]] = [[] for _ in layers]
     for row in rows:
@@ -318,12 +319,13 @@ def _stages(rows: Iterable[PeerRow], layers: Sequence[int]) -> tuple[StageRow, .
     )
 
 
-def _states(rows: Iterable[PeerRow]) -> dict[str, dict[str, int]]:
+def _count_states(rows: Iterable[PeerRow]) -> dict[str, dict[str, int]]:
+    """Return role -> state -> number of peers, with every role and state."""
     counts = Counter((row.role, row.state) for row in rows)
     return {role: {state: counts[role, state] for state in STATES} for role in ROLES}
 
 
-def _versions(rows: Iterable[PeerRow]) -> tuple[tuple[str, int], ...]:
+def _count_versions(rows: Iterable[PeerRow]) -> tuple[tuple[str, int], ...]:
     """Return versions of present peers with their counts; the rarest are `other`."""
     counts = Counter(row.version for row in rows if row.state != "gone" and row.signed_at)
     shown = counts.most_common(SHOWN_VERSIONS)
@@ -331,21 +333,22 @@ def _versions(rows: Iterable[PeerRow]) -> tuple[tuple[str, int], ...]:
     return (*shown, ("other", rest)) if rest else tuple(shown)
 
 
-def _lag(rows: Sequence[PeerRow]) -> int | None:
-    """Return how many rounds a peer in step is behind another one of its stage, at most."""
-    steps = [(row.stage, row.round) for row in rows
+def _largest_lag(rows: Sequence[PeerRow]) -> int | None:
+    """Return the largest number of rounds that a peer is behind the furthest peer of its stage. Only peers in
+    a state of IN_STEP count; None without any."""
+    stage_rounds = [(row.stage, row.round) for row in rows
              if row.round is not None and row.stage >= 0 and row.state in IN_STEP]  # fmt: skip
     newest: dict[int, int] = {}
-    for stage, round in steps:
+    for stage, round in stage_rounds:
         newest[stage] = max(round, newest.get(stage, round))
-    return max((newest[stage] - round for stage, round in steps), default=None)
+    return max((newest[stage] - round for stage, round in stage_rounds), default=None)
 
 
 def capped_sum(values: Iterable[float]) -> float:
     """Return a sum in which a single false claim counts for little."""
     positive = [value for value in values if value > 0]
-    most = FASTEST * median(positive) if positive else 0.0
-    return sum(min(value, most) for value in positive)
+    cap = FASTEST * median(positive) if positive else 0.0
+    return sum(min(value, cap) for value in positive)
 
 
 def plain_state(state: str) -> str:
@@ -365,8 +368,8 @@ def as_json(snapshot: SwarmSnapshot) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> SwarmSnapshot:
-    """Return the snapshot from a peer's response. Raises UserError if it is none: the peer has no stage, or
-    another version."""
+    """Return the snapshot from a peer's response. Raises UserError if the response is no snapshot (the peer
+    has no stage or another version) or is too long."""
     try:
         snapshot = msgspec.convert(data, SwarmSnapshot)
     except msgspec.ValidationError as error:
@@ -376,11 +379,11 @@ def from_json(data: Mapping[str, Any]) -> SwarmSnapshot:
         raise UserError(
             f"the peer's response is no snapshot of a swarm ({error}); its version differs: swarmnet version"
         ) from None
-    if max(
-        len(snapshot.rows) // MAX_PEERS,
-        len(snapshot.stages) // MAX_PEERS,
-        len(snapshot.losses) // MAX_LOSSES,
-        len(snapshot.events) // MAX_EVENTS,
+    if (
+        len(snapshot.rows) >= MAX_PEERS
+        or len(snapshot.stages) >= MAX_PEERS
+        or len(snapshot.losses) >= MAX_LOSSES
+        or len(snapshot.events) >= MAX_EVENTS
     ):
         raise UserError("the peer's response is longer than a snapshot of a swarm may be")
     return snapshot

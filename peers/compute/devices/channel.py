@@ -36,7 +36,8 @@ class _Head(msgspec.Struct, Generic[Received]):
 
 
 class Channel(Generic[Sent, Received]):
-    """One side of the connection. Raises Ended if the other side does not respond within the time limit."""
+    """One side of the connection. Raises ChannelClosed if the other side does not respond within the time
+    limit."""
 
     def __init__(self, end: socket.socket, received: object, seconds: float | None) -> None:
         """Wrap a socket. `received` is the type of incoming messages. `seconds` None means no time limit."""
@@ -46,7 +47,7 @@ class Channel(Generic[Sent, Received]):
         self._heads: tuple[_Tensor, ...] = ()
 
     def send(self, message: Sent, tensors: Sequence[Tensor] = ()) -> None:
-        """Send a message and its tensors. Raises Ended."""
+        """Send a message, and then the bytes of its tensors. Raises ChannelClosed."""
         heads = tuple(_Tensor(str(each.dtype).removeprefix("torch."), tuple(each.shape)) for each in tensors)
         head = msgspec.msgpack.encode(_Head(message, heads))
         try:
@@ -58,7 +59,7 @@ class Channel(Generic[Sent, Received]):
             raise ChannelClosed(str(error)) from None
 
     def receive(self) -> tuple[Received, list[Tensor]]:
-        """Receive a message and its tensors. Raises Ended."""
+        """Return the next message with its tensors, in host memory. Raises ChannelClosed."""
         message = self.receive_message()
         tensors = [torch.empty(head.shape, dtype=KINDS[head.kind]) for head in self._heads]
         for tensor in tensors:
@@ -67,23 +68,23 @@ class Channel(Generic[Sent, Received]):
         return message, tensors
 
     def receive_message(self) -> Received:
-        """Receive a message without its tensors. The caller then reads their bytes with `read_into`."""
+        """Return the next message without its tensors. The caller then reads their bytes with `read_into`."""
         (length,) = LENGTH.unpack(self._read(LENGTH.size))
         head: _Head[Received] = self._decoder.decode(self._read(length))
         self._heads = head.tensors
         return head.message
 
     def read_into(self, view: memoryview) -> None:
-        """Fill `view` with the next bytes. Raises Ended."""
-        got = 0
-        while got < len(view):
+        """Fill `view` with the next bytes. Raises ChannelClosed."""
+        received = 0
+        while received < len(view):
             try:
-                more = self.end.recv_into(view[got:])
+                count = self.end.recv_into(view[received:])
             except OSError as error:
                 raise ChannelClosed(str(error)) from None
-            if not more:
+            if not count:
                 raise ChannelClosed("closed")
-            got += more
+            received += count
 
     def _read(self, size: int) -> bytearray:
         data = bytearray(size)

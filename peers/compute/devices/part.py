@@ -1,8 +1,9 @@
 """A stage on several devices, with the interface of a stage on one device.
 
-The peer's own process holds no part of it. It sends each request to all device processes and combines their
-shares. A microbatch is combined by its sequences, a contribution and the settled weights by their chunks.
-Other peers therefore see no difference from a peer with one device.
+Each device has its own process and a *share* of the stage: a part of each vector. The peer's own process has
+none. It sends each order to all device processes and combines their answers. A microbatch is combined by its
+sequences, a contribution and the settled weights by their chunks. Other peers therefore see no difference
+from a peer with one device. A *payload* is an encoded contribution.
 """
 
 from __future__ import annotations
@@ -45,15 +46,18 @@ def spread_part(
     manifest: Manifest, stage: int, devices: Sequence[torch.device], computing: Computing, threads: int
 ) -> tuple[StagePart, Processes]:
     """Return the stage on these devices, and their processes, which are starting. The caller closes the
-    processes. UserError if the run's method needs a whole stage at once."""
-    if why_not := not_divisible(manifest):
-        raise UserError(f"compute.devices: {why_not}; set it to 1")
+    processes. Raises UserError if the stage is too small, or if the run's method needs a whole stage."""
+    obstacle = not_divisible(manifest)
+    if obstacle:
+        raise UserError(f"compute.devices: {obstacle}; set it to 1")
     layout = trained_layout(manifest, stage)
     shares = Shares(layout, len(devices))
-    if len({run.device for run in shares.runs()}) < len(devices):
+    devices_with_share = {run.device for run in shares.runs()}
+    if len(devices_with_share) < len(devices):
         raise UserError(f"compute.devices: stage {stage} is too small for {len(devices)}; set it to 1")
 
-    def begins(store: str) -> list[orders.Begin]:
+    def first_orders(store: str) -> list[orders.Begin]:
+        """Return each device's first order. `store` is the file through which the devices find each other."""
         return [
             orders.Begin(
                 manifest.canonical(), stage, rank, str(device), len(devices), store, threads, computing.dtype,
@@ -62,7 +66,7 @@ def spread_part(
             for rank, device in enumerate(devices)
         ]  # fmt: skip
 
-    processes = Processes(begins)
+    processes = Processes(first_orders)
     method = SpreadMethod(manifest, layout, processes, shares)
     part = StagePart(
         layout, SpreadCompute(processes), method, partial(first_state, manifest, stage), computing=computing,
@@ -90,7 +94,7 @@ def not_divisible(manifest: Manifest) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LiveWeights:
-    """Represents the live weights of all shares, which each device reads locally."""
+    """Represents the live weights of all shares. They stay on the devices, and so are never iterated here."""
 
     ahead: bool
 
@@ -125,39 +129,45 @@ class SpreadCompute:
     def forward(
         self, key: Hashable, inputs: Tensor, branch_scale: float = 1.0, tokens_BT: Tensor | None = None
     ) -> Tensor:
-        found = self._processes.ask(orders.Forward(repr(key), branch_scale), _given(inputs, tokens_BT))
-        return torch.cat([output for _, outputs in found for output in outputs])
+        """Return the outputs of the whole microbatch. Each device computes some of its sequences."""
+        order = orders.Forward(repr(key), branch_scale)
+        answers = self._processes.ask(order, _without_none(inputs, tokens_BT))
+        return torch.cat([output for _, outputs in answers for output in outputs])
 
     def finish(
         self, key: Hashable, inputs: Tensor, labels_BT: Tensor, tokens_BT: Tensor | None = None
     ) -> LastStageResult:
-        found = self._processes.ask(orders.Finish(repr(key)), _given(inputs, labels_BT, tokens_BT))
-        gradients = [gradient for _, of_device in found for gradient in of_device]
+        """Run the last stage, forward and backward. Returns the summed loss, the number of tokens and any
+        gradient of the inputs, each of the whole microbatch."""
+        tensors = _without_none(inputs, labels_BT, tokens_BT)
+        answers = self._processes.ask(orders.Finish(repr(key)), tensors)
+        gradients = [gradient for _, of_device in answers for gradient in of_device]
         return LastStageResult(
-            sum(done.loss_sum for done, _ in found), sum(done.tokens for done, _ in found),
+            sum(done.loss_sum for done, _ in answers), sum(done.tokens for done, _ in answers),
             torch.cat(gradients) if gradients else None,
         )  # fmt: skip
 
     def backward(self, key: Hashable, hidden_gradient: Tensor) -> Tensor | None:
-        found = self._processes.ask(orders.Backward(repr(key)), [hidden_gradient])
-        gradients = [gradient for _, of_device in found for gradient in of_device]
+        answers = self._processes.ask(orders.Backward(repr(key)), [hidden_gradient])
+        gradients = [gradient for _, of_device in answers for gradient in of_device]
         return torch.cat(gradients) if gradients else None
 
     def drop(self, key: Hashable) -> None:
         self._processes.ask(orders.Drop(repr(key)))
 
     def use_gradient(self, use: Callable[[Tensor], Used]) -> Used:
-        """Call `use` with an empty tensor. A SpreadMethod works where the shares of the gradient are."""
+        """Call `use` with an empty tensor: the gradient's shares stay on the devices, where SpreadMethod has
+        them processed."""
         return use(torch.empty(0))
 
 
-def _given(*tensors: Tensor | None) -> list[Tensor]:
+def _without_none(*tensors: Tensor | None) -> list[Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
 class SpreadMethod:
-    """Implements `Method` of `swarmnet/optimizer/method.py` for all shares. Payloads are read and checked
-    locally, by a method on torch's meta device, which has no numbers."""
+    """Implements `Method` of `swarmnet/optimizer/method.py` for all shares. Payloads are checked in the
+    peer's process, by a method on torch's meta device, which has shapes only."""
 
     held = reduced = None
 
@@ -195,11 +205,11 @@ class SpreadMethod:
         return self.made(orders.Contribute(tokens, round, peer))
 
     def made(self, order: orders.Contribute | orders.EncodeDelta) -> bytes:
-        """Return a payload that combines what each device makes of its share."""
-        found = [done for done, _ in self.processes.ask(order)]
-        self.gradient_norm = found[0].gradient_norm  # This norm covers all shares.
-        self.momentum_norm = hypot(*(done.momentum_norm or 0.0 for done in found))
-        return put_together([done.payload for done in found], self._sections, self.shares)
+        """Send the order to all devices. Returns the payload combined from those of their shares."""
+        answers = [done for done, _ in self.processes.ask(order)]
+        self.gradient_norm = answers[0].gradient_norm  # This norm covers all shares.
+        self.momentum_norm = hypot(*(done.momentum_norm or 0.0 for done in answers))
+        return put_together([done.payload for done in answers], self._sections, self.shares)
 
     def parts(self, payload: bytes) -> list[bytes]:
         """Return the part of a checked payload for each device."""
@@ -241,7 +251,7 @@ class SpreadSteps:
 
 
 class SpreadReplica:
-    """Implements `Holds` of `peers/compute/stage_part.py` for all shares."""
+    """Implements `HasReplica` of `peers/compute/stage_part.py` for all shares."""
 
     def __init__(self, method: SpreadMethod, units: Tensor, settled_round: int) -> None:
         self._method, self._processes, self._shares = method, method.processes, method.shares
@@ -251,12 +261,12 @@ class SpreadReplica:
         self.settled_round = self.applied_round = settled_round
         self._factors: dict[int, int] = {}
         each: list[list[Tensor]] = [[] for _ in range(self._shares.devices)]
-        for device, start, stop in self._runs():
+        for device, start, stop in self._device_ranges():
             each[device].append(units[start:stop])
         held = [[torch.cat(parts)] for parts in each]
         self._processes.ask_each([orders.Hold(settled_round)] * len(held), held)
 
-    def _runs(self) -> Iterator[tuple[int, int, int]]:
+    def _device_ranges(self) -> Iterator[tuple[int, int, int]]:
         """Yield the state in order as ranges: (device, start, stop)."""
         for copy in range(self._copies):
             for run in self._shares.runs():
@@ -283,14 +293,19 @@ class SpreadReplica:
         self.applied_round = max(self.applied_round, round)
 
     def vote_agreement(self, round: int, me: PeerId) -> VoteAgreement | None:
-        found = [done.vote_agreement for done, _ in self._processes.ask(orders.MeasureAgreement(round, me))]
-        counts = [VoteAgreement(*each) for each in found if each is not None]
+        """Return how far this peer's votes in a round agree with those of others, summed over the devices.
+        None if no device has counts."""
+        answers = self._processes.ask(orders.MeasureAgreement(round, me))
+        device_counts = [done.vote_agreement for done, _ in answers]
+        counts = [VoteAgreement(*each) for each in device_counts if each is not None]
         return sum(counts, VoteAgreement(0, 0, 0)) if counts else None
 
     def settle(self, round: int, hashed: bool = True) -> bytes:
+        """Settle a round on all devices. Returns the digest of the settled state, or NOT_HASHED without
+        `hashed`, which does not read the state from the devices."""
         digest = digest_of(round)
         if hashed:
-            for piece in self._read(orders.SettleOnDevice(round)):
+            for piece in self._read_state(orders.SettleOnDevice(round)):
                 digest.update(piece)
         else:
             self._processes.ask(orders.Close(round))
@@ -299,11 +314,12 @@ class SpreadReplica:
         return digest.digest() if hashed else NOT_HASHED
 
     def settled_units(self) -> Tensor:
-        units, at = torch.empty(self._method.state.size, dtype=torch.int32), 0
-        view = bytes_of(units)
-        for piece in self._read(orders.GetSettledState()):
-            view[at : at + len(piece)] = piece
-            at += len(piece)
+        """Return the whole settled state, int32 [state.size], read from all devices."""
+        units = torch.empty(self._method.state.size, dtype=torch.int32)
+        view, offset = bytes_of(units), 0
+        for piece in self._read_state(orders.GetSettledState()):
+            view[offset : offset + len(piece)] = piece
+            offset += len(piece)
         return units
 
     settled_now = settled_units
@@ -311,6 +327,7 @@ class SpreadReplica:
     def live_tiles(self, ahead: bool) -> LiveWeights:
         return LiveWeights(ahead)
 
-    def _read(self, order: orders.SettleOnDevice | orders.GetSettledState) -> Iterator[bytearray]:
-        sizes = ((device, UNIT_BYTES * (stop - start)) for device, start, stop in self._runs())
+    def _read_state(self, order: orders.SettleOnDevice | orders.GetSettledState) -> Iterator[bytearray]:
+        """Yield the bytes of the settled state in its order, in pieces, after this order."""
+        sizes = ((device, UNIT_BYTES * (stop - start)) for device, start, stop in self._device_ranges())
         return self._processes.read(order, sizes)

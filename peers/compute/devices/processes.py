@@ -45,14 +45,14 @@ LAST_SECONDS = 1.0
 """Maximum time between the end of a process's connection and its exit."""
 
 Received: TypeAlias = tuple[Answer, list[Tensor]]
-Given: TypeAlias = tuple[Done, list[Tensor]]
+DoneAnswer: TypeAlias = tuple[Done, list[Tensor]]
 
 
 class Processes:
     """The processes, one for each device. Any thread may use it; it runs one order at a time."""
 
-    def __init__(self, begins: Callable[[str], Sequence[Begin]]) -> None:
-        """Start the processes without waiting; `ready` waits. `begins` returns the first order for each
+    def __init__(self, first_orders: Callable[[str], Sequence[Begin]]) -> None:
+        """Start the processes without waiting; `ready` waits. `first_orders` returns the first order for each
         device, given the file by which they find each other."""
         self._folder = tempfile.TemporaryDirectory(prefix="swarmnet-devices-", ignore_cleanup_errors=True)
         self._lock = threading.Lock()
@@ -60,132 +60,145 @@ class Processes:
         self._channels: list[Channel[Order, Answer]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._output_folder = Path(self._folder.name)
-        self._begins = begins(str(self._output_folder / "store"))
-        for begin in self._begins:
+        self._first_orders = first_orders(str(self._output_folder / "store"))
+        for begin in self._first_orders:
             self._start(begin.rank)
 
     def _start(self, rank: int) -> None:
-        here, there = socket.socketpair()
-        with there, (self._output_folder / f"{rank}.txt").open("wb") as words:
+        """Start the process of one device, with one end of a socket pair; its output goes to a file."""
+        own_end, process_end = socket.socketpair()
+        with process_end, (self._output_folder / f"{rank}.txt").open("wb") as output:
             self._processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "peers.compute.devices.rank", str(there.fileno())],
-                    pass_fds=(there.fileno(),), stdin=subprocess.DEVNULL, stdout=words, stderr=words,
+                    [sys.executable, "-m", "peers.compute.devices.rank", str(process_end.fileno())],
+                    pass_fds=(process_end.fileno(),), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                     env={**os.environ, **ENVIRONMENT}, start_new_session=True,
                 )
             )  # fmt: skip
-        self._channels.append(Channel(here, Answer, ANSWER_SECONDS))
+        self._channels.append(Channel(own_end, Answer, ANSWER_SECONDS))
 
     @property
     def pids(self) -> tuple[int, ...]:
         return tuple(process.pid for process in self._processes)
 
     def ready(self) -> None:
-        """Wait until all have started. Raises DevicesLost, as all methods below."""
-        self.ask_each(self._begins)
+        """Wait until all processes have started. Raises DevicesLost, as do all methods below."""
+        self.ask_each(self._first_orders)
 
-    def ask(self, order: Order, tensors: Sequence[Tensor] = ()) -> list[Given]:
-        """Send the same order to all. Raises StageError or GradientError if all devices refuse it."""
+    def ask(self, order: Order, tensors: Sequence[Tensor] = ()) -> list[DoneAnswer]:
+        """Send the same order to all devices, and return their answers by rank. Raises StageError or
+        GradientError if all devices refuse the input."""
         return self.ask_each([order] * len(self._processes), [tensors] * len(self._processes))
 
     def ask_each(
-        self, of_each: Sequence[Order], tensors: Sequence[Sequence[Tensor]] | None = None
-    ) -> list[Given]:
-        """Send an order to each device and return the answers by rank."""
+        self, device_orders: Sequence[Order], tensors: Sequence[Sequence[Tensor]] | None = None
+    ) -> list[DoneAnswer]:
+        """Send each device its order and tensors, both by rank, and return the answers by rank. Raises like
+        `ask`."""
         with self._lock:
-            self._send(of_each, tensors)
-            return self._answers(lambda channel: channel.receive())
+            self._send(device_orders, tensors)
+            return self._receive_answers(lambda channel: channel.receive())
 
     def read(self, order: Order, runs: Iterator[tuple[int, int]]) -> Iterator[bytearray]:
-        """Yield the bytes of a vector of which each device has a share, in pieces. `runs` are (device, bytes)
-        in order and cover every share. No other order is sent before the last piece is read."""
+        """Send the same order to all devices, each of which answers with its share of a vector. Yield the
+        bytes of the whole vector in pieces. `runs` are (device, bytes) in the order of the vector. No other
+        order is sent before the last piece is read."""
         with self._lock:
             self._send([order] * len(self._processes), None)
-            self._answers(lambda channel: (channel.receive_message(), []))
+            self._receive_answers(lambda channel: (channel.receive_message(), []))
             for rank, size in runs:
                 for start in range(0, size, PIECE_BYTES):
                     piece = bytearray(min(PIECE_BYTES, size - start))
                     try:
                         self._channels[rank].read_into(memoryview(piece))
                     except ChannelClosed as error:
-                        raise self._lose(rank, self._end_of(rank, error)) from None
+                        raise self._end_after_loss(rank, self._explain_end(rank, error)) from None
                     yield piece
 
     def close(self) -> None:
         """End all processes. Takes seconds if one hangs."""
         if self._lost is None:
             self._lost = DevicesLost("the devices were let go")
-        self._end(END_SECONDS)
+        self._end_processes(END_SECONDS)
 
-    def _send(self, of_each: Sequence[Order], tensors: Sequence[Sequence[Tensor]] | None) -> None:
+    def _send(self, device_orders: Sequence[Order], tensors: Sequence[Sequence[Tensor]] | None) -> None:
+        """Send each device its order and tensors. Raises DevicesLost if a process was or is lost."""
         if self._lost is not None:
             raise self._lost
-        for rank, (channel, order) in enumerate(zip(self._channels, of_each, strict=True)):
+        for rank, (channel, order) in enumerate(zip(self._channels, device_orders, strict=True)):
             try:
                 channel.send(order, () if tensors is None else tensors[rank])
             except ChannelClosed as error:
-                raise self._lose(rank, self._end_of(rank, error)) from None
+                raise self._end_after_loss(rank, self._explain_end(rank, error)) from None
 
-    def _answers(self, receive: Callable[[Channel[Order, Answer]], Received]) -> list[Given]:
-        """Receive all answers as they arrive, so a lost process is noticed at once. Returns them by rank."""
-        found: dict[int, Received] = {}
+    def _receive_answers(self, receive: Callable[[Channel[Order, Answer]], Received]) -> list[DoneAnswer]:
+        """Receive one answer of each device, in the order of arrival, so that a lost process is noticed at
+        once. Returns them by rank. Raises DevicesLost if a process fails, ends or is late."""
+        answers: dict[int, Received] = {}
         failed: tuple[int, str] | None = None
-        until = time.monotonic() + ANSWER_SECONDS
+        deadline = time.monotonic() + ANSWER_SECONDS
         with selectors.DefaultSelector() as selector:
             for rank, channel in enumerate(self._channels):
                 selector.register(channel.end, selectors.EVENT_READ, rank)
-            while len(found) < len(self._channels):
-                events = selector.select(max(0.0, until - time.monotonic()))
+            while len(answers) < len(self._channels):
+                events = selector.select(max(0.0, deadline - time.monotonic()))
                 if not events and failed is not None:
                     break
                 if not events:
-                    late = min(set(range(len(self._channels))) - found.keys())
-                    raise self._lose(late, f"has not answered for {ANSWER_SECONDS:g} s")
+                    late = min(set(range(len(self._channels))) - answers.keys())
+                    raise self._end_after_loss(late, f"has not answered for {ANSWER_SECONDS:g} s")
                 for key, _ in events:
                     try:
-                        answer = found[key.data] = receive(self._channels[key.data])
+                        answer = answers[key.data] = receive(self._channels[key.data])
                     except ChannelClosed as error:
-                        raise self._lose(key.data, self._end_of(key.data, error)) from None
+                        raise self._end_after_loss(key.data, self._explain_end(key.data, error)) from None
                     selector.unregister(key.fileobj)
                     if isinstance(answer[0], DeviceFailed) and failed is None:
                         # Another process that has ended may be the cause; that one should be named.
-                        failed, until = (key.data, answer[0].text), time.monotonic() + END_SECONDS
+                        failed, deadline = (key.data, answer[0].text), time.monotonic() + END_SECONDS
         if failed is not None:
-            raise self._lose(*failed)
-        return self._agreed([found[rank] for rank in range(len(self._channels))])
+            raise self._end_after_loss(*failed)
+        return self._check_agreement([answers[rank] for rank in range(len(self._channels))])
 
-    def _agreed(self, answers: Sequence[Received]) -> list[Given]:
+    def _check_agreement(self, answers: Sequence[Received]) -> list[DoneAnswer]:
+        """Return the answers if all devices have carried out the order. Raises StageError or GradientError if
+        all refuse the input, and DevicesLost if only some do."""
         refusals = [answer for answer, _ in answers if isinstance(answer, InputRefused)]
         if refusals and len(refusals) < len(answers):
-            raise self._lose(0, f"the devices are of two minds: {refusals[0].text}")
+            raise self._end_after_loss(0, f"the devices are of two minds: {refusals[0].text}")
+        if refusals and refusals[0].what == "stage":
+            raise StageError(refusals[0].text)
         if refusals:
-            raise (StageError if refusals[0].what == "stage" else GradientError)(refusals[0].text)
+            raise GradientError(refusals[0].text)
         return [(answer, tensors) for answer, tensors in answers if isinstance(answer, Done)]
 
-    def _end_of(self, rank: int, error: ChannelClosed) -> str:
-        """Return the reason why a process no longer answers."""
+    def _explain_end(self, rank: int, error: ChannelClosed) -> str:
+        """Return why a process no longer answers: its exit code with its last line of output, or `error`."""
         try:
             code = self._processes[rank].wait(LAST_SECONDS)
         except subprocess.TimeoutExpired:
             return f"does not answer any more ({error})"
-        words = (self._output_folder / f"{rank}.txt").read_text(errors="replace").strip().splitlines()
+        output = (self._output_folder / f"{rank}.txt").read_text(errors="replace").strip().splitlines()
         if code < 0:
             return f"ended by signal {-code}"
-        return f"ended with code {code}{': ' + words[-1][:300] if words else ''}"
+        last_line = f": {output[-1][:300]}" if output else ""
+        return f"ended with code {code}{last_line}"
 
-    def _lose(self, rank: int, why: str) -> DevicesLost:
+    def _end_after_loss(self, rank: int, why: str) -> DevicesLost:
         """End all processes and return the error to raise."""
-        self._end(0.0)
+        self._end_processes(0.0)
         self._lost = DevicesLost(f"the process of device {rank} of {len(self._processes)}: {why}")
         return self._lost
 
-    def _end(self, seconds: float) -> None:
+    def _end_processes(self, seconds: float) -> None:
+        """Close all connections, so that the processes end; kill those that have not ended after
+        `seconds`."""
         for channel in self._channels:
             channel.end.close()
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         for process in self._processes:
             try:
-                process.wait(max(0.0, until - time.monotonic()))
+                process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(END_SECONDS)

@@ -1,8 +1,8 @@
 """The process of one device: carries out the peer's orders, in step with the other devices.
 
-It ends when the peer closes the connection. It communicates only with the other devices of its machine,
-writes nothing to the disk, and has no identity.
-"""
+Each device has a share of the stage's weights and optimizer state. The process ends when the peer closes the
+connection. It communicates only with the other devices of its machine, writes nothing to the disk, and has no
+identity."""
 
 from __future__ import annotations
 
@@ -81,42 +81,45 @@ class Device:
         return self._replica
 
     def do(self, order: Order, tensors: list[Tensor]) -> tuple[Answer, list[Tensor]]:
-        """Carry out an order. Returns the answer and its tensors."""
+        """Carry out an order. Returns the answer and its tensors. An input that the stage or the method
+        refuses is answered with `InputRefused`; other errors are raised."""
         try:
             if isinstance(order, orders.Forward | orders.Finish | orders.Backward):
-                return self._microbatch(order, tensors)
+                return self._compute_microbatch(order, tensors)
             if isinstance(order, orders.SettleOnDevice | orders.GetSettledState):
                 if isinstance(order, orders.SettleOnDevice):
                     self.replica.close(order.round)
                 return Done(), [self.replica.settled_now()]
-            return self._round(order, tensors), []
+            return self._change_state(order, tensors), []
         except StageError as error:
             return InputRefused("stage", str(error)), []
         except GradientError as error:
             return InputRefused("gradient", str(error)), []
 
-    def _microbatch(
+    def _compute_microbatch(
         self, order: orders.Forward | orders.Finish | orders.Backward, tensors: list[Tensor]
     ) -> tuple[Answer, list[Tensor]]:
+        """Compute this device's sequences of a microbatch. Returns the answer with their outputs or
+        gradients; no tensor if this device has none of the sequences or there is no gradient."""
         match order:
             case orders.Forward(key, scale):
-                inputs, *beside = tensors
-                output = self.compute.forward(key, inputs, scale, *beside)
+                inputs, *tokens = tensors
+                output = self.compute.forward(key, inputs, scale, *tokens)
                 return Done(), [output] if self.compute.counts(len(inputs)) else []
             case orders.Finish(key):
-                return _finished(self.compute.finish(key, *tensors))
+                return _last_stage_answer(self.compute.finish(key, *tensors))
             case orders.Backward(key):
                 gradient = self.compute.backward(key, *tensors)
                 return Done(), [] if gradient is None else [gradient]
 
-    def _round(self, order: Order, tensors: list[Tensor]) -> Answer:
-        """Carry out an order about rounds or weights on this device. Raises ValueError for any other
-        order."""
+    def _change_state(self, order: Order, tensors: list[Tensor]) -> Answer:
+        """Carry out an order that changes weights, rounds or the optimizer on this device's share. Returns
+        its answer, with a payload if it makes one. Raises ValueError for any other order."""
         method = self.method
         match order:
             case orders.Hold(settled_round):
                 units = tensors[0].to(self.device)
-                self._replica = None  # Frees the old one first: memory is not needed for both at once.
+                self._replica = None  # The old replica is freed first: memory may not suffice for both.
                 self._replica = Replica(self.layout, method, units, settled_round)
             case orders.Publish(ahead):
                 self.compute.publish(self.replica.live_tiles(ahead))
@@ -126,14 +129,14 @@ class Device:
                 payload = self.compute.use_gradient(
                     lambda gradient: method.contribute(gradient, tokens, round, PeerId(peer))
                 )
-                return self._made(payload)
+                return self._payload_answer(payload)
             case orders.LocalStep(tokens, round, factor):
                 assert method.own is not None
-                own = method.own
-                self.compute.use_gradient(lambda gradient: own.step(gradient, tokens, round, factor))
+                optimizer = method.own
+                self.compute.use_gradient(lambda gradient: optimizer.step(gradient, tokens, round, factor))
             case orders.EncodeDelta(round, peer):
                 assert method.own is not None
-                return self._made(method.own.encode_delta(round, PeerId(peer)))
+                return self._payload_answer(method.own.encode_delta(round, PeerId(peer)))
             case orders.Close(round):
                 self.replica.close(round)
             case orders.RestoreOnDevice(round, peer, payload):
@@ -147,21 +150,20 @@ class Device:
             case orders.ApplyOnDevice(round):
                 self.replica.apply(round)
             case orders.MeasureAgreement(round, me):
-                found = self.replica.vote_agreement(round, PeerId(me))
-                return Done(
-                    vote_agreement=None if found is None else (found.agreed, found.opposed, found.alone)
-                )
+                votes = self.replica.vote_agreement(round, PeerId(me))
+                if votes is not None:
+                    return Done(vote_agreement=(votes.agreed, votes.opposed, votes.alone))
             case _:
                 raise ValueError(f"no order of a round: {order}")
         return Done()
 
-    def _made(self, payload: bytes) -> Done:
+    def _payload_answer(self, payload: bytes) -> Done:
         return Done(
             payload=payload, gradient_norm=self.method.gradient_norm, momentum_norm=self.method.momentum_norm
         )
 
 
-def _finished(finished: LastStageResult) -> tuple[Answer, list[Tensor]]:
+def _last_stage_answer(finished: LastStageResult) -> tuple[Answer, list[Tensor]]:
     gradient = finished.hidden_gradient
     return Done(finished.loss_sum, finished.tokens), [] if gradient is None else [gradient]
 
@@ -194,7 +196,8 @@ def serve(channel: Channel[Answer, Order]) -> None:
 
 
 def main() -> None:
-    """Run `python -m peers.compute.devices.rank DESCRIPTOR`, with one end of the peer's socket pair."""
+    """Run `python -m peers.compute.devices.rank DESCRIPTOR` until the peer ends the connection. DESCRIPTOR is
+    the file descriptor of one end of a socket pair; the peer has the other."""
     if sys.platform == "linux":  # The socket also ends, but a process that hangs does not read it.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -507,7 +507,7 @@ def read_contributors(data: bytes, folder: Path) -> None:
     (folder / "contributors.json").write_bytes(data.splitlines()[0])
     archivist = SimpleNamespace(contributions=Contributions(), signed={}, devices={})
     for one in Archive(FolderStore(folder)).contributors():
-        Archivist._remember(archivist, one)  # type: ignore[arg-type]
+        Archivist._restore_contributor(archivist, one)  # type: ignore[arg-type]
     assert all(0 < count < 2**63 for count in archivist.contributions.tokens.values())
 
 
@@ -551,7 +551,7 @@ async def answer_control(data: bytes, folder: Path) -> None:
 
 
 def read_control_answer(data: bytes, folder: Path) -> None:
-    snapshot.from_json(control_client._decoded(data, folder))
+    snapshot.from_json(control_client._decode_answer(data, folder))
 
 
 FILE = (UserError,)

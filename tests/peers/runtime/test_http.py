@@ -16,10 +16,10 @@ from pydantic import ValidationError
 from peers.config.peer_file import MetricsFile
 from peers.runtime import http_server
 from peers.runtime.http_server import (
-    FOR_LOOPBACK,
     LOOPBACK,
+    LOOPBACK_RESERVE,
+    MAX_PER_CLIENT,
     MAX_REQUESTS,
-    OF_A_CLIENT,
     REQUEST_SECONDS,
     ConnectionSlots,
     Exporter,
@@ -56,7 +56,7 @@ def ask(server, request=GET, seconds=20.0):
 
 def test_slow_strangers_cannot_keep_a_probe_from_liveness():
     with peer() as server, ExitStack() as crowd:
-        for _ in range(MAX_REQUESTS + OF_A_CLIENT):
+        for _ in range(MAX_REQUESTS + MAX_PER_CLIENT):
             slow = crowd.enter_context(socket.create_connection(server.address))
             slow.sendall(b"GET /metrics HTTP/1.1\r\nX-")
         for _ in range(20):
@@ -108,9 +108,9 @@ def ended(client, say, seconds=10.0):
 def gone(server, seconds=10.0):
     """Whether nobody holds a place."""
     until = time.monotonic() + seconds
-    while server._server.places._visits and time.monotonic() < until:
+    while server._server.places._served and time.monotonic() < until:
         time.sleep(0.02)
-    return not server._server.places._visits
+    return not server._server.places._served
 
 
 # -- who ----------------------------------------------------------------------------------------------
@@ -134,9 +134,9 @@ def come(places, client, count=1, now=0.0):
 
 def test_a_newcomer_takes_the_place_of_whoever_of_its_own_address_has_waited_longest():
     places = ConnectionSlots()
-    other, mine = come(places, "192.0.2.2", OF_A_CLIENT), come(places, "192.0.2.1", OF_A_CLIENT)
+    other, mine = come(places, "192.0.2.2", MAX_PER_CLIENT), come(places, "192.0.2.1", MAX_PER_CLIENT)
     come(places, "192.0.2.1", 3)
-    assert [connection.cut for connection in mine] == [True] * 3 + [False] * (OF_A_CLIENT - 3)
+    assert [connection.cut for connection in mine] == [True] * 3 + [False] * (MAX_PER_CLIENT - 3)
     assert not any(connection.cut for connection in other)
 
 
@@ -147,15 +147,15 @@ def test_strangers_of_many_addresses_leave_places_for_this_machine_and_for_a_pro
         for connection in crowd:
             places.leave(connection)
         come(places, f"192.0.2.{host}", 1)
-    own = come(places, LOOPBACK, FOR_LOOPBACK)
+    own = come(places, LOOPBACK, LOOPBACK_RESERVE)
     (probe,) = come(places, "198.51.100.1")
-    come(places, "203.0.113.1", OF_A_CLIENT)
+    come(places, "203.0.113.1", MAX_PER_CLIENT)
     assert not any(connection.cut for connection in (*own, probe))
 
 
 def test_no_page_is_interrupted_while_it_is_made_and_then_there_is_no_place():
     places = ConnectionSlots()
-    busy = come(places, "192.0.2.1", OF_A_CLIENT)
+    busy = come(places, "192.0.2.1", MAX_PER_CLIENT)
     with ExitStack() as work:
         for connection in busy:
             work.enter_context(places.computing(connection))
@@ -187,11 +187,11 @@ def test_whoever_comes_nobody_has_more_than_its_share_and_a_newcomer_is_served(s
         (newcomer,) = come(places, client)
         for lost in [*places._ending]:
             places.leave(lost)
-        counts = Counter(visit.client for visit in places._visits.values())
-        assert newcomer in places._visits
+        counts = Counter(visit.client for visit in places._served.values())
+        assert newcomer in places._served
         assert counts.total() <= MAX_REQUESTS
-        assert counts.total() - counts[LOOPBACK] <= MAX_REQUESTS - FOR_LOOPBACK
-        assert all(count <= OF_A_CLIENT for client, count in counts.items() if client != LOOPBACK)
+        assert counts.total() - counts[LOOPBACK] <= MAX_REQUESTS - LOOPBACK_RESERVE
+        assert all(count <= MAX_PER_CLIENT for client, count in counts.items() if client != LOOPBACK)
         if leaves:
             places.leave(newcomer)
 

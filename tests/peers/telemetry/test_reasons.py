@@ -102,7 +102,8 @@ def codes_at(node, constants):
 def event_of(node):
     """The kind of event that is made here, or None."""
     made = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-    return getattr(noted, made[6:]) if made.startswith("noted.") else None
+    module, _, kind = made.partition(".")
+    return getattr(noted, kind, None) if module in ("noted", "events") else None
 
 
 def codes_of_call(call, constants):
