@@ -66,6 +66,7 @@ def end(
     from swarmnet.run import owner_orders
 
     async def prepare_end(connection: Reached) -> Callable[[OwnerOrders], OwnerOrders]:
+        """Choose the last round, warn if no archivist saves the run, and return the change of the orders."""
         end_before = await _choose_round(connection, from_round)
         if end_before.round < 1:
             raise UserError("a run has at least one round: write --from-round 1 or more")
@@ -78,8 +79,8 @@ def end(
 
 
 def _no_archivist_warning(run: str, bootstraps: Sequence[str] | None) -> str:
-    """Return the warning that no archivist (a peer that saves checkpoints) saves the run, with the commands
-    that start one or export the model."""
+    """Return the warning that no archivist (a peer that saves checkpoints) saves the run. It contains the
+    commands that start one or export the model."""
     addresses = bootstraps or ["ADDRESS"]
     start = f"`swarmnet run configs/archivist.yaml --set run={run} --set 'bootstrap=[{','.join(addresses)}]'`"
     through = " --bootstrap ".join(addresses)

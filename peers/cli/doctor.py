@@ -50,15 +50,10 @@ def doctor(
             f"--only {only[0]}: needs a swarm: add --run RUN --bootstrap ADDRESS, or name a peer file"
         )
     must_be_reached = not is_newcomer and config.role == "bootstrap"
-    raise typer.Exit(
-        run_doctor(
-            config,
-            must_be_reached=must_be_reached,
-            swarm=can_reach_swarm,
-            only=only or (),
-            as_json=json,
-        )
+    exit_code = run_doctor(
+        config, must_be_reached=must_be_reached, swarm=can_reach_swarm, only=only or (), as_json=json
     )
+    raise typer.Exit(exit_code)
 
 
 def _newcomer_config(run: str | None, bootstrap: list[str] | None, settings: list[str] | None) -> PeerFile:

@@ -176,8 +176,8 @@ def _no_address_message(signed: SignedManifest | None) -> str:
 
 
 def _start_first(file: Path, is_new: bool) -> None:
-    """Start a new peer. Remove its state folder, if it is new, when no peer knows the run or the start ends
-    before any peer has sent the manifest.
+    """Start a new peer. If no peer knows the run, or the peer ends before any has sent the manifest, remove
+    its state folder, unless that existed before.
 
     Otherwise commands that look for the only peer of this machine would find the failed one, too.
     """
@@ -204,8 +204,8 @@ def _bootstrap_saver(file: Path, tried: Sequence[str]) -> Callable[[], str]:
     """Return a function to call when one of the bootstraps `tried` has responded. The function saves `tried`
     and returns a notice for the user, empty for none.
 
-    `tried` is saved in RESPONDED_FILE. It also replaces the bootstraps of the peer file, unless the file has
-    one that has responded at an earlier start.
+    `tried` is saved in RESPONDED_FILE. It also replaces the bootstraps of the peer file, unless one of those
+    has responded at an earlier start.
     """
     responded_file = file.with_name(RESPONDED_FILE)
 

@@ -1,7 +1,8 @@
 """Commands that measure or test without the internet: bench, simulate, plan and chaos.
 
 A schedule is a list of faults (crashes, partitions and others) that a seed draws for a simulated swarm. A
-round settles when its set of contributions can no longer change. Sharded reduction: each peer sums a part.
+round settles when its set of contributions can no longer change. In a sharded reduction each reducer sums a
+part of the weights for all.
 """
 
 from __future__ import annotations
@@ -358,8 +359,8 @@ def _check_model(real: bool, method: MethodName | None, experts: bool) -> None:
 
 
 def _check_kinds(typed: Sequence[str], moves: bool) -> None:
-    """Raise UserError if a kind of fault is unknown, or is `lost stage` (all peers of a stage die) without
-    `--moves`."""
+    """Raise UserError if a kind of fault is unknown. Without `--moves`, `lost stage` (all peers of a stage
+    die) is refused, too."""
     from peers.lab.faults.schedules import KINDS, NAMED_KINDS
 
     kinds = [*KINDS, *NAMED_KINDS]
@@ -464,7 +465,7 @@ def _parse_swarm(
     peers: str, latency: str | None, links: Path | None
 ) -> tuple[tuple[PeerClass, ...], tuple[float, float], Links | None]:
     """Parse `--peers`, `--latency` and `--links`. Return the classes of peers, the range of latencies in
-    seconds, and the table of links between regions, if there is one. Raises UserError."""
+    seconds, and the table of links between regions or None. Raises UserError."""
     from peers.lab.planner import links as tables
     from peers.lab.planner.speeds import peer_classes
 

@@ -126,7 +126,7 @@ def application() -> typer.Typer:
         "uninstall": uninstall.uninstall,
         "version": version,
     }
-    _add(app, commands)
+    _add_commands(app, commands)
     _add_groups(app)
     return app
 
@@ -158,14 +158,14 @@ def _add_groups(app: typer.Typer) -> None:
         "learning": lab.learning,
     }
     ordering = _group("Give an order in a run that you own. All its peers obey it; your signature proves it.")
-    app.add_typer(_add(ordering, order), name="order")
-    app.add_typer(_add(_group("Find public runs."), registry), name="registry")
-    app.add_typer(_add(_group("Check and explain configuration files."), config), name="config")
-    measuring = _add(_group("Run benchmarks; each figure is shown with a baseline."), measure)
+    app.add_typer(_add_commands(ordering, order), name="order")
+    app.add_typer(_add_commands(_group("Find public runs."), registry), name="registry")
+    app.add_typer(_add_commands(_group("Check and explain configuration files."), config), name="config")
+    measuring = _add_commands(_group("Run benchmarks; each figure is shown with a baseline."), measure)
     app.add_typer(measuring, name="bench")
 
 
-def _add(group: typer.Typer, commands: Mapping[str, Callable[..., None]]) -> typer.Typer:
+def _add_commands(group: typer.Typer, commands: Mapping[str, Callable[..., None]]) -> typer.Typer:
     """Add commands, by name, to a command group. Returns the group."""
     for name, command in commands.items():
         group.command(name)(command)
@@ -240,8 +240,7 @@ def _print_errors(problems: Sequence[str]) -> int:
 
 
 def _print_usage_error(error: TyperException) -> int:
-    """Print one line for a wrong command, or the help text if there is no command, and return the exit
-    code."""
+    """Print one line for a wrong command, or the help text if no command was given. Return the exit code."""
     lines = error.format_message().strip().splitlines()
     if len(lines) > 1:
         print("\n".join(lines), file=sys.stderr)

@@ -158,8 +158,8 @@ def _write_export(
 
 
 def _require_valid_export(hf: Path, replace: bool, eval_text: Path | None, score: bool | None) -> None:
-    """Raise UserError if the options of `export` exclude each other, its folder must not be replaced, or the
-    text cannot be read. Reading the model takes minutes, so these checks come first."""
+    """Raise UserError if options of `export` exclude each other, or its folder or text cannot be used. These
+    checks come first, because reading the model can take minutes."""
     from peers.config.atomic_files import is_there
     from peers.tools.model.export_folder import ExportError, require_replaceable
 

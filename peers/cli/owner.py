@@ -156,6 +156,7 @@ def order_as_planned(
     cache = ways_in(run, bootstraps)
 
     async def connect_and_order() -> None:
+        """Send the order, print what it changes, and raise UserError if nothing has stored it."""
         async with reaching(run, bootstraps, cache, notify) as connection:
             check_owner(connection.signed, identity, path)
             saved_orders = _state_home() / "orders" / f"{connection.signed.run_id[:16]}.bin"

@@ -81,6 +81,7 @@ def generate(
     notify = out.notify
 
     async def connect_and_generate() -> None:
+        """Generate all texts, then print the caveats and the speed."""
         async with visiting(
             run, bootstraps, cache, notify, invite=invite_data, tokenizer=tokenizer
         ) as client:
@@ -149,6 +150,7 @@ def evaluate(
     progress, conversation = ScoreProgress(), Conversation()
 
     async def connect_and_score() -> Score:
+        """Return the score, and report progress meanwhile."""
         async with visiting(
             run, bootstraps, cache, notify, invite=invite_data, tokenizer=tokenizer
         ) as client:

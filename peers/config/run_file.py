@@ -115,8 +115,7 @@ def _check(manifest: Manifest) -> None:
 
 
 def _require_names(manifest: Manifest, typed: Typed) -> None:
-    """Raise ConfigError if a path to a source, the tokenizer or the initial model could leave the folder
-    that contains it.
+    """Raise ConfigError if the path of a source, the tokenizer or the initial model may leave its folder.
 
     A published run must not choose which files other peers read: it only names a text, and each peer file
     has the path to its copy.
@@ -144,8 +143,8 @@ def _require_names(manifest: Manifest, typed: Typed) -> None:
 
 
 def _may_leave_folder(path: str) -> bool:
-    """Return whether a path starts at a root, a drive or a home folder, or contains `..`, by the rules of any
-    operating system."""
+    """Return whether a path starts at a root, a drive or a home folder, or contains `..`. The rules of all
+    operating systems apply."""
     windows = PureWindowsPath(path)
     return path.startswith("~") or bool(windows.anchor) or ".." in windows.parts
 
@@ -158,8 +157,8 @@ def beside(folder: Path, name: str) -> Path | None:
 
 
 def source_beside(folder: Path, source: TextSource) -> str | None:
-    """Return the path of a source's text in the folder of the run file, or STANDARD_LIBRARY for the text of
-    Python's own library. None if the text is not in that folder."""
+    """Return the path of a source's text in the folder of the run file; None if it is not there. The text of
+    Python's own library has no path but the name STANDARD_LIBRARY."""
     if source.path == STANDARD_LIBRARY:
         return STANDARD_LIBRARY
     path = beside(folder, source.path)
@@ -262,8 +261,8 @@ def publish(
 def _with_text_sizes(manifest: Manifest, sources: tuple[TextSource, ...], path: Path) -> Manifest:
     """Return the manifest with the sizes of its text.
 
-    If `path` is already the published file of this run, return the manifest in it, so that the run id does
-    not change. Else the sizes are those of `sources`.
+    If `path` is already the published file of this run, return its manifest, which keeps the run id. Else the
+    sizes are those of `sources`.
     """
     with suppress(RunFileError):
         published = load_signed(path).manifest if is_file(path) else manifest
@@ -282,8 +281,8 @@ def _with_text_sizes(manifest: Manifest, sources: tuple[TextSource, ...], path: 
 
 
 def _require_digests(manifest: Manifest) -> None:
-    """Raise ManifestError if the run starts from a model but lacks the digests of its weights, without which
-    no peer could check them."""
+    """Raise ManifestError if the run starts from a model but lacks the digests of its weights. Peers could
+    then not check the weights."""
     if manifest.init_checkpoint.path and not manifest.init_checkpoint.digests:
         raise ManifestError(
             "init_checkpoint.digests: the weights of no stage are named; publishing fills them in"

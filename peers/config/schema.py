@@ -142,8 +142,8 @@ def _dataclass_default(item: dataclasses.Field[Any]) -> str | None:
 
 
 def _field_docstrings(cls: type) -> dict[str, str]:
-    """Return the docstring of each field by the field's name, from the source of the class and of its bases
-    in this program. Python does not keep such docstrings at run time."""
+    """Return the docstring of each field by the field's name. They are read from the source of the class and
+    of its bases in this program, because Python does not keep them at run time."""
     docstrings: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if base.__module__.partition(".")[0] in ("swarmnet", "protocols", "peers"):

@@ -130,8 +130,8 @@ def parse_value(text: str, place: str) -> object:
 
 
 def overlay(typed: Typed, values: Mapping[tuple[str, ...], tuple[str, str]]) -> None:
-    """Override values of the file. `values` maps the path of each key to its YAML text and to where the text
-    is from, such as `--set`. Raises ConfigError."""
+    """Override values of the file. `values` maps the path of each key to its YAML text and the text's origin,
+    such as `--set`. Raises ConfigError."""
     for location, (text, place) in values.items():
         typed.put(location, parse_value(text, place), place)
 
