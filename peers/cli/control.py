@@ -77,8 +77,7 @@ def credit(
 
 
 def _wait_until_ended(state: Path, seconds: float) -> None:
-    """Wait until the peer has ended: it locks its state folder while it runs. Raises UserError after
-    `seconds`."""
+    """Wait until the peer has ended and unlocked its state folder. Raises UserError after `seconds`."""
     deadline = time.monotonic() + seconds
     while is_held(state):
         if time.monotonic() > deadline:

@@ -92,8 +92,7 @@ def _no_archivist_warning(run: str, bootstraps: Sequence[str] | None) -> str:
 
 
 async def is_archived(found: Reached) -> bool:
-    """Return whether an archivist (a peer that saves checkpoints) of the run is in the directory. Raises
-    WireError."""
+    """Return whether the directory lists an archivist (a peer that saves checkpoints). Raises WireError."""
     from peers.network.discovery.record_reader import look
     from peers.state.archivists import ROLE
 

@@ -57,8 +57,7 @@ def doctor(
 
 
 def _newcomer_config(run: str | None, bootstrap: list[str] | None, settings: list[str] | None) -> PeerFile:
-    """Return the configuration that `swarmnet join` would create for a new peer on this machine. Raises
-    ConfigError."""
+    """Return the configuration that `swarmnet join` would create for a new peer. Raises ConfigError."""
     typed = Typed(
         "doctor", {"bootstrap": list(bootstrap or ())}, {("bootstrap",): "--bootstrap", ("run",): "--run"}
     )

@@ -126,8 +126,7 @@ def _restart(file: Path, run_id: RunId, options: dict[str, str], invite: str | N
 
 
 def _write_peer_file(file: Path, typed: Typed, signed: SignedManifest | None) -> None:
-    """Write the peer file, and next to it the published run if it is known. Raises UserError if the system
-    refuses."""
+    """Write the peer file, and next to it the published run if it is known. Raises UserError."""
     from peers.config.run_file import published_text
 
     if signed is not None:
@@ -166,8 +165,7 @@ def _find_joined_peer(state: Path | None) -> tuple[str | None, Path | None]:
 
 
 def _no_address_message(signed: SignedManifest | None) -> str:
-    """Return the error message for a peer that has no address of another peer. `signed` is the published run,
-    None if only its id is known."""
+    """Return the error message for a peer without an address to dial. `signed`: the run, if it is known."""
     reason = "a run id alone names no peer" if signed is None else "the published file names no bootstrap"
     return (
         f"{reason}, so this computer cannot find the run. Ask for the whole join line; it has "
@@ -323,8 +321,7 @@ def _stage_number(stage: str) -> int | str:
 
 
 def _load_peer_file(file: Path, run_id: RunId, options: dict[str, str]) -> PeerFile:
-    """Return the peer file of an earlier `join`, overridden by `options`. Raises UserError if the file is for
-    another run."""
+    """Return an existing peer file, overridden by `options`. Raises UserError if it is for another run."""
     from peers.config.run_file import load_signed
 
     config = load(file, os.environ, options)

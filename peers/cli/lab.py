@@ -341,8 +341,7 @@ def simulate(
 
 
 def _check_size(peers: int | None, stages: int | None) -> None:
-    """Raise UserError unless the simulated swarm has at most MAX_PEERS peers, and two for each stage. None:
-    the seed chooses the number."""
+    """Raise UserError unless there are at most MAX_PEERS peers, and two per stage. None: the seed decides."""
     if (peers is not None and not 2 <= peers <= MAX_PEERS) or (stages is not None and stages < 1):
         raise UserError(f"a world has 2 to {MAX_PEERS} peers and at least one stage")
     if peers is not None and peers < 2 * (stages or 1):
@@ -383,8 +382,7 @@ def _rounds_and_stages(run_file: Path | None) -> tuple[Rounds | None, int | None
 
 
 def _print_result(result: Result, again: str) -> None:
-    """Print a schedule's result in one line. If a rule was violated, print how, and the command `again` that
-    repeats the schedule."""
+    """Print a schedule's result, the rules that it violated, and the command `again` that repeats it."""
     from peers.lab.faults.report import row
 
     seed, peers, stages, rounds, faults, verdict = row(result)

@@ -252,7 +252,7 @@ def evaluate(
         text = _text_to_score(eval_text)
 
         def warn_if_trained_on(is_library_alone: bool) -> None:
-            """Warn if the run may have trained on the default text. Python's own library keeps it out."""
+            """Warn if the run may have trained on the default text: it read more than Python's library."""
             if eval_text is None and not is_library_alone:
                 warn(OWN_TEXT)
 

@@ -1,8 +1,7 @@
 """Commands for the owner of a run (order, invite, report), and those that show orders and public runs.
 
-The owner holds the key that signed the run. An order is a signed message that all peers of the run obey. Each
-new order contains all orders that are still in force. The directory is the DHT; the registry in it lists
-public runs.
+The owner has the key that signed the run. An order is a signed message that all peers of the run obey; it
+contains all earlier orders that are in force. The directory is the DHT, and the registry its public runs.
 """
 
 from __future__ import annotations
@@ -117,8 +116,7 @@ def _echo(text: str) -> None:
 
 
 def _load_owner_key(key: Path | None) -> tuple[Path, Identity]:
-    """Return the path of the owner's key file (default: `owner.key` among the state folders) and the key.
-    Raises UserError if it cannot be read."""
+    """Return the path of the owner's key file and the key. Raises UserError if it cannot be read."""
     from protocols.signed.identity import IdentityError, load
 
     path = key or _state_home() / "owner.key"
@@ -141,10 +139,8 @@ def order_as_planned(
     run: str, key: Path | None, bootstrap: list[str] | None,
     planned: Callable[[Reached], Awaitable[Callable[[OwnerOrders], OwnerOrders]]],
 ) -> None:  # fmt: skip
-    """Sign and send an order that may depend on the progress of the run. Raises UserError.
-
-    `planned` receives the connection to the run. It returns a function from the orders in force to the new
-    ones."""
+    """Sign and send an order that may depend on the progress of the run. `planned` receives the connection to
+    the run and returns a function from the orders in force to the new ones. Raises UserError."""
     from peers.cli.connecting import NOT_REACHED, notify, ways_in
     from peers.network.discovery.visitor_session import reaching
     from peers.tools.owner.give_order import check_owner, give, newest

@@ -56,8 +56,7 @@ def invite_of(text: str | None) -> bytes:
 
 @contextmanager
 def fetched(run: str, bootstraps: Sequence[str], invite: str | None) -> Iterator[Path]:
-    """Yield a temporary folder with the newest checkpoint of every stage, fetched from peers of the run.
-    Raises UserError."""
+    """Yield a temporary folder with the newest checkpoint of every stage of the run. Raises UserError."""
     cache, invite_data = ways_in(run, bootstraps), invite_of(invite)
     with tempfile.TemporaryDirectory(prefix=prefix("export")) as folder:
         with as_user_errors(*EXPECTED):
@@ -104,8 +103,7 @@ def generate(
 async def _stream_text(
     client: SwarmClient, prompt: str, tokens: int, style: Style, out: Beside
 ) -> Conversation:
-    """Print one prompt and stream its continuation to `out`. Return the conversation: which peers and
-    weights answered."""
+    """Print one prompt and stream its continuation. Return which peers and weights answered."""
     conversation, readable = Conversation(), Readable()
     out.write(prompt)
     try:

@@ -47,8 +47,7 @@ def require_free(folder: Path, option: str) -> None:
 
 
 def _mode(path: Path) -> int:
-    """Return the `st_mode` of what is at `path`; 0 if nothing is there. Raises UserError if the system
-    refuses, for instance permission."""
+    """Return the `st_mode` of what is at `path`; 0 if nothing. Raises UserError if the system refuses."""
     try:
         return path.stat().st_mode
     except ValueError:  # The path contains a zero byte.

@@ -89,8 +89,7 @@ def _checked_stage(value: object) -> int | Literal["auto"]:
 
 
 def _decode_invite(text: str) -> bytes:
-    """Return the bytes of an invite (the owner's signed permission to join); empty for an empty text. Raises
-    ValueError."""
+    """Return the bytes of an invite (the owner's signed permission to join), or none. Raises ValueError."""
     from protocols.errors import Malformed  # Loads the cryptography library.
     from protocols.signed.invites import invite_bytes
 

@@ -72,8 +72,7 @@ def at_least_bytes(least: int, example: str) -> AfterValidator:
 
 
 def at_least_rate(least: float, example: str) -> AfterValidator:
-    """Return a pydantic validator that refuses rates below `least` bytes per second, a multiple of 125. Its
-    error shows kbit/s and an example."""
+    """Return a pydantic validator that refuses rates below `least` bytes per second, a multiple of 125."""
 
     def check(value: float | None) -> float | None:
         if value is not None and value < least:
@@ -128,8 +127,7 @@ def _require_multiaddr(value: str, example: str) -> None:
 
 
 def bootstrap_multiaddr(value: str) -> str:
-    """Return a multiaddr unchanged. Raises ValueError unless it ends in `/p2p/` and the id of the peer that
-    listens there."""
+    """Return a multiaddr unchanged. Raises ValueError unless it ends in `/p2p/` and a peer id."""
     from protocols.signed.identity import public_key_bytes  # Loads the cryptography library.
 
     _require_multiaddr(value, f"{EXAMPLE}/p2p/12D3Koo...")

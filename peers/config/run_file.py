@@ -150,8 +150,7 @@ def _may_leave_folder(path: str) -> bool:
 
 
 def beside(folder: Path, name: str) -> Path | None:
-    """Return the absolute path of the file `name` in the folder of the run file; None if it does not
-    exist."""
+    """Return the absolute path of the file `name` in the folder of a run file; None if there is none."""
     path = (folder / name).absolute()
     return path if is_there(path) else None
 
@@ -281,8 +280,7 @@ def _with_text_sizes(manifest: Manifest, sources: tuple[TextSource, ...], path: 
 
 
 def _require_digests(manifest: Manifest) -> None:
-    """Raise ManifestError if the run starts from a model but lacks the digests of its weights. Peers could
-    then not check the weights."""
+    """Raise ManifestError if the run starts from a model but lacks the digests, to check its weights by."""
     if manifest.init_checkpoint.path and not manifest.init_checkpoint.digests:
         raise ManifestError(
             "init_checkpoint.digests: the weights of no stage are named; publishing fills them in"
@@ -363,8 +361,7 @@ def from_published(raw: bytes, source: str, run_id: RunId | None = None) -> Sign
 
 
 def _checked_bootstraps(addresses: object) -> tuple[str, ...]:
-    """Return the bootstrap addresses of a published file. Raises ValueError if there are too many, or one is
-    no multiaddr with a peer id."""
+    """Return checked bootstrap addresses. Raises ValueError for too many, or one without a peer id."""
     if not isinstance(addresses, list) or len(addresses) > MAX_BOOTSTRAPS:
         raise ValueError(f"bootstraps: expected a list of at most {MAX_BOOTSTRAPS} multiaddrs")
     for address in addresses:
@@ -375,8 +372,7 @@ def _checked_bootstraps(addresses: object) -> tuple[str, ...]:
 
 
 def parse(canonical: bytes) -> Manifest:
-    """Return the manifest in canonical bytes. Its keys and values are checked; there is no signature to
-    check. Raises RunFileError."""
+    """Return the manifest in canonical bytes, after checks without a signature. Raises RunFileError."""
     try:
         manifest = _parse(canonical)
         _check(manifest)
@@ -438,8 +434,7 @@ def _require_version(canonical: bytes) -> None:
 
 
 def _parse(canonical: bytes) -> Manifest:
-    """Return the manifest in JSON bytes, whose types and single values are checked. Raises ValueError, which
-    names the wrong key."""
+    """Return the manifest in JSON bytes. Raises ValueError, which names a key of the wrong type or value."""
     try:
         return RunFile.model_validate_json(b'{"manifest":' + canonical + b"}").manifest
     except ValidationError as error:
@@ -449,8 +444,7 @@ def _parse(canonical: bytes) -> Manifest:
 
 
 def _json_object(raw: bytes) -> dict[str, Any]:
-    """Return the JSON object in `raw`. Raises ValueError if a key occurs twice, and TypeError if it is no
-    object."""
+    """Return a JSON object. Raises ValueError if a key occurs twice, TypeError if `raw` is no object."""
 
     def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in pairs}) != len(pairs):

@@ -77,8 +77,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str,
         headers: http.client.HTTPMessage, newurl: str,
     ) -> urllib.request.Request | None:  # fmt: skip
-        """Return the request for the new URL, as HTTPRedirectHandler does. Raises HTTPError if `may_follow`
-        forbids the redirect."""
+        """Return the request for the new URL. Raises HTTPError if `may_follow` forbids the redirect."""
         if not may_follow(req.full_url, newurl):
             reason = f"{msg}, and leads to {newurl[:200]}, which is not followed (type it, if you know it)"
             raise urllib.error.HTTPError(req.full_url, code, reason, headers, fp)
@@ -130,8 +129,7 @@ def _too_slow_error(address: str) -> UserError:
 
 
 def _download(address: str) -> bytes:
-    """Return the body at `address`. Raises UserError if the download fails, takes longer than FETCH_SECONDS
-    or exceeds MAX_BYTES."""
+    """Return the body at `address`. Raises UserError if it fails or exceeds FETCH_SECONDS or MAX_BYTES."""
     deadline = time.monotonic() + FETCH_SECONDS
     parts: list[bytes] = []
     try:

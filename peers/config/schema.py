@@ -46,8 +46,7 @@ class Key:
 
 @cache  # Parses the source of the class, and is called for every mistake in a file.
 def keys(cls: type) -> tuple[Key, ...]:
-    """Return the keys of a pydantic model or a dataclass, in the order of its fields. Raises TypeError for
-    another class."""
+    """Return the keys of a pydantic model or a dataclass, in order. Raises TypeError for another class."""
     hints = get_type_hints(cls, include_extras=True)
     meanings = _field_docstrings(cls)
     if issubclass(cls, BaseModel):

@@ -118,8 +118,7 @@ def _describe(detail: dict[str, Any], known: list[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a value as an error message shows it: text shortened to 60 characters, a list or a section only
-    by its kind."""
+    """Return a value as an error message shows it: text cut to 60 characters, a list only by its kind."""
     if isinstance(value, str):
         return f"the text {textwrap.shorten(value, 60, placeholder='...')!r}"
     if value is None:

@@ -66,8 +66,7 @@ class Typed:
 
 
 def read(path: Path) -> Typed:
-    """Return the mapping in a YAML file, with the place of every value. Raises ConfigError with file and
-    line."""
+    """Return the mapping in a YAML file, with the place of every value. Raises ConfigError with a line."""
     try:
         raw = path.read_bytes()[: FILE_LIMIT + 1]
     except FileNotFoundError:
@@ -117,8 +116,7 @@ def span(text: str, origin: str, key: str) -> tuple[int, int] | None:
 
 
 def parse_value(text: str, place: str) -> object:
-    """Return the value of a YAML text that could stand after `key: `; None for an empty text. Raises
-    ConfigError, which names `place`."""
+    """Return the value of YAML text after `key: `; None for an empty text. Raises ConfigError."""
     root = _compose(text, place)
     if root is None:
         return None
