@@ -280,7 +280,7 @@ def _with_text_sizes(manifest: Manifest, sources: tuple[TextSource, ...], path: 
 
 
 def _require_digests(manifest: Manifest) -> None:
-    """Raise ManifestError if the run starts from a model but lacks the digests, to check its weights by."""
+    """Raise ManifestError if the run starts from a model but lacks the digests of its weights."""
     if manifest.init_checkpoint.path and not manifest.init_checkpoint.digests:
         raise ManifestError(
             "init_checkpoint.digests: the weights of no stage are named; publishing fills them in"

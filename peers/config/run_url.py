@@ -1,5 +1,5 @@
-"""Fetch a published run from a URL, with limits of size and time. Its signature and, if given, its id are
-checked."""
+"""Fetch a published run (a JSON file that the run's owner has signed) from a URL, with limits of size and
+time. The signature and, if given, the run id are checked."""
 
 from __future__ import annotations
 
