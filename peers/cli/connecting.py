@@ -1,4 +1,5 @@
-"""Shared code of commands that contact a run: addresses, messages to the user, and expected errors."""
+"""Shared code of commands that contact a run through its peers: addresses of peers to dial, messages to the
+user, and errors that the user can correct."""
 
 from __future__ import annotations
 
@@ -27,15 +28,16 @@ def notify(_event: str, text: str) -> None:
 
 
 def check_bootstraps(bootstraps: Sequence[str]) -> None:
-    """Raise UserError if an address is invalid."""
+    """Raise UserError if an address of `--bootstrap` is no multiaddr with a peer id."""
     with as_user_errors(ValueError):
         for address in bootstraps:
             bootstrap_multiaddr(address)
 
 
 def ways_in(run: str, bootstraps: Sequence[str]) -> PeerCache:
-    """Return the remembered peers of a run, which are none if this machine never took part. Raises UserError
-    if there is no address at all."""
+    """Return the peer addresses that this machine saved when it took part in a run; empty if it never did.
+    `run` is a run id or a published file. Raises UserError if an address in `bootstraps` is invalid, or if
+    there is no address at all."""
     check_bootstraps(bootstraps)
     run_id = run_id_of(run) or load_signed(Path(run)).run_id
     cache = PeerCache(default_state(os.environ, sys.platform) / run_id[:16] / "peers.json")

@@ -1,4 +1,5 @@
-"""Commands for a running peer: pause, resume, leave, credit."""
+"""Commands for a running peer of this machine: pause, resume, leave, credit. Each sends a request to the
+peer's process, which is found by its state folder."""
 
 from __future__ import annotations
 
@@ -33,21 +34,21 @@ LEAVE_SECONDS = 15.0
 def pause(where: Where = None) -> None:
     """Pause a peer and free its memory within seconds."""
     answer = ask(state_of(where, "pause"), {"do": "pause"}, PAUSE_SECONDS)
-    before, held = answer["bytes_before"] / 1e6, answer["bytes"] / 1e6
+    before, after = answer["bytes_before"] / 1e6, answer["bytes"] / 1e6
     typer.echo(
-        f"paused after {answer['seconds']:.1f} s; memory {before:,.0f} MB -> {held:,.0f} MB; "
+        f"paused after {answer['seconds']:.1f} s; memory {before:,.0f} MB -> {after:,.0f} MB; "
         "`swarmnet resume` continues"
     )
 
 
 def resume(where: Where = None) -> None:
     """Resume a peer after `swarmnet pause`."""
-    still = ask(state_of(where, "resume"), {"do": "resume"}, ANSWER_SECONDS)["paused"]
-    if not still:
+    remaining_pauses = ask(state_of(where, "resume"), {"do": "resume"}, ANSWER_SECONDS)["paused"]
+    if not remaining_pauses:
         typer.echo("resumes: joins its stage again")
         return
     typer.echo("no longer paused by you, but still:")
-    for reason, text in still.items():
+    for reason, text in remaining_pauses.items():
         typer.echo(f"  {reason}: {text}")
 
 
@@ -57,7 +58,7 @@ def leave(where: Where = None) -> None:
     if not runs(state) and is_held(state):
         raise UserError(f"the peer of {state} is just starting or ending; ask again in some seconds")
     answer = ask(state, {"do": "leave"}, ANSWER_SECONDS)
-    _until_ended(state, float(answer["drain_seconds"]) + LEAVE_SECONDS)
+    _wait_until_ended(state, float(answer["drain_seconds"]) + LEAVE_SECONDS)
     typer.echo("has left")
 
 
@@ -70,16 +71,16 @@ def credit(
     from peers.tools.credit import from_disk, lines  # Loads torch, through the receipts.
 
     state = state_of(where, "credit", at_rest=True)
-    found = ask(state, {"do": "credit"}, ANSWER_SECONDS) if runs(state) else from_disk(state)
-    text = json.dumps(found, indent=1) if as_json else "\n".join(lines(found))
+    receipts = ask(state, {"do": "credit"}, ANSWER_SECONDS) if runs(state) else from_disk(state)
+    text = json.dumps(receipts, indent=1) if as_json else "\n".join(lines(receipts))
     typer.echo(shown(text, sys.stdout))  # The run's name is from its owner, who is not trusted.
 
 
-def _until_ended(state: Path, seconds: float) -> None:
-    """Wait until the state folder is unlocked; a peer locks it while it runs. Raises UserError."""
-    until = time.monotonic() + seconds
+def _wait_until_ended(state: Path, seconds: float) -> None:
+    """Wait until the peer has ended and unlocked its state folder. Raises UserError after `seconds`."""
+    deadline = time.monotonic() + seconds
     while is_held(state):
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             raise UserError(
                 f"the peer of {state} still runs after {seconds:g} s; SIGTERM, sent twice, ends it at once"
             )

@@ -1,4 +1,8 @@
-"""Owner's commands that change the course of a run: `order rate` and `order end`."""
+"""Two commands by which a run's owner changes its course: `order rate` (learning rate) and `order end`.
+
+An order is a signed message that all peers of the run obey. It applies from a round that is far enough ahead
+for all peers to receive the order in time. The directory is the DHT with the signed records of all peers.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
 
 MAX_FACTOR_DIGITS = 20
 """Maximum digits of a factor in thousandths: an order has 64 bits."""
-AGAIN_SECONDS = 2.0
+REREAD_SECONDS = 2.0
 """Seconds between two reads of the directory."""
 FromRound = Annotated[
     int | None,
@@ -42,12 +46,12 @@ def rate(
 
     thousandths = _thousandths(factor)
 
-    async def planned(found: Reached) -> Callable[[OwnerOrders], OwnerOrders]:
-        at = await _from(found, from_round)
-        typer.echo(f"from   round {at.round}: {at.why}")
-        return lambda held: owner_orders.rate(held, thousandths, at.round, reason)
+    async def prepare_rate(connection: Reached) -> Callable[[OwnerOrders], OwnerOrders]:
+        first = await _choose_round(connection, from_round)
+        typer.echo(f"from   round {first.round}: {first.why}")
+        return lambda orders: owner_orders.rate(orders, thousandths, first.round, reason)
 
-    order_as_planned(run, key, bootstrap, planned)
+    order_as_planned(run, key, bootstrap, prepare_rate)
 
 
 def end(
@@ -61,32 +65,34 @@ def end(
     from peers.cli.model import warn
     from swarmnet.run import owner_orders
 
-    async def planned(found: Reached) -> Callable[[OwnerOrders], OwnerOrders]:
-        at = await _from(found, from_round)
-        if at.round < 1:
+    async def prepare_end(connection: Reached) -> Callable[[OwnerOrders], OwnerOrders]:
+        """Choose the last round, warn if no archivist saves the run, and return the change of the orders."""
+        end_before = await _choose_round(connection, from_round)
+        if end_before.round < 1:
             raise UserError("a run has at least one round: write --from-round 1 or more")
-        typer.echo(f"last   round {at.round - 1}: {at.why}")
-        if not await is_archived(found):
-            warn(_not_archived(found.signed.run_id, bootstrap))
-        return lambda held: owner_orders.end(held, at.round - 1, reason)
+        typer.echo(f"last   round {end_before.round - 1}: {end_before.why}")
+        if not await is_archived(connection):
+            warn(_no_archivist_warning(connection.signed.run_id, bootstrap))
+        return lambda orders: owner_orders.end(orders, end_before.round - 1, reason)
 
-    order_as_planned(run, key, bootstrap, planned)
+    order_as_planned(run, key, bootstrap, prepare_end)
 
 
-def _not_archived(run: str, bootstraps: Sequence[str] | None) -> str:
-    """Return a warning for the owner of a run that no archivist saves."""
+def _no_archivist_warning(run: str, bootstraps: Sequence[str] | None) -> str:
+    """Return the warning that no archivist (a peer that saves checkpoints) saves the run. It contains the
+    commands that start one or export the model."""
     addresses = bootstraps or ["ADDRESS"]
-    keep = f"`swarmnet run configs/archivist.yaml --set run={run} --set 'bootstrap=[{','.join(addresses)}]'`"
+    start = f"`swarmnet run configs/archivist.yaml --set run={run} --set 'bootstrap=[{','.join(addresses)}]'`"
     through = " --bootstrap ".join(addresses)
     return (
-        f"no archivist saves this run, and its peers stop a minute after its end. Start one first: {keep}, "
+        f"no archivist saves this run, and its peers stop a minute after its end. Start one first: {start}, "
         f"or export the model while peers of every stage are here: `swarmnet export --hf FOLDER --run {run} "
         f"--bootstrap {through}`"
     )
 
 
 async def is_archived(found: Reached) -> bool:
-    """Return whether an archivist of the run is in the directory. Raises WireError."""
+    """Return whether the directory lists an archivist (a peer that saves checkpoints). Raises WireError."""
     from peers.network.discovery.record_reader import look
     from peers.state.archivists import ROLE
 
@@ -94,39 +100,39 @@ async def is_archived(found: Reached) -> bool:
     return any(signed.record.role == ROLE for signed in records.values())
 
 
-async def _from(found: Reached, wanted: int | None) -> Chosen:
-    """Return the first round for an order. Waits until peers have reported their speed, so that the round is
-    in the future."""
+async def _choose_round(connection: Reached, wanted: int | None) -> Chosen:
+    """Return the first round for an order: `wanted`, or one some minutes ahead. The latter depends on the
+    speed of the peers, so wait up to SPEED_SECONDS for it. Raises UserError for a past round."""
     from peers.network.discovery.record_reader import look
     from peers.tools.owner.round_ahead import SPEED_SECONDS, chosen, seen
 
-    manifest, clock = found.signed.manifest, asyncio.get_running_loop().time
-    until, has_notified = clock() + SPEED_SECONDS, False
+    manifest, clock = connection.signed.manifest, asyncio.get_running_loop().time
+    deadline, has_notified = clock() + SPEED_SECONDS, False
     while True:
-        records = await look(found.directory, found.signed.run_id, len(manifest.stages))
-        now = seen(manifest, [signed.record for signed in records.values()])
-        if now is None or now.rounds_per_second > 0 or clock() >= until:
-            return chosen(manifest, now, wanted)
+        records = await look(connection.directory, connection.signed.run_id, len(manifest.stages))
+        progress = seen(manifest, [signed.record for signed in records.values()])
+        if progress is None or progress.rounds_per_second > 0 or clock() >= deadline:
+            return chosen(manifest, progress, wanted)
         if not has_notified:
             has_notified = True
             typer.echo(
                 f"the peers have not reported their speed yet: waiting up to {SPEED_SECONDS:g} s",
                 err=True,
             )
-        await asyncio.sleep(AGAIN_SECONDS)
+        await asyncio.sleep(REREAD_SECONDS)
 
 
 def _thousandths(text: str) -> int:
-    """Return a factor in thousandths. Raises UserError if it is no such number. Its limit is checked with the
-    order."""
+    """Return a decimal factor as a whole number of thousandths: `0.5` is 500. Raises UserError if it is no
+    number or has more than three decimals."""
     try:
         value = Decimal(text) * 1000
         if value.adjusted() > MAX_FACTOR_DIGITS:
-            raise OverflowError  # Its integer would have as many digits as its exponent.
-        whole = int(value)
-        exact = value == whole
+            raise OverflowError  # The integer of 1e999999 would have a million digits.
+        thousandths = int(value)
+        is_exact = value == thousandths
     except (ArithmeticError, ValueError):
         raise UserError(f"{text[:40]!r} is no factor: write a number such as 0.5") from None
-    if not exact:
+    if not is_exact:
         raise UserError(f"{text} has more than three decimals: write at most three, such as 0.333")
-    return whole
+    return thousandths

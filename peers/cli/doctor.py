@@ -1,4 +1,5 @@
-"""The command `doctor`, which looks for problems."""
+"""The command `doctor`: check whether this machine can take part in a run, as the peer of a peer file or as
+a new one."""
 
 from __future__ import annotations
 
@@ -35,25 +36,28 @@ def doctor(
     """Show what keeps this machine from taking part, each with a fix. Exit code 1 if a check fails."""
     if peer_file is not None and (run is not None or bootstrap):
         raise UserError("a peer file already names run and bootstrap: leave --run and --bootstrap out")
-    newcomer = run is not None or bool(bootstrap) or (peer_file is None and not running_here())
-    if newcomer:
-        config = _newcomer(run, bootstrap, settings)
+    is_newcomer = run is not None or bool(bootstrap) or (peer_file is None and not running_here())
+    if is_newcomer:
+        config = _newcomer_config(run, bootstrap, settings)
     else:
         config = load(peer_file_of(peer_file, "doctor"), os.environ, overrides(settings))
     from peers.tools.doctor.show import NETWORK, run_doctor, wanted_checks
 
-    wanted = wanted_checks(only or ())
-    swarm = not newcomer or run is not None or bool(config.bootstrap)
-    if only and not swarm and not wanted - NETWORK:
+    checks = wanted_checks(only or ())
+    can_reach_swarm = not is_newcomer or run is not None or bool(config.bootstrap)
+    if only and not can_reach_swarm and not checks - NETWORK:
         raise UserError(
             f"--only {only[0]}: needs a swarm: add --run RUN --bootstrap ADDRESS, or name a peer file"
         )
-    must = not newcomer and config.role == "bootstrap"
-    raise typer.Exit(run_doctor(config, must_be_reached=must, swarm=swarm, only=only or (), as_json=json))
+    must_be_reached = not is_newcomer and config.role == "bootstrap"
+    exit_code = run_doctor(
+        config, must_be_reached=must_be_reached, swarm=can_reach_swarm, only=only or (), as_json=json
+    )
+    raise typer.Exit(exit_code)
 
 
-def _newcomer(run: str | None, bootstrap: list[str] | None, settings: list[str] | None) -> PeerFile:
-    """Return the configuration of a peer that `swarmnet join` would create here."""
+def _newcomer_config(run: str | None, bootstrap: list[str] | None, settings: list[str] | None) -> PeerFile:
+    """Return the configuration that `swarmnet join` would create for a new peer. Raises ConfigError."""
     typed = Typed(
         "doctor", {"bootstrap": list(bootstrap or ())}, {("bootstrap",): "--bootstrap", ("run",): "--run"}
     )
@@ -61,14 +65,14 @@ def _newcomer(run: str | None, bootstrap: list[str] | None, settings: list[str] 
         typed.data["run"] = run
     else:
         typed.data["role"] = "bootstrap"  # The only role that needs no run.
-    wanted = overrides(settings)
-    overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in wanted.items()})
+    set_options = overrides(settings)
+    overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in set_options.items()})
     return check_typed(typed, Path().absolute(), _state_name(run), os.environ)
 
 
 def _state_name(run: str | None) -> str:
-    """Return the name of the state folder that `swarmnet join` uses for this run, which may have remembered
-    peers."""
+    """Return the name of the state folder that `swarmnet join` uses for a run: the start of the run id. The
+    folder may have addresses of peers from an earlier join. Raises UserError if there is no such run file."""
     if run is None:
         return "newcomer"
     if run_id_of(run):

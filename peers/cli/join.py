@@ -1,4 +1,8 @@
-"""The command `join`: turn a run file, a URL or a run id into a peer file, and start the peer."""
+"""The command `join`: turn a published run file, its URL or a run id into a peer file, and start the peer.
+
+The peer file (`peer.yaml`) has the peer's settings. It is in the peer's state folder, with identity and
+checkpoints. A manifest is the signed description of a run; the hash of it is the run id.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ MEANINGS = {
     "invite": "from the run's owner",
 }
 """Comments above the keys of the peer file that `join` writes."""
-ANSWERED = "bootstraps.json"
+RESPONDED_FILE = "bootstraps.json"
 """File next to the peer file with the bootstraps that responded, in the format of a PeerCache."""
 MAX_STAGE_DIGITS = 5
 """Maximum digits of a stage, as in the names of archived checkpoints (`peers/state/archive.py`)."""
@@ -70,39 +74,40 @@ def join(
     from peers.runtime.state_lock import make_private
 
     if run is None and from_archive is None:
-        run, state = _resumed(state)
-    known = RunId(_whole_id(run or "", state).rpartition("#")[2])
-    if not is_there(_folder(state, known) / PEER_FILE) or not run_id_of(known):
-        known = RunId("")  # A URL without a known run id must be fetched.
-    signed = None if known else _named(run, from_archive)
-    run_id = signed.run_id if signed is not None else known or RunId(run or "")
-    folder = _folder(state, run_id)
+        run, state = _find_joined_peer(state)
+    # The id stands behind `#` in a URL. If this machine has joined that run, nothing must be fetched.
+    joined_id = RunId(_complete_run_id(run or "", state).rpartition("#")[2])
+    if not is_there(_state_folder(state, joined_id) / PEER_FILE) or not run_id_of(joined_id):
+        joined_id = RunId("")
+    signed = None if joined_id else _load_run(run, from_archive)
+    run_id = signed.run_id if signed is not None else joined_id or RunId(run or "")
+    folder = _state_folder(state, run_id)
     file = folder / PEER_FILE
-    data: dict[str, object] = {"bootstrap": list(bootstrap or ()), "stage": _plain(stage)}
+    data: dict[str, object] = {"bootstrap": list(bootstrap or ()), "stage": _stage_number(stage)}
     if from_archive is not None:
         data["archive"] = from_archive if "://" in from_archive else str(Path(from_archive).absolute())
     optional = {"name": name, "invite": invite}
     data |= {key: value for key, value in optional.items() if value is not None}
-    wanted = overrides(settings)
+    set_options = overrides(settings)
     if is_there(file):
-        given = {key: json.dumps(value) for key, value in data.items() if value not in ([], "auto")}
-        _start_again(file, run_id, {**given, **wanted}, invite)
+        options = {key: json.dumps(value) for key, value in data.items() if value not in ([], "auto")}
+        _restart(file, run_id, {**options, **set_options}, invite)
     if not bootstrap and signed is not None and run is not None:
         data["bootstrap"] = list(signed.bootstraps)
     data = {"run": run_id, "state": ".", **data}
     typed = Typed("join", dict(data), {(key,): f"--{key}" for key in data})
-    overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in wanted.items()})
-    named = "name" in typed.data
+    overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in set_options.items()})
+    has_name = "name" in typed.data
     config = check_typed(typed, folder, run_id[:16], os.environ)
     if signed is not None:
         _require_possible(config, signed)
     if not (config.bootstrap or from_archive is not None or alone or config.lan is True):
-        raise UserError(_no_address(signed))
+        raise UserError(_no_address_message(signed))
     is_new = not is_there(folder)
     make_private(folder)
-    if not named:
-        typed.data["name"] = _own_name(config)
-    _write(file, typed, signed)
+    if not has_name:
+        typed.data["name"] = _default_name(config)
+    _write_peer_file(file, typed, signed)
     if not typed.data.get("bootstrap") and from_archive is None:
         typer.echo(
             "alone  this peer knows no address of another one: it waits until others dial it", err=True
@@ -111,17 +116,17 @@ def join(
     _start_first(file, is_new)
 
 
-def _start_again(file: Path, run_id: RunId, wanted: dict[str, str], invite: str | None) -> None:
-    """Start the peer of an earlier `join`. The options of this command apply only once, except for an invite,
-    which is saved."""
-    config = _again(file, run_id, wanted)
+def _restart(file: Path, run_id: RunId, options: dict[str, str], invite: str | None) -> None:
+    """Start the peer of an earlier `join`, whose peer file is `file`. `options` (YAML text by key) apply to
+    this start only; the invite is also saved. Raises UserError if the peer file is for another run."""
+    config = _load_peer_file(file, run_id, options)
     if invite and set_private(file, "invite", invite, MEANINGS["invite"]):
         typer.echo(f"wrote  the invite into {file}: it is used at every start from now on", err=True)
-    start(config, _keeping(file, config.bootstrap))
+    start(config, _bootstrap_saver(file, config.bootstrap))
 
 
-def _write(file: Path, typed: Typed, signed: SignedManifest | None) -> None:
-    """Write the peer file, and next to it the run if it is known. Raises UserError."""
+def _write_peer_file(file: Path, typed: Typed, signed: SignedManifest | None) -> None:
+    """Write the peer file, and next to it the published run if it is known. Raises UserError."""
     from peers.config.run_file import published_text
 
     if signed is not None:
@@ -133,22 +138,22 @@ def _write(file: Path, typed: Typed, signed: SignedManifest | None) -> None:
     typer.echo(f"wrote  {file}   yours to edit; `swarmnet config explain` has all keys", err=True)
 
 
-def _only_state() -> Path | None:
-    """Return the state folder of the only peer that joined here, or None. Raises UserError, which lists them,
-    if there are several."""
-    there = [state for state in states_here() if is_there(state / PEER_FILE)]
-    if len(there) > 1:
-        commands = ", ".join(f"`swarmnet join --state {shlex.quote(str(state))}`" for state in there)
-        raise UserError(f"{len(there)} peers have joined on this computer; resume one: {commands}")
-    return there[0] if there else None
+def _find_only_peer() -> Path | None:
+    """Return the state folder of the only peer that has joined on this computer; None if none has. Raises
+    UserError, which lists the peers, if there are several."""
+    folders = [state for state in states_here() if is_there(state / PEER_FILE)]
+    if len(folders) > 1:
+        commands = ", ".join(f"`swarmnet join --state {shlex.quote(str(state))}`" for state in folders)
+        raise UserError(f"{len(folders)} peers have joined on this computer; resume one: {commands}")
+    return folders[0] if folders else None
 
 
-def _resumed(state: Path | None) -> tuple[str | None, Path | None]:
-    """Return the run and the state folder of the peer that joined here, in `state` if given. The run is None
-    if there is no such peer. Raises UserError."""
+def _find_joined_peer(state: Path | None) -> tuple[str | None, Path | None]:
+    """Return the run id and the state folder of the peer that has joined earlier: the one in `state`, or the
+    only one of this computer. The run id is None if there is no such peer. Raises UserError."""
     from peers.config.run_file import load_signed
 
-    state = state or _only_state()
+    state = state or _find_only_peer()
     if state is None or not is_there(state / PEER_FILE):
         return None, state
     config = load(state / PEER_FILE, os.environ)
@@ -159,23 +164,24 @@ def _resumed(state: Path | None) -> tuple[str | None, Path | None]:
     return run_id_of(config.run) or load_signed(Path(config.run)).run_id, state
 
 
-def _no_address(signed: SignedManifest | None) -> str:
-    """Return why a peer cannot find others, and what to do."""
-    lacks = "a run id alone names no peer" if signed is None else "the published file names no bootstrap"
+def _no_address_message(signed: SignedManifest | None) -> str:
+    """Return the error message for a peer without an address to dial. `signed`: the run, if it is known."""
+    reason = "a run id alone names no peer" if signed is None else "the published file names no bootstrap"
     return (
-        f"{lacks}, so this computer cannot find the run. Ask for the whole join line; it has "
+        f"{reason}, so this computer cannot find the run. Ask for the whole join line; it has "
         "`--bootstrap /ip4/...` in it. Or add --alone: this peer then waits until others dial it"
     )
 
 
 def _start_first(file: Path, is_new: bool) -> None:
-    """Start the new peer. If no peer knows the run, its new folder is removed.
+    """Start a new peer. If no peer knows the run, or the peer ends before any has sent the manifest, remove
+    its state folder, unless that existed before.
 
-    Otherwise commands that look for the only peer of this machine would find it as a second one.
+    Otherwise commands that look for the only peer of this machine would find the failed one, too.
     """
     config = load(file, os.environ)
     try:
-        start(config, _keeping(file, config.bootstrap))
+        start(config, _bootstrap_saver(file, config.bootstrap))
     except UnknownRun as error:
         if not is_new:
             raise
@@ -184,46 +190,46 @@ def _start_first(file: Path, is_new: bool) -> None:
         remove_state(file.parent)
         raise UserError(f"{error} (nothing is kept of this try)") from None
     except typer.Exit:
-        if is_new and not is_there(
-            file.with_name("run.json")
-        ):  # It stopped before any peer sent the manifest.
+        has_manifest = is_there(file.with_name("run.json"))
+        if is_new and not has_manifest:
             from peers.tools.leftovers import remove_state
 
             remove_state(file.parent)
         raise
 
 
-def _keeping(file: Path, tried: Sequence[str]) -> Callable[[], str]:
-    """Return a function to call when one of the bootstraps `tried` has responded. It returns a notice for the
-    user.
+def _bootstrap_saver(file: Path, tried: Sequence[str]) -> Callable[[], str]:
+    """Return a function to call when one of the bootstraps `tried` has responded. The function saves `tried`
+    and returns a notice for the user, empty for none.
 
-    They are saved next to the peer file. They replace those in the file, unless one of these has responded
-    before.
+    `tried` is saved in RESPONDED_FILE. It also replaces the bootstraps of the peer file, unless one of those
+    has responded at an earlier start.
     """
-    noted = file.with_name(ANSWERED)
+    responded_file = file.with_name(RESPONDED_FILE)
 
-    def keep() -> str:
+    def save_bootstraps() -> str:
         from peers.network.discovery.bootstrap import (  # Loads hivemind, which is running by now.
             REMEMBERED_PEERS,
             PeerCache,
         )
 
         try:
-            before, named = PeerCache(noted).read(), load(file, os.environ).bootstrap
+            responded_before = PeerCache(responded_file).read()
+            in_peer_file = load(file, os.environ).bootstrap
             notice = ""
-            if set(named) >= set(tried):
+            if set(in_peer_file) >= set(tried):
                 pass
-            elif set(named) & set(before):
+            elif set(in_peer_file) & set(responded_before):
                 notice = f"for this start only: {file} names another bootstrap, which has answered before"
             elif set_private(file, "bootstrap", list(tried), MEANINGS["bootstrap"]):
                 notice = f"wrote  the bootstrap into {file}: it is used at every start from now on"
-            addresses = {"addresses": list(dict.fromkeys([*tried, *before]))[:REMEMBERED_PEERS]}
-            write_atomically(noted, json.dumps(addresses, indent=1).encode())
+            addresses = list(dict.fromkeys([*tried, *responded_before]))[:REMEMBERED_PEERS]
+            write_atomically(responded_file, json.dumps({"addresses": addresses}, indent=1).encode())
         except UserError as error:
             return f"the bootstrap that answered is not kept: {error}"
         return notice
 
-    return keep
+    return save_bootstraps
 
 
 def _require_possible(config: PeerFile, signed: SignedManifest) -> None:
@@ -235,31 +241,31 @@ def _require_possible(config: PeerFile, signed: SignedManifest) -> None:
     require_text(signed.manifest, config)
 
 
-def _folder(state: Path | None, run_id: RunId) -> Path:
+def _state_folder(state: Path | None, run_id: RunId) -> Path:
     """Return the absolute path of the state folder for a run."""
     return (state or default_state(os.environ, sys.platform) / run_id[:RUN_DIGITS]).absolute()
 
 
-def _whole_id(run: str, state: Path | None) -> str:
-    """Return `run`. If it is the first digits of a run id in which this machine took part, return the whole
-    id."""
+def _complete_run_id(run: str, state: Path | None) -> str:
+    """Return the full run id if `run` is its first RUN_DIGITS digits and this machine took part in that run.
+    Return any other text unchanged."""
     from peers.config.run_file import load_signed
 
     if not re.fullmatch(f"[0-9a-f]{{{RUN_DIGITS}}}", run) or is_there(Path(run)):
         return run
-    kept = _folder(state, RunId(run)) / "run.json"
-    found = load_signed(kept).run_id if is_there(kept) else ""
-    return found if found.startswith(run) else run
+    saved_run = _state_folder(state, RunId(run)) / "run.json"
+    full_id = load_signed(saved_run).run_id if is_there(saved_run) else ""
+    return full_id if full_id.startswith(run) else run
 
 
-def _named(run: str | None, archive: str | None) -> SignedManifest | None:
-    """Return the run that the user named; None if only its id is known, so that peers must send the manifest.
-    Raises UserError."""
+def _load_run(run: str | None, archive: str | None) -> SignedManifest | None:
+    """Return the published run that the user named: a file, a URL, or without one the run in `archive`. None
+    for a run id, because then other peers must send the manifest. Raises UserError."""
     from peers.config.run_file import load_signed
     from peers.config.run_url import fetch_run, is_url
 
     if run is None:
-        return _archived(archive)
+        return _load_archived_run(archive)
     if run_id_of(run):
         return None
     if is_url(run):
@@ -274,7 +280,7 @@ def _named(run: str | None, archive: str | None) -> SignedManifest | None:
 
 
 def _refuse_unpublished(path: Path) -> None:
-    """Raise UserError, which names the right command, if `path` is a run file or a peer file."""
+    """Raise UserError, which names the right command, if `path` is an unpublished run file or a peer file."""
     from peers.config.explain import is_run_file
 
     if path.suffix not in (".yaml", ".yml") or not is_file(path):
@@ -289,8 +295,9 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 100 else f"{text[:80]!r}... ({len(text)} characters)"
 
 
-def _archived(archive: str | None) -> SignedManifest:
-    """Return the run of an archive. Raises UserError."""
+def _load_archived_run(archive: str | None) -> SignedManifest:
+    """Return the published run that an archive (folder or URL with the checkpoints of a run) contains. Raises
+    UserError, also if the user named neither run nor archive."""
     from peers.state.archive import Archive
     from peers.state.archive_store import open_store
 
@@ -299,7 +306,7 @@ def _archived(archive: str | None) -> SignedManifest:
     return Archive(open_store(archive)).open()
 
 
-def _own_name(config: PeerFile) -> str:
+def _default_name(config: PeerFile) -> str:
     """Return a default name that reveals nothing about the user: the end of the peer id. Creates the
     identity, as the first start would."""
     from protocols.signed.identity import IdentityError, load_or_create
@@ -308,22 +315,21 @@ def _own_name(config: PeerFile) -> str:
         return load_or_create(config.identity).peer_id[-NAME_CHARACTERS:]
 
 
-def _plain(stage: str) -> int | str:
-    """Return a stage number, or the text if it is none."""
+def _stage_number(stage: str) -> int | str:
+    """Return the stage as a number if the text is one, else the text, such as `auto`."""
     return int(stage) if stage.isdecimal() and len(stage) <= MAX_STAGE_DIGITS else stage
 
 
-def _again(file: Path, run_id: RunId, wanted: dict[str, str]) -> PeerFile:
-    """Return the peer file of an earlier `join`, overridden by the options of this command. Raises UserError
-    if it is for another run."""
+def _load_peer_file(file: Path, run_id: RunId, options: dict[str, str]) -> PeerFile:
+    """Return an existing peer file, overridden by `options`. Raises UserError if it is for another run."""
     from peers.config.run_file import load_signed
 
-    config = load(file, os.environ, wanted)
+    config = load(file, os.environ, options)
     if config.run is None:
         raise UserError(f"{file} is of a {config.role}; name another folder with --state")
-    held = run_id_of(config.run) or load_signed(Path(config.run)).run_id
-    if held != run_id:
-        raise UserError(f"{file} is for run {held}; name another folder with --state")
+    file_run_id = run_id_of(config.run) or load_signed(Path(config.run)).run_id
+    if file_run_id != run_id:
+        raise UserError(f"{file} is for run {file_run_id}; name another folder with --state")
     return config
 
 
@@ -341,7 +347,7 @@ _OPTIONAL = """
 
 
 def peer_yaml(data: dict[str, object]) -> str:
-    """Return a commented peer file. JSON values are valid YAML."""
+    """Return the text of a peer file with these keys, with comments. Values are JSON, which is valid YAML."""
     lines = ["# Written by `swarmnet join`; yours to edit. All keys: swarmnet config explain"]
     for key, value in data.items():
         if key in MEANINGS:

@@ -1,4 +1,9 @@
-"""Commands of the laboratory: bench, simulate, plan and chaos."""
+"""Commands that measure or test without the internet: bench, simulate, plan and chaos.
+
+A schedule is a list of faults (crashes, partitions and others) that a seed draws for a simulated swarm. A
+round settles when its set of contributions can no longer change. In a sharded reduction each reducer sums a
+part of the weights for all.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
     from peers.lab.bench.learning.trials import Trial
     from peers.lab.faults.report import Result
     from peers.lab.planner.links import Links
-    from peers.lab.planner.plan_request import PlanRequest as Asked
+    from peers.lab.planner.plan_request import PlanRequest
     from peers.lab.planner.speeds import PeerClass
     from swarmnet.run.manifest import Manifest, Rounds
 
@@ -117,9 +122,9 @@ def training(
         costs = asyncio.run(training_processes.bench(run_file, manifest, seconds))
         typer.echo(training_processes.render(costs))
         return
-    where = device_of(device)
-    place = training.ComputeSetup(where, computing_of(ComputeFile(compile=compiled), where))
-    typer.echo(training.render(training.bench(manifest, microbatches, repeats, place)))
+    torch_device = device_of(device)
+    setup = training.ComputeSetup(torch_device, computing_of(ComputeFile(compile=compiled), torch_device))
+    typer.echo(training.render(training.bench(manifest, microbatches, repeats, setup)))
 
 
 def group(
@@ -223,7 +228,7 @@ def learning(
     demos = {file.stem: demo_curve(file) for file in demo or ()}
     for run_file in run_files:
         folder = out / run_file.stem
-        report = _learned(
+        report = _run_learning_bench(
             BenchConfig(
                 run_file, method or (), tokens, seeds, peers, delay, folder, eval_text, tokenizer,
                 away, late, rate, local_steps, device_of(device), jobs,
@@ -235,8 +240,9 @@ def learning(
             typer.echo(f"wrote  {file}")
 
 
-def _learned(question: BenchConfig) -> Learned:
-    """Run the benchmark with a progress bar for each trial."""
+def _run_learning_bench(config: BenchConfig) -> Learned:
+    """Run the learning benchmark, with a progress bar for each trial, and return its report. A trial trains
+    one method at one learning rate and seed."""
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     from peers.lab.bench.learning.bench import bench
@@ -247,12 +253,13 @@ def _learned(question: BenchConfig) -> Learned:
     ) as progress:
 
         def show_progress(trial: Trial, done: int) -> None:
+            """Set the bar of a trial to `done` steps; a finished trial's bar is hidden."""
             if trial not in bars:
                 label = f"{trial.method} at {trial.rate:.2g}, seed {trial.seed}"
                 bars[trial] = progress.add_task(label, total=trial.steps)
             progress.update(bars[trial], completed=done, visible=done < trial.steps)
 
-        return bench(question, show_progress)
+        return bench(config, show_progress)
 
 
 MAX_PEERS = 64
@@ -301,15 +308,15 @@ def simulate(
 
     _check_kinds(kind or (), moves)
     _check_model(real, method, experts)
-    rules, of_run = _of_run(run_file)
-    stages = of_run if stages is None else stages
+    run_rounds, run_stages = _rounds_and_stages(run_file)
+    stages = run_stages if stages is None else stages
     _check_size(peers, stages)
     options = [
         Options(
             seed + number,
             peers,
             stages,
-            rules,
+            run_rounds,
             tuple(kind or ()),
             real,
             rounds,
@@ -323,16 +330,18 @@ def simulate(
     results = []
     for result in played(options, jobs):
         results.append(result)
-        _show(result, again(options[0], result.seed, run_file))
-    broken = [result.seed for result in results if result.violations]
-    typer.echo(f"{len(results)} schedules, {len(broken)} violated" + (f": seeds {broken}" if broken else ""))
+        _print_result(result, again(options[0], result.seed, run_file))
+    violating_seeds = [result.seed for result in results if result.violations]
+    seed_list = f": seeds {violating_seeds}" if violating_seeds else ""
+    typer.echo(f"{len(results)} schedules, {len(violating_seeds)} violated{seed_list}")
     if report is not None:
-        write_atomically(report, json.dumps([*map(dataclasses.asdict, results)], indent=1).encode())
-    raise typer.Exit(1 if broken else 0)
+        rows = [dataclasses.asdict(result) for result in results]
+        write_atomically(report, json.dumps(rows, indent=1).encode())
+    raise typer.Exit(1 if violating_seeds else 0)
 
 
 def _check_size(peers: int | None, stages: int | None) -> None:
-    """Raise UserError if the numbers of peers and stages do not fit."""
+    """Raise UserError unless there are at most MAX_PEERS peers, and two per stage. None: the seed decides."""
     if (peers is not None and not 2 <= peers <= MAX_PEERS) or (stages is not None and stages < 1):
         raise UserError(f"a world has 2 to {MAX_PEERS} peers and at least one stage")
     if peers is not None and peers < 2 * (stages or 1):
@@ -340,7 +349,8 @@ def _check_size(peers: int | None, stages: int | None) -> None:
 
 
 def _check_model(real: bool, method: MethodName | None, experts: bool) -> None:
-    """Raise UserError if the options of the model do not fit together."""
+    """Raise UserError if `--method` or `--experts` is given without `--real`, or `--experts` with a method
+    without local steps."""
     if method is not None and not real:
         raise UserError(f"--method {method} needs a model; add --real")
     if experts and (not real or method not in (None, *PRESETS)):
@@ -348,19 +358,20 @@ def _check_model(real: bool, method: MethodName | None, experts: bool) -> None:
 
 
 def _check_kinds(typed: Sequence[str], moves: bool) -> None:
-    """Raise UserError if a kind of fault is unknown or needs another option."""
+    """Raise UserError if a kind of fault is unknown. Without `--moves`, `lost stage` (all peers of a stage
+    die) is refused, too."""
     from peers.lab.faults.schedules import KINDS, NAMED_KINDS
 
     kinds = [*KINDS, *NAMED_KINDS]
-    wrong = sorted(set(typed).difference(kinds))
-    if wrong:
-        raise UserError(f"--kind {wrong[0]}: unknown; write one of {', '.join(kinds)}")
+    unknown = sorted(set(typed).difference(kinds))
+    if unknown:
+        raise UserError(f"--kind {unknown[0]}: unknown; write one of {', '.join(kinds)}")
     if "lost stage" in typed and not moves:
         raise UserError("--kind 'lost stage': no peer takes over a lost stage without --moves; add it")
 
 
-def _of_run(run_file: Path | None) -> tuple[Rounds | None, int | None]:
-    """Return the rounds and the number of stages of a run file."""
+def _rounds_and_stages(run_file: Path | None) -> tuple[Rounds | None, int | None]:
+    """Return the section `rounds` of a run file and its number of stages; None and None without a file."""
     if run_file is None:
         return None, None
     from peers.config.run_file import load_manifest
@@ -370,8 +381,8 @@ def _of_run(run_file: Path | None) -> tuple[Rounds | None, int | None]:
     return manifest.rounds, len(manifest.stages)
 
 
-def _show(result: Result, again: str) -> None:
-    """Print one schedule's result."""
+def _print_result(result: Result, again: str) -> None:
+    """Print a schedule's result, the rules that it violated, and the command `again` that repeats it."""
     from peers.lab.faults.report import row
 
     seed, peers, stages, rounds, faults, verdict = row(result)
@@ -430,29 +441,29 @@ def plan(
     With --shape, searches how the run should be divided for them.
     """
     from peers.config.run_file import load_manifest
-    from peers.lab.planner.plan import plan as answer
+    from peers.lab.planner.plan import plan as estimate
     from peers.lab.planner.plan_request import PlanRequest
     from peers.lab.planner.report import render
     from swarmnet.identifiers import PeerId
 
     if out is not None and not shape:
         raise UserError("--out writes the shape that was found; add --shape")
-    classes, between, table = _swarm(peers, latency, links)
+    classes, latency_range, link_table = _parse_swarm(peers, latency, links)
     manifest = load_manifest(run_file, PeerId(""), {})
-    question = PlanRequest(
-        classes, between, churn, tokens, cores, slots, simulated=simulate, seed=seed, links=table
+    request = PlanRequest(
+        classes, latency_range, churn, tokens, cores, slots, simulated=simulate, seed=seed, links=link_table
     )
     if shape:
-        _find_shape(manifest, question, run_file, out)
+        _find_shape(manifest, request, run_file, out)
     else:
-        typer.echo(render(answer(manifest, question)))
+        typer.echo(render(estimate(manifest, request)))
 
 
-def _swarm(
+def _parse_swarm(
     peers: str, latency: str | None, links: Path | None
 ) -> tuple[tuple[PeerClass, ...], tuple[float, float], Links | None]:
-    """Return the classes of peers, the range of latencies in seconds, and the table of links. Raises
-    UserError."""
+    """Parse `--peers`, `--latency` and `--links`. Return the classes of peers, the range of latencies in
+    seconds, and the table of links between regions or None. Raises UserError."""
     from peers.lab.planner import links as tables
     from peers.lab.planner.speeds import peer_classes
 
@@ -466,18 +477,19 @@ def _swarm(
         raise UserError(f"--peers or --latency: {error}") from None
 
 
-def _find_shape(manifest: Manifest, question: Asked, run_file: Path, out: Path | None) -> None:
-    """Search the best shape, print it, and write it to `out`."""
+def _find_shape(manifest: Manifest, request: PlanRequest, run_file: Path, out: Path | None) -> None:
+    """Search the stages, microbatches, topology and rounds that train fastest with the given peers. Print
+    them, and write them as a run file to `out`, which must not exist."""
     from peers.lab.planner.shape.report import render
     from peers.lab.planner.shape.search import search
     from peers.lab.planner.shape.writing import require_new, write
 
     if out is not None:
         require_new(out)
-    found = search(manifest, question)
-    typer.echo(render(found))
+    best_shape = search(manifest, request)
+    typer.echo(render(best_shape))
     if out is not None:
-        write(found, manifest, run_file, out)
+        write(best_shape, manifest, run_file, out)
         typer.echo(f"\nwrote  {out}")
 
 

@@ -1,5 +1,5 @@
-"""The command line. A command parses options, calls the code below, and prints. Each loads the heavy
-libraries that it needs."""
+"""The command line `swarmnet` and its commands. A command parses options, calls other packages, and prints.
+Commands import heavy libraries such as torch only when they run, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -37,24 +37,27 @@ ERROR_EXIT = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script `swarmnet`. Exits the process."""
-    prepare_for_torch(os.environ)
-    terminated: list[int] = []
+    """Run the command in `arguments` (None: those of the process), and exit the process with its code.
 
-    def as_interrupted(number: int, frame: FrameType | None) -> None:
+    The exit code is 2 for errors that the user can correct, and 128 plus the number for a signal."""
+    prepare_for_torch(os.environ)
+    received_signals: list[int] = []
+
+    def handle_sigterm(number: int, frame: FrameType | None) -> None:
         """Handle SIGTERM like Ctrl+C, so that temporary files are removed, among them keys. A running peer
-        has a handler of its own (`process/process.py`)."""
-        terminated.append(number)
-        interrupt = signal.getsignal(signal.SIGINT)
-        if isinstance(interrupt, partial):  # asyncio's handler, which cancels its task.
-            interrupt(number, frame)
+        replaces this handler."""
+        received_signals.append(number)
+        sigint_handler = signal.getsignal(signal.SIGINT)
+        if isinstance(sigint_handler, partial):  # asyncio's handler, which cancels its task.
+            sigint_handler(number, frame)
         else:
             raise KeyboardInterrupt
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    signal.signal(signal.SIGTERM, as_interrupted)
-    if before[signal.SIGINT] is signal.SIG_IGN:  # In a script's background job. A peer handles it, too;
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio ends cleanly only with this one.
+    former_handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGTERM, handle_sigterm)
+    if former_handlers[signal.SIGINT] is signal.SIG_IGN:
+        # Shells let background jobs ignore SIGINT. asyncio ends cleanly only with Python's handler.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         result = application()(
             args=list(arguments) if arguments is not None else None,
@@ -63,27 +66,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         sys.stdout.flush()
     except ConfigError as error:
-        sys.exit(_fail(error.problems))
+        sys.exit(_print_errors(error.problems))
     except UserError as error:
-        sys.exit(_fail([str(error)]))
+        sys.exit(_print_errors([str(error)]))
     except TyperException as error:
-        sys.exit(_usage(error))
+        sys.exit(_print_usage_error(error))
     except BrokenPipeError:
-        # The reader of our output has ended (`| head`), so nothing more can be printed.
+        # The program that reads this output has ended (`| head`), so nothing more can be printed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (typer.Abort, KeyboardInterrupt):
         result = 128 + signal.SIGINT  # As shells report it.
     finally:
-        for number, handler in before.items():
+        for number, handler in former_handlers.items():
             signal.signal(number, handler)
-    if terminated:
-        result = 128 + terminated[0]
+    if received_signals:
+        result = 128 + received_signals[0]
     sys.exit(result if isinstance(result, int) else 0)
 
 
 def prepare_for_torch(environment: MutableMapping[str, str]) -> None:
-    """Set the environment of OpenMP, which reads it once. Called before torch is imported.
+    """Set the variables of OpenMP (torch's thread pool) in `environment`, if the user has not set them. Must
+    be called before torch is imported, because OpenMP reads them once.
 
     By default its threads spin while they wait, and peers on one machine block each other. Four peers with
     two threads each on two cores did 7 steps in 34 s; with one thread each, 378 in 50 s. `threads` of the
@@ -122,13 +126,13 @@ def application() -> typer.Typer:
         "uninstall": uninstall.uninstall,
         "version": version,
     }
-    _add(app, commands)
+    _add_commands(app, commands)
     _add_groups(app)
     return app
 
 
 def _add_groups(app: typer.Typer) -> None:
-    """Add the commands of two words."""
+    """Add the commands of two words: `order`, `registry`, `config` and `bench`, each with its subcommands."""
     order: dict[str, Callable[..., None]] = {
         "pause": owner.pause,
         "resume": owner.resume,
@@ -154,15 +158,15 @@ def _add_groups(app: typer.Typer) -> None:
         "learning": lab.learning,
     }
     ordering = _group("Give an order in a run that you own. All its peers obey it; your signature proves it.")
-    app.add_typer(_add(ordering, order), name="order")
-    app.add_typer(_add(_group("Find public runs."), registry), name="registry")
-    app.add_typer(_add(_group("Check and explain configuration files."), config), name="config")
-    measuring = _add(_group("Run benchmarks; each figure is shown with a baseline."), measure)
+    app.add_typer(_add_commands(ordering, order), name="order")
+    app.add_typer(_add_commands(_group("Find public runs."), registry), name="registry")
+    app.add_typer(_add_commands(_group("Check and explain configuration files."), config), name="config")
+    measuring = _add_commands(_group("Run benchmarks; each figure is shown with a baseline."), measure)
     app.add_typer(measuring, name="bench")
 
 
-def _add(group: typer.Typer, commands: Mapping[str, Callable[..., None]]) -> typer.Typer:
-    """Add commands to a group."""
+def _add_commands(group: typer.Typer, commands: Mapping[str, Callable[..., None]]) -> typer.Typer:
+    """Add commands, by name, to a command group. Returns the group."""
     for name, command in commands.items():
         group.command(name)(command)
     return group
@@ -226,25 +230,24 @@ def version() -> None:
     )
 
 
-def _fail(problems: Sequence[str]) -> int:
-    """Print problems and return the exit code."""
+def _print_errors(problems: Sequence[str]) -> int:
+    """Print one line for each problem, and return the exit code for errors of the user."""
     from peers.telemetry.console import printable
 
-    for problem in problems:  # Some of it is from a run's owner, who is not trusted.
+    for problem in problems:  # It may quote the run's untrusted owner.
         print(f"error: {printable(problem)}", file=sys.stderr)
     return ERROR_EXIT
 
 
-def _usage(error: TyperException) -> int:
-    """Print one line for a wrong command, or the help text if there is no command, and return the exit
-    code."""
+def _print_usage_error(error: TyperException) -> int:
+    """Print one line for a wrong command, or the help text if no command was given. Return the exit code."""
     lines = error.format_message().strip().splitlines()
     if len(lines) > 1:
         print("\n".join(lines), file=sys.stderr)
         return ERROR_EXIT
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "swarmnet"
-    return _fail([f"{lines[0] if lines else type(error).__name__} Try '{path} --help'."])
+    return _print_errors([f"{lines[0] if lines else type(error).__name__} Try '{path} --help'."])
 
 
 if __name__ == "__main__":

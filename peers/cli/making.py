@@ -1,4 +1,5 @@
-"""Commands that create what the files of a run name: tokenizer, index, identity."""
+"""Commands that create files which a run file or a peer file names: a tokenizer, an index of the text files
+(their SHA-256), and a peer's identity (its Ed25519 key)."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ def tokenizer(
     )
     with as_user_errors(TextError):
         text = text_at(texts)
-        made, tokens = train_tokenizer(text, vocab_size, eos_token, progress)
-    write_atomically(out, made)
+        tokenizer_json, tokens = train_tokenizer(text, vocab_size, eos_token, progress)
+    write_atomically(out, tokenizer_json)
     for warning in text.reading.warnings():
         warn(warning)
     typer.echo(f"read   {text.reading.bytes:,} bytes of text, {text.reading.documents:,} documents")
@@ -75,16 +76,16 @@ def index(
         lambda _event, line: typer.echo(line, err=True), time.monotonic, "reads the text"
     )
     with as_user_errors(TextError):
-        made = index_of(folder, reading, progress)
-    write_atomically(out, made)
+        index_json = index_of(folder, reading, progress)
+    write_atomically(out, index_json)
     for warning in reading.warnings():
         warn(warning)
-    files = parsed(made)
+    files = parsed(index_json)
     typer.echo(f"read   {sum(file.bytes for file in files):,} bytes in {len(files):,} files")
     typer.echo(f"wrote  {out}: distribute it with the files")
     name = folder.resolve().name
     typer.echo(f"run    data: {{sampling: epoch, sources: [{{name: {name}, path: {name},")
-    typer.echo(f"         index: {hashlib.sha256(made).hexdigest()}}}]}}")
+    typer.echo(f"         index: {hashlib.sha256(index_json).hexdigest()}}}]}}")
 
 
 def identity(
@@ -102,19 +103,20 @@ def identity(
             typer.echo(f"address  /ip4/ADDRESS/tcp/PORT/p2p/{load_or_create(file).peer_id}")
             return
         config = load(file, os.environ, overrides(settings))
-        me = load_or_create(config.identity).peer_id
-        typer.echo(f"peer     {me}  ({config.identity})")
-        for address in _addresses(config):
-            typer.echo(f"address  {address}/p2p/{me}")
+        peer_id = load_or_create(config.identity).peer_id
+        typer.echo(f"peer     {peer_id}  ({config.identity})")
+        for address in _address_templates(config):
+            typer.echo(f"address  {address}/p2p/{peer_id}")
 
 
-_ANYWHERE = {"/ip4/0.0.0.0/": "/ip4/ADDRESS/", "/ip6/::/": "/ip6/ADDRESS/"}
+_UNSPECIFIED = {"/ip4/0.0.0.0/": "/ip4/ADDRESS/", "/ip6/::/": "/ip6/ADDRESS/"}
 
 
-def _addresses(config: PeerFile) -> Iterator[str]:
-    """Yield the addresses of a peer as far as its file gives them. ADDRESS and PORT replace unknown parts."""
+def _address_templates(config: PeerFile) -> Iterator[str]:
+    """Yield the multiaddrs under which others may reach the peer, from its peer file. The word ADDRESS stands
+    for an address that the file leaves open (0.0.0.0), and PORT for port 0."""
     for address in config.announce or config.listen:
         shown = address
-        for anywhere, open_to_all in _ANYWHERE.items():
-            shown = shown.replace(anywhere, open_to_all)
+        for unspecified, placeholder in _UNSPECIFIED.items():
+            shown = shown.replace(unspecified, placeholder)
         yield f"{shown.removesuffix('/0')}/PORT" if shown.endswith("/0") else shown

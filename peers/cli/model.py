@@ -1,4 +1,5 @@
-"""Commands for a trained model: export, generate, evaluate."""
+"""Commands for a trained model: export, generate, evaluate. The model is read from checkpoints on this disk
+(`--from`), or served by the live peers of a run (`--run`)."""
 
 from __future__ import annotations
 
@@ -81,9 +82,9 @@ def export(
     tokenizer_path: TokenizerFile = None,
 ) -> None:
     """Write a Hugging Face model with a model card, from a checkpoint, and check it against transformers."""
-    live = uses_live_peers(source, run, bootstrap, invite)
-    _require_sense(hf, replace, eval_text, score)
-    if not live:
+    is_live = uses_live_peers(source, run, bootstrap, invite)
+    _require_valid_export(hf, replace, eval_text, score)
+    if not is_live:
         _write_export(source, hf, replace, score, eval_text, tokenizer_path)
         return
     from peers.cli.swarm_model import fetched
@@ -101,7 +102,8 @@ def _write_export(
     eval_text: Path | None,
     tokenizer_path: Path | None,
 ) -> None:
-    """Export from checkpoints on this disk. Raises UserError."""
+    """Write the Hugging Face folder `hf` from the newest checkpoints in `source`. If transformers is
+    installed, check that it computes the same logits. Prints what was done. Raises UserError."""
     from peers.data.documents import TextError
     from peers.data.tokenizer import open_tokenizer, tokenizer_file
     from peers.state import checkpoint_file
@@ -120,17 +122,19 @@ def _write_export(
         weights = model.whole()
         file = tokenizer_file(manifest.data, tokenizer_path)
         tokenizer = open_tokenizer(file, shape.vocab_size, manifest.data.eos_token)
-        ending = tokenizer.end.token
-        end = (manifest.data.eos_token, ending) if ending is not None else None
-        known = facts(source, manifest)
-        window = manifest.data.seq_len
-        scored = score_weights(weights, shape, text, tokenizer, window=window) if text is not None else None
-        unchecked = hf_parity.missing()
+        eos_id = tokenizer.end.token
+        end = (manifest.data.eos_token, eos_id) if eos_id is not None else None
+        provenance = facts(source, manifest)
+        scored = None
+        if text is not None:
+            scored = score_weights(weights, shape, text, tokenizer, window=manifest.data.seq_len)
+        unchecked_reason = hf_parity.missing()
 
         def finish(folder: Path) -> None:
-            compared = None if unchecked else hf_parity.compare(folder, weights, shape, tokenizer)
+            """Compare the new folder with transformers, and add the manifest and the model card."""
+            compared = None if unchecked_reason else hf_parity.compare(folder, weights, shape, tokenizer)
             (folder / MANIFEST_FILE).write_bytes(manifest.canonical())
-            page = card(manifest, known, scored, compared, hf, eval_text)
+            page = card(manifest, provenance, scored, compared, hf, eval_text)
             (folder / "README.md").write_text(page, encoding="utf-8")
             if compared is not None:
                 typer.echo(
@@ -139,20 +143,23 @@ def _write_export(
                 )
 
         write(hf, shape, model.path(), tokenizer=file, end=end, replace=replace, finish=finish)
-    passed_over = [f"passed over: {trouble}" for trouble in model.passed_over]
-    left_out = [f"left out of the model card: {trouble}" for trouble in known.troubles]
-    switched_off = [tokenizer.warning] if tokenizer.warning else []
-    for warning in [*passed_over, *switched_off, *left_out, *([unchecked] if unchecked else [])]:
+    warnings = [f"passed over: {trouble}" for trouble in model.passed_over]
+    if tokenizer.warning:
+        warnings.append(tokenizer.warning)
+    warnings += [f"left out of the model card: {trouble}" for trouble in provenance.troubles]
+    if unchecked_reason:
+        warnings.append(unchecked_reason)
+    for warning in warnings:
         warn(warning)
     if scored is not None:
-        of = "held-out text" if eval_text is None else eval_text
-        typer.echo(f"score  {scored.bits_per_byte:.4f} bits per byte of {of}")
+        text_name = "held-out text" if eval_text is None else eval_text
+        typer.echo(f"score  {scored.bits_per_byte:.4f} bits per byte of {text_name}")
     typer.echo(f"wrote  {hf}  (run {manifest.run_id()}, round {model.round})")
 
 
-def _require_sense(hf: Path, replace: bool, eval_text: Path | None, score: bool | None) -> None:
-    """Check the options before torch is imported and a model is read, which takes seconds to minutes. Raises
-    UserError."""
+def _require_valid_export(hf: Path, replace: bool, eval_text: Path | None, score: bool | None) -> None:
+    """Raise UserError if options of `export` exclude each other, or its folder or text cannot be used. These
+    checks come first, because reading the model can take minutes."""
     from peers.config.atomic_files import is_there
     from peers.tools.model.export_folder import ExportError, require_replaceable
 
@@ -232,11 +239,11 @@ def evaluate(
     from peers.tools.model.export_folder import ExportError
     from peers.tools.model.local_model import held
 
-    live = uses_live_peers(source, run, bootstrap, invite)
+    is_live = uses_live_peers(source, run, bootstrap, invite)
     if tasks is None and (tasks_folder is not None or limit is not None):
         raise UserError("--tasks-folder and --limit need --tasks, which names the tasks to evaluate")
     if tasks is not None:
-        if live or eval_text is not None:
+        if is_live or eval_text is not None:
             raise UserError("--tasks reads a checkpoint (--from) and brings its own texts: leave out --run, "
                             "--bootstrap, --invite and --eval-text")  # fmt: skip
         _evaluate_tasks(source, tasks, tasks_folder, limit, tokenizer)
@@ -244,18 +251,19 @@ def evaluate(
     with as_user_errors(ExportError, TextError):
         text = _text_to_score(eval_text)
 
-        def judged_by(is_library_alone: bool) -> None:
+        def warn_if_trained_on(is_library_alone: bool) -> None:
+            """Warn if the run may have trained on the default text: it read more than Python's library."""
             if eval_text is None and not is_library_alone:
                 warn(OWN_TEXT)
 
-        if live:
+        if is_live:
             from peers.cli.swarm_model import evaluate as through_swarm
 
             assert run is not None
-            score = through_swarm(run, bootstrap or [], invite, text, tokenizer, found=judged_by)
+            score = through_swarm(run, bootstrap or [], invite, text, tokenizer, found=warn_if_trained_on)
         else:
             model = held(source, warn, tokenizer)
-            judged_by(model.is_library_alone)
+            warn_if_trained_on(model.is_library_alone)
             window = model.window or DEFAULT_WINDOW
             score = score_weights(model.weights, model.shape, text, model.tokenizer, window=window)
     _print_score(score)
@@ -276,7 +284,8 @@ def _text_for_card(manifest: Manifest, chosen: Path | None, score: bool | None) 
 
 
 def _text_to_score(chosen: Path | None) -> bytes:
-    """Return the text to score. Raises TextError if there is none, UserError if it cannot be read."""
+    """Return the bytes of the `chosen` text, or of the held-out modules of Python's library. Raises TextError
+    if there is no text, UserError if it cannot be read."""
     from peers.config.atomic_files import is_there
     from peers.data.documents import TextError, held_out_text, read_text
 
@@ -299,8 +308,8 @@ def _print_score(score: Score) -> None:
 def _evaluate_tasks(
     source: Path | None, tasks: str, folder: Path | None, limit: int | None, tokenizer: Path | None
 ) -> None:
-    """Score a model of this machine on tasks of lm-evaluation-harness, and print the metrics. Raises
-    UserError."""
+    """Score a model on this disk on tasks of lm-evaluation-harness, whose names `tasks` separates by commas.
+    Print the metrics. `limit`: documents per task. Raises UserError."""
     from importlib.util import find_spec
 
     from peers.data.documents import TextError
@@ -319,18 +328,19 @@ def _evaluate_tasks(
 
     with as_user_errors(ExportError, TextError):
         model = held(source, warn, tokenizer)
-        reader = ModelScorer(model.weights, model.shape, model.tokenizer, model.window or DEFAULT_WINDOW)
-        results = run_tasks(reader, names, folder, limit)
+        scorer = ModelScorer(model.weights, model.shape, model.tokenizer, model.window or DEFAULT_WINDOW)
+        results = run_tasks(scorer, names, folder, limit)
     for task, metrics in results.items():
         for name, value in metrics.items():
             typer.echo(f"{task}  {name}  {value:.4f}")
-    typer.echo(f"window {reader.window} tokens")
+    typer.echo(f"window {scorer.window} tokens")
 
 
 def uses_live_peers(
     source: Path | None, run: str | None, bootstrap: list[str] | None, invite: str | None = None
 ) -> bool:
-    """Return whether live peers are used. Raises UserError for options that exclude each other."""
+    """Return whether the options ask for the live peers of a run, instead of checkpoints on this disk. Raises
+    UserError for options that exclude each other."""
     for option, given in (("--bootstrap", bootstrap), ("--invite", invite)):
         if run is None and given:
             raise UserError(f"{option} needs --run, which names the run")

@@ -1,4 +1,8 @@
-"""Owner's commands: order, orders, invite, registry, report."""
+"""Commands for the owner of a run (order, invite, report), and those that show orders and public runs.
+
+The owner has the key that signed the run. An order is a signed message that all peers of the run obey; it
+contains all earlier orders that are in force. The directory is the DHT, and the registry its public runs.
+"""
 
 from __future__ import annotations
 
@@ -40,21 +44,21 @@ def pause(run: Run, reason: Reason = "", key: Key = None, bootstrap: Bootstraps 
     """Pause the run: peers finish current work and start nothing new until `resume`."""
     from swarmnet.run import owner_orders
 
-    _order(run, key, bootstrap, lambda held: owner_orders.pause(held, reason))
+    _give_order(run, key, bootstrap, lambda orders: owner_orders.pause(orders, reason))
 
 
 def resume(run: Run, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
     """Resume a paused run."""
     from swarmnet.run import owner_orders
 
-    _order(run, key, bootstrap, lambda held: owner_orders.resume(held, reason))
+    _give_order(run, key, bootstrap, lambda orders: owner_orders.resume(orders, reason))
 
 
 def checkpoint(run: Run, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
     """Let all peers write their newest settled weights to disk."""
     from swarmnet.run import owner_orders
 
-    _order(run, key, bootstrap, lambda held: owner_orders.checkpoint(held, reason))
+    _give_order(run, key, bootstrap, lambda orders: owner_orders.checkpoint(orders, reason))
 
 
 Peer = Annotated[str, typer.Argument(metavar="PEER", help="Peer id, 12D3Koo...")]
@@ -64,16 +68,16 @@ def ban(run: Run, peer: Peer, reason: Reason = "", key: Key = None, bootstrap: B
     """Ban a peer: all peers close their links to it."""
     from swarmnet.run import owner_orders
 
-    banned = _peer(peer)
-    _order(run, key, bootstrap, lambda held: owner_orders.ban(held, banned, reason))
+    banned = _parse_peer_id(peer)
+    _give_order(run, key, bootstrap, lambda orders: owner_orders.ban(orders, banned, reason))
 
 
 def unban(run: Run, peer: Peer, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
     """Lift the ban of a peer."""
     from swarmnet.run import owner_orders
 
-    banned = _peer(peer)
-    _order(run, key, bootstrap, lambda held: owner_orders.unban(held, banned, reason))
+    banned = _parse_peer_id(peer)
+    _give_order(run, key, bootstrap, lambda orders: owner_orders.unban(orders, banned, reason))
 
 
 def withdraw(
@@ -88,7 +92,7 @@ def withdraw(
     """Exclude a document from the training text from now on."""
     from swarmnet.run import owner_orders
 
-    _order(run, key, bootstrap, lambda held: owner_orders.withdraw(held, document.lower(), reason))
+    _give_order(run, key, bootstrap, lambda orders: owner_orders.withdraw(orders, document.lower(), reason))
 
 
 def revoke(
@@ -101,68 +105,71 @@ def revoke(
     """Revoke an invite, and disconnect peers that joined with it."""
     from swarmnet.run import owner_orders
 
-    _order(run, key, bootstrap, lambda held: owner_orders.revoke(held, invite.lower(), reason))
+    _give_order(run, key, bootstrap, lambda orders: owner_orders.revoke(orders, invite.lower(), reason))
 
 
 def _echo(text: str) -> None:
-    """Print text that may contain words of a run's owner or of strangers."""
+    """Print text that may contain words of untrusted people; `shown` replaces control characters."""
     from peers.telemetry.console import shown
 
     typer.echo(shown(text, sys.stdout))
 
 
-def _owner(key: Path | None) -> tuple[Path, Identity]:
-    """Return the owner's key file and the key. Raises UserError."""
+def _load_owner_key(key: Path | None) -> tuple[Path, Identity]:
+    """Return the path of the owner's key file and the key. Raises UserError if it cannot be read."""
     from protocols.signed.identity import IdentityError, load
 
-    path = key or _states() / "owner.key"
+    path = key or _state_home() / "owner.key"
     with as_user_errors(IdentityError):
         return path, load(path)
 
 
-def _order(
+def _give_order(
     run: str, key: Path | None, bootstrap: list[str] | None, change: Callable[[OwnerOrders], OwnerOrders]
 ) -> None:
-    """Give an order."""
+    """Sign and send an order. `change` returns the new orders from those in force. Raises UserError."""
 
-    async def planned(found: Reached) -> Callable[[OwnerOrders], OwnerOrders]:
+    async def prepare_change(_connection: Reached) -> Callable[[OwnerOrders], OwnerOrders]:
         return change
 
-    order_as_planned(run, key, bootstrap, planned)
+    order_as_planned(run, key, bootstrap, prepare_change)
 
 
 def order_as_planned(
     run: str, key: Path | None, bootstrap: list[str] | None,
     planned: Callable[[Reached], Awaitable[Callable[[OwnerOrders], OwnerOrders]]],
 ) -> None:  # fmt: skip
-    """Give an order that depends on the state of the run, which `planned` receives. Raises UserError."""
+    """Sign and send an order that may depend on the progress of the run. `planned` receives the connection to
+    the run and returns a function from the orders in force to the new ones. Raises UserError."""
     from peers.cli.connecting import NOT_REACHED, notify, ways_in
     from peers.network.discovery.visitor_session import reaching
     from peers.tools.owner.give_order import check_owner, give, newest
     from protocols.errors import WireError
     from swarmnet.run.owner_orders import describe_changes
 
-    path, identity = _owner(key)
+    path, identity = _load_owner_key(key)
     bootstraps = bootstrap or []
     cache = ways_in(run, bootstraps)
 
-    async def whole() -> None:
-        async with reaching(run, bootstraps, cache, notify) as found:
-            check_owner(found.signed, identity, path)
-            kept = _states() / "orders" / f"{found.signed.run_id[:16]}.bin"
-            change = await planned(found)
-            given = await give(found, identity, await newest(found, kept, notify), change)
+    async def connect_and_order() -> None:
+        """Send the order, print what it changes, and raise UserError if nothing has stored it."""
+        async with reaching(run, bootstraps, cache, notify) as connection:
+            check_owner(connection.signed, identity, path)
+            saved_orders = _state_home() / "orders" / f"{connection.signed.run_id[:16]}.bin"
+            change = await planned(connection)
+            in_force = await newest(connection, saved_orders, notify)
+            given = await give(connection, identity, in_force, change)
         for line in describe_changes(given.before, given.order.order):
             _echo(f"order  {line}")
-        keeps = "keeps" if given.stored else "does not keep"
-        typer.echo(f"sent   to {given.told} peers; the directory {keeps} it")
+        verb = "keeps" if given.stored else "does not keep"
+        typer.echo(f"sent   to {given.told} peers; the directory {verb} it")
         if not given.told and not given.stored:
             raise UserError(
                 "no peer has it yet: repeat the command when peers are online (the order is saved)"
             )
 
     with as_user_errors(*NOT_REACHED, WireError):
-        asyncio.run(whole())
+        asyncio.run(connect_and_order())
 
 
 def show_orders(run: Run, bootstrap: Bootstraps = None, as_json: AsJson = False) -> None:
@@ -177,17 +184,18 @@ def show_orders(run: Run, bootstrap: Bootstraps = None, as_json: AsJson = False)
     bootstraps = bootstrap or []
     cache = ways_in(run, bootstraps)
 
-    async def whole() -> OwnerOrders:
-        async with reaching(run, bootstraps, cache, notify) as found:
-            return (await newest(found, None, notify)).public
+    async def fetch_orders() -> OwnerOrders:
+        async with reaching(run, bootstraps, cache, notify) as connection:
+            return (await newest(connection, None, notify)).public
 
     with as_user_errors(*NOT_REACHED, WireError):
-        order = asyncio.run(whole())
-    _echo(json.dumps(asdict(order), indent=2, ensure_ascii=False) if as_json else _words(order))
+        order = asyncio.run(fetch_orders())
+    _echo(json.dumps(asdict(order), indent=2, ensure_ascii=False) if as_json else _describe_order(order))
 
 
-def _words(order: OwnerOrders) -> str:
-    """Return an order as text."""
+def _describe_order(order: OwnerOrders) -> str:
+    """Return the orders in force as lines for people: pause, bans, withdrawn documents, revoked invites,
+    changes of the learning rate, and the last round."""
     from swarmnet.run.rates import in_words
 
     if not order.sequence:
@@ -196,7 +204,7 @@ def _words(order: OwnerOrders) -> str:
     lines = [f"newest order of {given}: {order.reason or 'no reason given'}"]
     lines.append("the run is paused" if order.paused else "the run is not paused")
     lines += [f"banned     {ban.peer}  {ban.reason}" for ban in order.bans]
-    lines += [f"withdrawn  {one.document}  {one.reason}" for one in order.withdrawn]
+    lines += [f"withdrawn  {entry.document}  {entry.reason}" for entry in order.withdrawn]
     lines += [f"revoked    {invite}" for invite in order.revoked]
     lines += [f"rate       {in_words(rate.factor)} from round {rate.from_round} on" for rate in order.rates]
     if order.ends is not None:
@@ -219,14 +227,15 @@ def invite(
     if bool(peer) == anyone:
         raise UserError("name the invited peer with --peer 12D3Koo..., or add --anyone")
     signed = load_signed(run)
-    path, identity = _owner(key)
+    path, identity = _load_owner_key(key)
     check_owner(signed, identity, path)
-    whom, now = (_peer(peer) if peer else None), time.time()
-    data = seal_invite(identity, signed.run_id, whom, now + 86400 * days, now)
+    invited = _parse_peer_id(peer) if peer else None
+    now = time.time()
+    data = seal_invite(identity, signed.run_id, invited, now + 86400 * days, now)
     if signed.manifest.access == "open":
         typer.echo(f"note   {signed.manifest.name} is open to all: no peer needs an invite", err=True)
-    shown = prove_invite(data, signed.run_id, identity.peer_id)
-    opened = open_invite(shown, signed.run_id, identity.peer_id, identity.peer_id)
+    proof = prove_invite(data, signed.run_id, identity.peer_id)
+    opened = open_invite(proof, signed.run_id, identity.peer_id, identity.peer_id)
     typer.echo(f"id     {opened.id}", err=True)
     typer.echo(invite_text(data))
 
@@ -249,26 +258,30 @@ def registry_list(
         raise UserError("registry needs --bootstrap MULTIADDR of any peer of any run")
     check_bootstraps(bootstrap)
 
-    async def whole() -> tuple[list[SignedManifest], int]:
-        async with entering(bootstrap, PeerCache(_states() / "registry-peers.json"), notify) as (
-            _,
-            directory,
-        ):
+    cache = PeerCache(_state_home() / "registry-peers.json")
+
+    async def fetch_runs() -> tuple[list[SignedManifest], int]:
+        async with entering(bootstrap, cache, notify) as (_, directory):
             return await runs(directory, limit, Random())
 
     with as_user_errors(*NOT_REACHED, WireError):
-        found, entries = asyncio.run(whole())
+        public_runs, entries = asyncio.run(fetch_runs())
     from peers.telemetry.console import counted
 
     if as_json:
-        rows = [{"run": one.run_id, "name": one.manifest.name, "owner": one.manifest.owner,
-                 "access": one.manifest.access} for one in found]  # fmt: skip
+        rows = []
+        for signed in public_runs:
+            manifest = signed.manifest
+            row = {"run": signed.run_id, "name": manifest.name, "owner": manifest.owner}
+            rows.append({**row, "access": manifest.access})
         _echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
-    for one in found:
-        manifest = one.manifest
-        typer.echo(f"{one.run_id}  {_plain(manifest.name)}  stages {len(manifest.stages)}, {manifest.access}")
-    typer.echo(f"{counted(len(found), 'run')}, {entries} {'entry' if entries == 1 else 'entries'}", err=True)
+    for signed in public_runs:
+        manifest = signed.manifest
+        details = f"stages {len(manifest.stages)}, {manifest.access}"
+        typer.echo(f"{signed.run_id}  {_printable(manifest.name)}  {details}")
+    noun = "entry" if entries == 1 else "entries"
+    typer.echo(f"{counted(len(public_runs), 'run')}, {entries} {noun}", err=True)
 
 
 def registry_show(run: Run, bootstrap: Bootstraps = None) -> None:
@@ -280,12 +293,12 @@ def registry_show(run: Run, bootstrap: Bootstraps = None) -> None:
     bootstraps = bootstrap or []
     cache = ways_in(run, bootstraps)
 
-    async def whole() -> str:
-        async with reaching(run, bootstraps, cache, notify) as found:
-            return published_text(found.signed)
+    async def fetch_manifest() -> str:
+        async with reaching(run, bootstraps, cache, notify) as connection:
+            return published_text(connection.signed)
 
     with as_user_errors(*NOT_REACHED):
-        _echo(asyncio.run(whole()).rstrip("\n"))
+        _echo(asyncio.run(fetch_manifest()).rstrip("\n"))
 
 
 def report(
@@ -311,7 +324,7 @@ def report(
     from swarmnet.run.owner_orders import NO_ORDER
 
     if run_id_of(run) or (bootstrap and is_file(Path(run))):
-        facts = _of_live_run(run, bootstrap or [])
+        facts = _live_run_facts(run, bootstrap or [])
     elif bootstrap:
         raise UserError(
             f"{run}: neither a run id nor a published run file, and --bootstrap is for the report of a live "
@@ -330,8 +343,9 @@ def report(
         typer.echo(f"wrote  {out}", err=True)
 
 
-def _of_live_run(run: str, bootstraps: list[str]) -> RunFacts:
-    """Return the facts of a run from its live peers. Raises UserError."""
+def _live_run_facts(run: str, bootstraps: list[str]) -> RunFacts:
+    """Return what the report needs to know of a run, from the directory and live peers. Raises UserError if
+    peers of a stage or the orders are missing."""
     from peers.cli.connecting import NOT_REACHED, notify, ways_in
     from peers.network.discovery.visitor_session import reaching
     from peers.tools.owner.run_facts import from_directory
@@ -339,26 +353,26 @@ def _of_live_run(run: str, bootstraps: list[str]) -> RunFacts:
 
     cache = ways_in(run, bootstraps)
 
-    async def whole() -> RunFacts:
-        async with reaching(run, bootstraps, cache, notify) as found:
+    async def fetch_facts() -> RunFacts:
+        async with reaching(run, bootstraps, cache, notify) as connection:
             try:
-                return await from_directory(found.signed, found.directory)
+                return await from_directory(connection.signed, connection.directory)
             except WireError as error:
                 raise UserError(
                     f"{error}; a report needs every stage and the orders: repeat the command"
                 ) from None
 
     with as_user_errors(*NOT_REACHED):
-        return asyncio.run(whole())
+        return asyncio.run(fetch_facts())
 
 
-def _states() -> Path:
-    """Return the folder that contains the state folders."""
+def _state_home() -> Path:
+    """Return the folder in which all peers of this user have their state folders."""
     return default_state(os.environ, sys.platform)
 
 
-def _peer(text: str) -> PeerId:
-    """Return a peer id. Raises UserError if it is invalid."""
+def _parse_peer_id(text: str) -> PeerId:
+    """Return the text as a peer id. Raises UserError if it is none."""
     from protocols.signed.identity import public_key_bytes
     from swarmnet.identifiers import PeerId
 
@@ -369,6 +383,6 @@ def _peer(text: str) -> PeerId:
     return PeerId(text)
 
 
-def _plain(text: str) -> str:
-    """Return untrusted text for a terminal."""
+def _printable(text: str) -> str:
+    """Return at most 100 characters of untrusted text, without control characters."""
     return "".join(char if char.isprintable() else "?" for char in text)[:100]

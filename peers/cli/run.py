@@ -1,4 +1,8 @@
-"""Commands that start peers: run and demo; and publish, which signs a run."""
+"""The commands `run` and `demo`, which start peers, and `publish`, which signs a run.
+
+The run's owner writes a run file, and `publish` signs it with the owner's key. The published file has the run
+id (the hash of the run's description), by which other peers join.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +36,10 @@ TEXT_LIMIT = 64 * 1024
 
 
 def text_or_file(text: str | None) -> str | None:
-    """Return the text of an option, or for `@FILE` that of the file. Raises UserError if the file cannot be
-    read.
+    """Return the value of a command-line option; for `@FILE`, the content of the file. Raises UserError if
+    the file cannot be read.
 
-    All users of a machine can read arguments in its process list, so that secrets are better in files.
+    All users of a machine can read arguments in its process list, so secrets are safer in files.
     """
     if text is None or not text.startswith("@"):
         return text
@@ -56,14 +60,14 @@ InviteText = Annotated[
 
 
 def overrides(settings: Sequence[str] | None) -> dict[str, str]:
-    """Return `KEY=VALUE` texts as a mapping. Raises ConfigError."""
-    found: dict[str, str] = {}
+    """Return the `KEY=VALUE` texts of `--set` as a mapping. Raises ConfigError for another form."""
+    values: dict[str, str] = {}
     for setting in settings or ():
         key, equals, value = setting.partition("=")
         if not equals or not key:
             raise ConfigError([f"--set {setting}: expected KEY=VALUE, such as metrics.listen=off"])
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def run(
@@ -75,7 +79,8 @@ def run(
 
 
 def start(config: PeerFile, joined: Callable[[], str] = str) -> None:
-    """Run a peer until it ends, and exit with its code."""
+    """Run a peer until it ends, and exit with its code. `joined` is called once a bootstrap has responded;
+    it returns a notice for the user, empty for none."""
     from peers.process.process import run_peer_file  # Loads torch and hivemind.
 
     others = {"observer": _evaluating_observer} if config.evaluating.seconds else {}
@@ -83,8 +88,8 @@ def start(config: PeerFile, joined: Callable[[], str] = str) -> None:
 
 
 def _evaluating_observer(process: Process) -> Role:
-    """Return an observer that evaluates. It uses the code of `swarmnet evaluate` and loads torch, so it is
-    created here and not in the process."""
+    """Return an observer (a peer that shows the swarm on a web page) that also scores the model. Its code
+    loads torch, which other observers do not need."""
     from peers.observer.role import ObserverRole
     from peers.tools.model.evaluator import SwarmEvaluator
 
@@ -127,31 +132,31 @@ def publish(
     from protocols.signed.identity import IdentityError, load_or_create
     from swarmnet.identifiers import PeerId
 
-    wanted = overrides(settings)
-    _checked_bootstraps(bootstrap)
-    manifest = runs.load_manifest(run_file, PeerId(""), wanted)
-    # Before the key: none is created for an invalid file.
-    for unusual in check_run(run_file, manifest, tokenizer, opened=not unchecked):
-        warn(unusual)
-    model = model_beside(run_file, manifest, init_checkpoint, typer.echo)
-    begins, unlike = start_beside(run_file, manifest, tokenizer, model)
-    for unusual in unlike:
-        warn(unusual)
+    set_options = overrides(settings)
+    _require_valid_bootstraps(bootstrap)
+    manifest = runs.load_manifest(run_file, PeerId(""), set_options)
+    # All checks precede the owner's key, so that an invalid run file creates no key.
+    for warning in check_run(run_file, manifest, tokenizer, opened=not unchecked):
+        warn(warning)
+    model_folder = model_beside(run_file, manifest, init_checkpoint, typer.echo)
+    initial_model, model_warnings = start_beside(run_file, manifest, tokenizer, model_folder)
+    for warning in model_warnings:
+        warn(warning)
     with as_user_errors(TextError):
-        counted = () if unchecked else counted_sources(manifest, run_file.parent)
+        sources = () if unchecked else counted_sources(manifest, run_file.parent)
     with as_user_errors(IdentityError):
         owner_key = (key or default_state(os.environ, sys.platform) / "owner.key").absolute()
         identity = load_or_create(owner_key)
-    signed, path = runs.publish(run_file, identity, out, wanted, begins, bootstrap or (), counted)
+    signed, path = runs.publish(run_file, identity, out, set_options, initial_model, bootstrap or (), sources)
     through = " --bootstrap ".join(bootstrap or ["MULTIADDR"])
     _print_run(signed, owner_key, path)
-    text = runs.text_settings(signed.manifest, run_file.parent, tokenizer)
-    begin = runs.start_setting(signed.manifest, run_file.parent, model)
-    typer.echo(f"first  swarmnet join {path} --bootstrap {through}{text}{begin}")
+    text_options = runs.text_settings(signed.manifest, run_file.parent, tokenizer)
+    model_option = runs.start_setting(signed.manifest, run_file.parent, model_folder)
+    typer.echo(f"first  swarmnet join {path} --bootstrap {through}{text_options}{model_option}")
     typer.echo(f"join   swarmnet join {signed.run_id} --bootstrap {through}")
-    if text:
+    if text_options:
         typer.echo("text   peers of the first stage name their copy of the text, as `first` does")
-    if begin:
+    if model_option:
         typer.echo(f"model  {signed.manifest.init_checkpoint.sha256}")
         typer.echo(
             "start  one peer of each stage, or an archivist, names its copy of the model, as `first` does"
@@ -159,7 +164,7 @@ def publish(
 
 
 def _print_run(signed: SignedManifest, owner_key: Path, path: Path) -> None:
-    """Print what was published, and where it is."""
+    """Print a published run: its id, owner, key file, published file, and the measured sizes of its text."""
     typer.echo(f"run    {signed.run_id}")
     typer.echo(f"owner  {signed.manifest.owner}")
     typer.echo(f"key    {owner_key}: keep a copy elsewhere; without it no orders can be given in this run")
@@ -169,8 +174,8 @@ def _print_run(signed: SignedManifest, owner_key: Path, path: Path) -> None:
             typer.echo(f"size   {source.name}: {source.bytes:,} bytes in {source.documents:,} documents")
 
 
-def _checked_bootstraps(bootstrap: Sequence[str] | None) -> None:
-    """Raise ConfigError if an address is invalid."""
+def _require_valid_bootstraps(bootstrap: Sequence[str] | None) -> None:
+    """Raise ConfigError if an address of `--bootstrap` is invalid: check it as the key of a peer file."""
     typed = Typed("--bootstrap", {"role": "bootstrap", "state": ".", "bootstrap": list(bootstrap or ())})
     check_typed(typed, Path(), "bootstrap", {})
 

@@ -1,4 +1,8 @@
-"""The option --run of export, generate and evaluate: use the live peers of a run."""
+"""The option --run of export, generate and evaluate: use the live peers of a run instead of a checkpoint.
+
+A client with a throw-away identity contacts the run, whose peers compute the forward pass, each its stage.
+Caveats are lines about the answers, such as which round's weights gave them.
+"""
 
 from __future__ import annotations
 
@@ -52,11 +56,11 @@ def invite_of(text: str | None) -> bytes:
 
 @contextmanager
 def fetched(run: str, bootstraps: Sequence[str], invite: str | None) -> Iterator[Path]:
-    """A temporary folder with the newest checkpoint of every stage of the run. Raises UserError."""
-    cache, shown = ways_in(run, bootstraps), invite_of(invite)
+    """Yield a temporary folder with the newest checkpoint of every stage of the run. Raises UserError."""
+    cache, invite_data = ways_in(run, bootstraps), invite_of(invite)
     with tempfile.TemporaryDirectory(prefix=prefix("export")) as folder:
         with as_user_errors(*EXPECTED):
-            asyncio.run(fetch_checkpoints(run, bootstraps, cache, notify, Path(folder), shown))
+            asyncio.run(fetch_checkpoints(run, bootstraps, cache, notify, Path(folder), invite_data))
         yield Path(folder)
 
 
@@ -69,55 +73,61 @@ def generate(
     style: Style,
     tokenizer: Path | None = None,
 ) -> None:
-    """Continue the prompts. A single one is streamed; of several, each text is printed when it is complete.
-    Raises UserError."""
-
-    cache, shown = ways_in(run, bootstraps), invite_of(invite)
+    """Continue each prompt by `tokens` tokens, and print the texts, caveats and speed. A single text is
+    streamed; of several, each is printed when it is complete. Raises UserError."""
+    cache, invite_data = ways_in(run, bootstraps), invite_of(invite)
     out = Beside(sys.stdout, sys.stderr, shutil.get_terminal_size().columns)
     notify = out.notify
 
-    async def whole() -> None:
-        async with visiting(run, bootstraps, cache, notify, invite=shown, tokenizer=tokenizer) as client:
+    async def connect_and_generate() -> None:
+        """Generate all texts, then print the caveats and the speed."""
+        async with visiting(
+            run, bootstraps, cache, notify, invite=invite_data, tokenizer=tokenizer
+        ) as client:
             began = perf_counter()
             if len(prompts) == 1:
-                talks = [await _one(client, prompts[0], tokens, style, out)]
+                conversations = [await _stream_text(client, prompts[0], tokens, style, out)]
             else:
-                talks = await _several(client, prompts, tokens, style)
+                conversations = await _generate_several(client, prompts, tokens, style)
             seconds, count = perf_counter() - began, tokens * len(prompts)
-            for line in dict.fromkeys(line for talk in talks for line in caveats(talk)):
+            lines = [line for conversation in conversations for line in caveats(conversation)]
+            for line in dict.fromkeys(lines):  # Each line once.
                 notify("told", line)
             per_token = (client.sent_bytes + client.received_bytes) / count
             notify("rate", f"{count / seconds:.1f} tokens/s, {per_token:,.0f} bytes per token on this link")
 
     with as_user_errors(*EXPECTED):
-        asyncio.run(whole())
+        asyncio.run(connect_and_generate())
 
 
-async def _one(client: SwarmClient, prompt: str, tokens: int, style: Style, out: Beside) -> Conversation:
-    """Stream the continuation of one prompt."""
-    talk, readable = Conversation(), Readable()
+async def _stream_text(
+    client: SwarmClient, prompt: str, tokens: int, style: Style, out: Beside
+) -> Conversation:
+    """Print one prompt and stream its continuation. Return which peers and weights answered."""
+    conversation, readable = Conversation(), Readable()
     out.write(prompt)
     try:
-        async for piece in stream(client, prompt.encode(), tokens, conversation=talk, **style):
+        async for piece in stream(client, prompt.encode(), tokens, conversation=conversation, **style):
             out.write(readable.add(piece))
     finally:
         out.write(readable.add(b"", final=True) + "\n")
-    return talk
+    return conversation
 
 
-async def _several(
+async def _generate_several(
     client: SwarmClient, prompts: Sequence[str], tokens: int, style: Style
 ) -> list[Conversation]:
-    """Continue several prompts at the same time."""
+    """Continue several prompts at the same time, and print each text when it is complete. Return their
+    conversations. If one prompt fails, the others are cancelled."""
 
-    async def text(prompt: str) -> Conversation:
-        talk, pieces = Conversation(), []
-        async for piece in stream(client, prompt.encode(), tokens, conversation=talk, **style):
+    async def continue_prompt(prompt: str) -> Conversation:
+        conversation, pieces = Conversation(), []
+        async for piece in stream(client, prompt.encode(), tokens, conversation=conversation, **style):
             pieces.append(piece)
         typer.echo(prompt + harmless(b"".join(pieces).decode(errors="replace")) + "\n")
-        return talk
+        return conversation
 
-    tasks = [asyncio.create_task(text(prompt)) for prompt in prompts]
+    tasks = [asyncio.create_task(continue_prompt(prompt)) for prompt in prompts]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -131,32 +141,34 @@ def evaluate(
 ) -> Score:  # fmt: skip
     """Return the score of the model that the run's live peers hold. Raises UserError.
 
-    After Ctrl+C or SIGTERM, prints the score so far and exits. `found` is called with whether the run reads
-    only Python's library.
+    After Ctrl+C or SIGTERM, prints the score so far and exits. Once the run is known, `found` is called with
+    whether it trains only on Python's library.
     """
+    cache, invite_data = ways_in(run, bootstraps), invite_of(invite)
+    progress, conversation = ScoreProgress(), Conversation()
 
-    cache, shown = ways_in(run, bootstraps), invite_of(invite)
-    progress, talk = ScoreProgress(), Conversation()
-
-    async def whole() -> Score:
-        async with visiting(run, bootstraps, cache, notify, invite=shown, tokenizer=tokenizer) as client:
+    async def connect_and_score() -> Score:
+        """Return the score, and report progress meanwhile."""
+        async with visiting(
+            run, bootstraps, cache, notify, invite=invite_data, tokenizer=tokenizer
+        ) as client:
             found(client.manifest.data.is_library_alone)
             reporting = asyncio.create_task(_show_progress(progress))
             try:
-                return await score(client, text, conversation=talk, progress=progress)
+                return await score(client, text, conversation=conversation, progress=progress)
             finally:
                 reporting.cancel()
 
-    async def until_stopped() -> Score | None:
-        work, loop = asyncio.create_task(whole()), asyncio.get_running_loop()
+    async def score_until_signal() -> Score | None:
+        scoring, loop = asyncio.create_task(connect_and_score()), asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, work.cancel)
-        await asyncio.wait({work})
-        return None if work.cancelled() else work.result()
+            loop.add_signal_handler(number, scoring.cancel)
+        await asyncio.wait({scoring})
+        return None if scoring.cancelled() else scoring.result()
 
     with as_user_errors(*EXPECTED):
-        scored = asyncio.run(until_stopped())
-    for line in caveats(talk) if talk.rounds else ():
+        scored = asyncio.run(score_until_signal())
+    for line in caveats(conversation) if conversation.rounds else ():
         notify("told", line)
     if scored is None:
         typer.echo(f"stopped after {progress.line()}")
@@ -165,10 +177,10 @@ def evaluate(
 
 
 async def _show_progress(progress: ScoreProgress) -> None:
-    """Report progress until cancelled."""
-    before = 0
+    """Report progress every REPORT_SECONDS, if there is any, until cancelled."""
+    last_reported = 0
     while True:
         await asyncio.sleep(REPORT_SECONDS)
-        if progress.done != before:
-            before = progress.done
+        if progress.done != last_reported:
+            last_reported = progress.done
             notify("progress", progress.line())

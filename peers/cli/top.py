@@ -1,4 +1,4 @@
-"""The command `top`: watch a peer or a swarm."""
+"""The command `top`: watch one running peer of this machine, or all peers of a run, in the terminal."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ def top(
         raise UserError("a state folder and --run cannot be combined: name one of them")
     console = Console(highlight=False, markup=False, emoji=False)
     if run is not None:
-        _swarm(console, run, bootstrap or ())
+        _watch_swarm(console, run, bootstrap or ())
     else:
         from peers.tools.top.show import peer
 
         peer(console, state_of(state, "top"))
 
 
-def _swarm(console: object, run: str, bootstraps: Sequence[str]) -> None:
+def _watch_swarm(console: object, run: str, bootstraps: Sequence[str]) -> None:
+    """Connect to a run and show its peers until the user stops. `run` is a run id or a published file."""
     from rich.console import Console
 
     from peers.cli.connecting import NOT_REACHED, notify, ways_in
@@ -52,9 +53,9 @@ def _swarm(console: object, run: str, bootstraps: Sequence[str]) -> None:
     assert isinstance(console, Console)
     cache = ways_in(run, bootstraps)
 
-    async def whole() -> None:
-        async with reaching(run, bootstraps, cache, notify) as found:
-            await swarm(console, found)
+    async def connect_and_watch() -> None:
+        async with reaching(run, bootstraps, cache, notify) as connection:
+            await swarm(console, connection)
 
     with as_user_errors(*NOT_REACHED, WireError):
-        asyncio.run(whole())
+        asyncio.run(connect_and_watch())

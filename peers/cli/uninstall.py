@@ -31,31 +31,31 @@ def uninstall(
 
     home = default_state(os.environ, sys.platform)
     configuration = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    found = leftovers.find(home, configuration / "systemd" / "user", state or [], owner_key or [])
+    leftover = leftovers.find(home, configuration / "systemd" / "user", state or [], owner_key or [])
     if not dry_run:
-        leftovers.require_rest(found)
-        if not (yes or found.empty or sys.stdin.isatty()):
+        leftovers.require_rest(leftover)
+        if not (yes or leftover.empty or sys.stdin.isatty()):
             raise UserError("nothing was removed: this is no terminal, so nobody can confirm; add --yes")
-    for line in _lines(found):
+    for line in _describe(leftover):
         typer.echo(line)
-    if dry_run or found.empty:
+    if dry_run or leftover.empty:
         return
     if not yes and not typer.confirm("Remove all of this? It cannot be restored"):
         raise UserError("nothing was removed")
-    for line in leftovers.remove(found):
+    for line in leftovers.remove(leftover):
         typer.echo(line)
     if home.is_dir() and not any(home.iterdir()):
         home.rmdir()
 
 
-def _lines(found: Leftovers) -> list[str]:
-    """Return the list of what is removed and what stays."""
-    lines = ["to remove:" if not found.empty else "there is nothing to remove"]
-    for state in found.states:
-        runs = "   a peer runs there" if state.running else ""
-        lines.append(f"  state    {state.folder}   {state.bytes / 1e6:,.2f} MB{runs}")
-    lines += [f"  key      {path}   owner's key" for path in found.keys]
+def _describe(leftover: Leftovers) -> list[str]:
+    """Return lines that list what is removed and what stays, for the user to confirm."""
+    lines = ["to remove:" if not leftover.empty else "there is nothing to remove"]
+    for state in leftover.states:
+        running_note = "   a peer runs there" if state.running else ""
+        lines.append(f"  state    {state.folder}   {state.bytes / 1e6:,.2f} MB{running_note}")
+    lines += [f"  key      {path}   owner's key" for path in leftover.keys]
     lines.append("stays:")
-    lines += [f"  {path}   {why}" for path, why in found.stays if path not in found.keys]
+    lines += [f"  {path}   {why}" for path, why in leftover.stays if path not in leftover.keys]
     lines.append(f"  {sys.prefix}   this program; remove it by hand, with the folder it was cloned into")
     return lines

@@ -1,4 +1,4 @@
-"""Find out what is at a path, and write files so that a crash leaves the old or the new content, never a
+"""Test what is at a path, and write files so that a crash leaves the old or the new content, never a
 mixture."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from peers.errors import UserError
 _NOTHING_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP, errno.ENAMETOOLONG}
 """System errors that mean that no file can exist at a path, such as a name that is too long."""
 
-_OTHERS = "name another path, or ask as the user whose it is"
+_ACCESS_HINT = "name another path, or ask as the user whose it is"
 
 
 def is_file(path: Path) -> bool:
@@ -41,21 +41,21 @@ def require_free(folder: Path, option: str) -> None:
     try:
         empty = not any(folder.iterdir())
     except OSError as error:
-        raise UserError(f"{folder}: cannot be looked into: {error.strerror}; {_OTHERS}") from None
+        raise UserError(f"{folder}: cannot be looked into: {error.strerror}; {_ACCESS_HINT}") from None
     if not empty:
         raise UserError(f"{folder} is not empty; name a new folder with {option}")
 
 
 def _mode(path: Path) -> int:
-    """Return the mode of what is at `path`; 0 if nothing is."""
+    """Return the `st_mode` of what is at `path`; 0 if nothing. Raises UserError if the system refuses."""
     try:
         return path.stat().st_mode
-    except ValueError:  # A zero byte in it.
+    except ValueError:  # The path contains a zero byte.
         return 0
     except OSError as error:
         if error.errno in _NOTHING_THERE:
             return 0
-        raise UserError(f"{path}: cannot be looked at: {error.strerror}; {_OTHERS}") from None
+        raise UserError(f"{path}: cannot be looked at: {error.strerror}; {_ACCESS_HINT}") from None
 
 
 def write_atomically(path: Path, data: bytes, private: bool = False) -> None:

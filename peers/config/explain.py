@@ -1,4 +1,5 @@
-"""Describe all configuration keys for `swarmnet config explain` and docs/configuration.md."""
+"""Describe all configuration keys for `swarmnet config explain` and docs/configuration.md. A peer file starts
+one peer. A run file defines a run for all peers; its keys are those of `Manifest`."""
 
 from __future__ import annotations
 
@@ -28,14 +29,16 @@ class ExplainedKey:
 
 
 def lines(cls: type, prefix: str = "") -> Iterator[ExplainedKey]:
-    """Yield every key of a class and of the sections in it."""
+    """Yield every key of a configuration class and of the sections in it, each name with `prefix` in front.
+    Keys of the manifest that publishing fills in are left out."""
     for key in keys(cls):
         name = prefix + key.name
         if not prefix and cls is Manifest and key.name in FILLED_IN:
             continue
-        inside, items = section(key.kind), section(element(key.kind))
-        if inside is not None:
-            yield from lines(inside, f"{name}.")
+        section_class = section(key.kind)
+        item_class = section(element(key.kind))
+        if section_class is not None:
+            yield from lines(section_class, f"{name}.")
             continue
         default = "required" if key.default is None else key.default
         if cls is Manifest and key.name == "name":
@@ -43,12 +46,12 @@ def lines(cls: type, prefix: str = "") -> Iterator[ExplainedKey]:
         if name == "data.sources":
             default = "modules of each peer's Python"
         yield ExplainedKey(name, kind_text(key.kind), default, key.meaning)
-        if items is not None:
-            yield from lines(items, f"{name}[].")
+        if item_class is not None:
+            yield from lines(item_class, f"{name}[].")
 
 
 def explain(which: Literal["peer", "run"]) -> str:
-    """Return every key with its type, default and meaning, for a terminal."""
+    """Return every key of a peer file or a run file with its type, default and meaning, for a terminal."""
     text = []
     for line in lines(PeerFile if which == "peer" else Manifest):
         text.append(f"{line.name}: {line.kind} (default: {line.default})")
@@ -71,10 +74,12 @@ def explain_file(path: Path, environment: Mapping[str, str], overrides: Mapping[
 
 
 def is_run_file(path: Path) -> bool:
-    """Return whether more of the file's keys belong to a run file than to a peer file."""
-    typed = set(read(path).data)
-    run, peer = ({key.name for key in keys(cls)} for cls in (Manifest, PeerFile))
-    return len(typed & (run - peer)) > len(typed & (peer - run))
+    """Return whether more of the file's keys exist only in run files than only in peer files. Raises
+    ConfigError if the file cannot be read as YAML."""
+    file_keys = set(read(path).data)
+    run_keys = {key.name for key in keys(Manifest)}
+    peer_keys = {key.name for key in keys(PeerFile)}
+    return len(file_keys & (run_keys - peer_keys)) > len(file_keys & (peer_keys - run_keys))
 
 
 def document() -> str:
@@ -111,11 +116,11 @@ def _table(cls: type) -> Iterator[str]:
     yield "| key | type | default | meaning |"
     yield "|---|---|---|---|"
     for line in lines(cls):
-        cells = (f"`{line.name}`", line.kind, _code(line.default), line.meaning)
+        cells = (f"`{line.name}`", line.kind, _default_as_markdown(line.default), line.meaning)
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _code(default: str) -> str:
-    """Return a default as code, unless it is a phrase."""
-    plain = " " in default and not default.startswith(("[", "{"))
-    return default if plain or default == "required" else f"`{default}`"
+def _default_as_markdown(default: str) -> str:
+    """Return a default in backticks; a phrase such as `no limit` is returned without them."""
+    is_phrase = " " in default and not default.startswith(("[", "{"))
+    return default if is_phrase or default == "required" else f"`{default}`"

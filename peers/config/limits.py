@@ -11,13 +11,13 @@ from peers.config.schema import TypeLabel
 from swarmnet.resources.working_hours import Hours, parse
 
 
-def _hours(value: str) -> str:
-    """Return the text unchanged. Raises ValueError if it names no hours."""
+def _require_hours(value: str) -> str:
+    """Return the text unchanged. Raises ValueError if it is not in the form `22:00-08:00`."""
     parse(value)
     return value
 
 
-HoursText = Annotated[str, AfterValidator(_hours), TypeLabel("hours such as 22:00-08:00")]
+HoursText = Annotated[str, AfterValidator(_require_hours), TypeLabel("hours such as 22:00-08:00")]
 
 
 class LimitsFile(BaseModel):

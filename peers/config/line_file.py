@@ -1,4 +1,5 @@
-"""Store the bandwidth of this machine's internet connection, as last measured by `swarmnet doctor`."""
+"""Store the bandwidth of this machine's internet connection, in bytes per second, as last measured by
+`swarmnet doctor`. A peer reads it at its next start."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ FILE_NAME = "line.json"
 
 
 def keep(state: Path, line: LinkBandwidth) -> None:
-    """Save a measurement if the peer has a state folder. Errors are ignored."""
+    """Write the measured bandwidth `line` into the state folder, if the folder exists. Errors are ignored."""
     if not state.is_dir():
         return
     with contextlib.suppress(UserError, OSError):
@@ -26,22 +27,23 @@ def keep(state: Path, line: LinkBandwidth) -> None:
 
 def known_bandwidth(config: PeerFile) -> LinkBandwidth:
     """Return the measured bandwidth, with the upload limited to `limits.upload`."""
-    measured = _measured(config.state)
+    measured = _load_measured(config.state)
     return LinkBandwidth(min(config.limits.upload or inf, measured.up), measured.down)
 
 
-def _measured(state: Path) -> LinkBandwidth:
+def _load_measured(state: Path) -> LinkBandwidth:
     """Return the saved bandwidth; unlimited if the file is missing or invalid."""
     try:
-        kept = json.loads((state / FILE_NAME).read_bytes())
+        saved = json.loads((state / FILE_NAME).read_bytes())
     except (OSError, ValueError, RecursionError):
         return LinkBandwidth()
-    up, down = (kept.get(key) if isinstance(kept, dict) else None for key in ("up", "down"))
-    return LinkBandwidth(_rate(up), _rate(down))
+    if not isinstance(saved, dict):
+        return LinkBandwidth()
+    return LinkBandwidth(_valid_rate(saved.get("up")), _valid_rate(saved.get("down")))
 
 
-def _rate(value: object) -> float:
-    """Return a valid rate in bytes per second, or infinity."""
+def _valid_rate(value: object) -> float:
+    """Return `value` if it is a possible rate in bytes per second, else infinity."""
     if isinstance(value, int | float) and 1 <= value < 2**62:
         return float(value)
     return inf

@@ -1,5 +1,5 @@
-"""Define the peer file, which a person writes to start one peer, and load it with file and line in every
-error."""
+"""Define the peer file, a YAML file that a person writes to start one peer, and load it with file and line in
+every error. Each class is a section of the file, and each field a key."""
 
 from __future__ import annotations
 
@@ -49,28 +49,29 @@ STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=Fals
 
 
 def _resolve(path: Path, info: ValidationInfo) -> Path:
-    """Return the path, relative to the folder of the file that names it. `~` is the home folder."""
+    """Return the full path for a path in a peer file, which is relative to the file's folder. `~` is the home
+    folder. Raises ValueError if there is no such home folder."""
     folder = info.context.get("folder") if isinstance(info.context, dict) else None
     try:
         path = path.expanduser()
-    except RuntimeError:  # Pydantic does not report it as a mistake.
+    except RuntimeError:  # Pydantic reports only ValueError as the user's mistake.
         raise ValueError(
             f"{str(path)!r}: this machine has no such home folder; write the full path"
         ) from None
     return folder / path if isinstance(folder, Path) else path
 
 
-def _run(value: str, info: ValidationInfo) -> str:
+def _checked_run(value: str, info: ValidationInfo) -> str:
     """Return a run id unchanged, or the full path of a published run file. Raises ValueError if it is
     neither."""
     if is_run_id(value):
         return value
     path = _resolve(Path(value), info)
     try:
-        there = is_file(path)
+        exists = is_file(path)
     except UserError as error:
         raise ValueError(str(error)) from None
-    if not there:
+    if not exists:
         raise ValueError(
             f"{value!r} is neither a run id (64 hexadecimal digits) nor a published run file ({path} is "
             "not there; paths are relative to the peer file)"
@@ -78,7 +79,7 @@ def _run(value: str, info: ValidationInfo) -> str:
     return str(path)
 
 
-def _stage(value: object) -> int | Literal["auto"]:
+def _checked_stage(value: object) -> int | Literal["auto"]:
     """Return a stage number or `auto`. Raises ValueError for anything else."""
     if value == "auto":
         return "auto"
@@ -87,8 +88,8 @@ def _stage(value: object) -> int | Literal["auto"]:
     raise ValueError(f"is {value!r}; expected a stage (0, 1, ...) or auto")
 
 
-def _invite(text: str) -> bytes:
-    """Return the bytes of an invite; empty for an empty text. Raises ValueError."""
+def _decode_invite(text: str) -> bytes:
+    """Return the bytes of an invite (the owner's signed permission to join), or none. Raises ValueError."""
     from protocols.errors import Malformed  # Loads the cryptography library.
     from protocols.signed.invites import invite_bytes
 
@@ -100,20 +101,22 @@ def _invite(text: str) -> bytes:
 
 def _checked_invite(text: str) -> str:
     """Return the text unchanged. Raises ValueError if it is no invite."""
-    _invite(text)
+    _decode_invite(text)
     return text
 
 
 def _path_or_url(url: str, info: ValidationInfo) -> str:
-    """Return a URL unchanged, and a path relative to the folder of the file that names it."""
+    """Return a URL unchanged, and the full path for a path relative to the peer file's folder."""
     return str(_resolve(Path(url), info)) if url and "://" not in url else url
 
 
 PathOrUrl = Annotated[str, AfterValidator(_path_or_url), TypeLabel("path | URL")]
 InviteText = Annotated[str, AfterValidator(_checked_invite), TypeLabel("text")]
 FilePath = Annotated[Path, AfterValidator(_resolve), TypeLabel("path")]
-RunReference = Annotated[str, AfterValidator(_run), TypeLabel("run id | path of a published run file")]
-StageWish = Annotated[int | Literal["auto"], PlainValidator(_stage), TypeLabel("whole number | auto")]
+RunReference = Annotated[
+    str, AfterValidator(_checked_run), TypeLabel("run id | path of a published run file")
+]
+StageWish = Annotated[int | Literal["auto"], PlainValidator(_checked_stage), TypeLabel("whole number | auto")]
 
 
 OTHER_METRICS_PORTS = range(9430, 9440)
@@ -147,8 +150,8 @@ class MetricsFile(BaseModel):
         return () if "listen" in self.model_fields_set else OTHER_METRICS_PORTS
 
 
-def _a(role: str) -> str:
-    """Return a role with its article."""
+def _with_article(role: str) -> str:
+    """Return a role with its article: `a worker`, `an observer`."""
     return f"an {role}" if role[0] in "aeiou" else f"a {role}"
 
 
@@ -171,8 +174,8 @@ class ObserverFile(BaseModel):
         return split_host_and_port(self.listen)
 
     @model_validator(mode="after")
-    def _nothing_is_off(self) -> ObserverFile:
-        """Refuse `off`, which other addresses of a peer file may be."""
+    def _refuse_off(self) -> ObserverFile:
+        """Refuse the address `off`, which the type HostAndPort allows. An observer must serve its page."""
         for key, addresses in (("listen", (self.listen,)), ("targets", self.targets)):
             if "off" in addresses:
                 error = (
@@ -306,7 +309,7 @@ class PeerFile(BaseModel):
     @property
     def invite_bytes(self) -> bytes:
         """The invite as sent in handshakes; empty if there is none."""
-        return _invite(self.invite)
+        return _decode_invite(self.invite)
 
     @property
     def may_move(self) -> bool:
@@ -314,32 +317,32 @@ class PeerFile(BaseModel):
         return self.stage == "auto" if self.auto_rebalance == "auto" else self.auto_rebalance
 
     @model_validator(mode="after")
-    def _only_a_worker_pauses(self) -> PeerFile:
-        """Refuse limits that only a worker obeys."""
+    def _require_worker_for_limits(self) -> PeerFile:
+        """Refuse `limits.memory` and the limits that pause a peer unless the role is worker."""
         for key in ("hours", "only_when_idle", "only_when_plugged_in", "memory"):
             if self.role != "worker" and getattr(self.limits, key):
-                error = f"is for workers; {_a(self.role)} has no such limit, only limits.upload"
+                error = f"is for workers; {_with_article(self.role)} has no such limit, only limits.upload"
                 raise PydanticCustomError("refused", "{error}", {"key": f"limits.{key}", "error": error})
         return self
 
     @model_validator(mode="after")
-    def _only_an_observer_evaluates(self) -> PeerFile:
-        """Refuse `evaluating` in other roles, and a text without a time."""
-        chosen, error = self.evaluating, ""
-        if chosen.seconds and self.role != "observer":
-            error = f"is for observers; {_a(self.role)} does not evaluate"
-        elif chosen.text is not None and not chosen.seconds:
+    def _require_observer_to_evaluate(self) -> PeerFile:
+        """Refuse `evaluating.seconds` unless the role is observer, and a text to score without `seconds`."""
+        evaluating, error = self.evaluating, ""
+        if evaluating.seconds and self.role != "observer":
+            error = f"is for observers; {_with_article(self.role)} does not evaluate"
+        elif evaluating.text is not None and not evaluating.seconds:
             error = "is missing; evaluating.text needs it, such as 10min"
         if error:
             raise PydanticCustomError("refused", "{error}", {"key": "evaluating.seconds", "error": error})
         return self
 
     @model_validator(mode="after")
-    def _needs_run(self) -> PeerFile:
-        """Refuse a role that lacks the run, or an archivist that lacks its archive."""
+    def _require_run_and_archive(self) -> PeerFile:
+        """Refuse every role but bootstrap without `run`, and an archivist without `archive`."""
         purposes = {"worker": "to train", "observer": "to show", "archivist": "to archive"}
         if self.role in purposes and self.run is None:
-            error = f"is missing; {_a(self.role)} needs the run {purposes[self.role]}"
+            error = f"is missing; {_with_article(self.role)} needs the run {purposes[self.role]}"
             raise PydanticCustomError("refused", "{error}", {"key": "run", "error": error})
         if self.role == "archivist" and not self.archive:
             error = "is missing; an archivist needs a folder or URL to archive to"
@@ -382,8 +385,8 @@ def run_id_of(text: str) -> RunId | None:
 def load(
     path: Path, environment: Mapping[str, str] | None = None, overrides: Mapping[str, str] | None = None
 ) -> PeerFile:
-    """Load the peer file at `path`. `SWARMNET__*` variables of `environment` override it, and `overrides`
-    override both.
+    """Return the checked content of the peer file at `path`. `SWARMNET__*` variables of `environment`
+    override the file, and `overrides` override both.
 
     `overrides` maps dotted keys to YAML text (`{"metrics.listen": "off"}`). Raises ConfigError.
     """
@@ -398,8 +401,8 @@ def load(
 
 
 def check_typed(typed: Typed, folder: Path, stem: str, environment: Mapping[str, str]) -> PeerFile:
-    """Validate the data of a peer file. Relative paths start in `folder`; `stem` is the name if the file has
-    none. Raises ConfigError."""
+    """Return the validated content of a peer file. Relative paths start in `folder`. A missing name becomes
+    `stem`, and a missing state folder the default one for the name. Raises ConfigError."""
     name = typed.data.setdefault("name", stem)
     if "state" not in typed.data:
         typed.data["state"] = str(default_state(environment, sys.platform) / (str(name) or stem))
@@ -407,7 +410,8 @@ def check_typed(typed: Typed, folder: Path, stem: str, environment: Mapping[str,
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[tuple[str, ...], tuple[str, str]]:
-    """Return the `SWARMNET__*` variables as overrides."""
+    """Return the `SWARMNET__*` variables as the path of each key, with its YAML text and a name for errors.
+    `SWARMNET__METRICS__LISTEN` is the path `("metrics", "listen")`."""
     return {
         tuple(key.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")): (text, f"environment {key}")
         for key, text in environment.items()
@@ -416,8 +420,8 @@ def _from_environment(environment: Mapping[str, str]) -> dict[tuple[str, ...], t
 
 
 def default_state(environment: Mapping[str, Any], platform: str) -> Path:
-    """Return where this system keeps the state of programs: XDG_STATE_HOME, Application Support or
-    LOCALAPPDATA."""
+    """Return the folder for the state of all peers, where the operating system keeps the state of programs:
+    in XDG_STATE_HOME (Linux), Application Support (macOS) or LOCALAPPDATA (Windows)."""
     home = Path(environment.get("HOME") or environment.get("USERPROFILE") or Path.home())
     if platform == "win32":
         return Path(environment.get("LOCALAPPDATA") or home / "AppData" / "Local") / "swarmnet"

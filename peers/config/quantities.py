@@ -28,7 +28,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9]
 
 
 def seconds(value: object) -> object:
-    """Return seconds from `30`, `1.5` or `30s`, `500ms`, `5min`, `2h`, `1d`. Values that are no text are
+    """Return seconds from `30`, `1.5` or `30s`, `500ms`, `5min`, `2h`, `1d`. Values that are not text are
     returned unchanged, for pydantic to check. Raises ValueError."""
     if not isinstance(value, str):
         return value
@@ -40,7 +40,7 @@ def seconds(value: object) -> object:
 
 
 def byte_count(value: object) -> object:
-    """Return bytes from `1024`, `64MiB` or `1.5GB`. Values that are no text are returned unchanged. Raises
+    """Return bytes from `1024`, `64MiB` or `1.5GB`. Values that are not text are returned unchanged. Raises
     ValueError."""
     if not isinstance(value, str):
         return value
@@ -52,7 +52,7 @@ def byte_count(value: object) -> object:
 
 
 def size_text(count: int) -> str:
-    """Return bytes as `byte_count` reads them, in the largest unit that divides them: 134217728 is 128MiB."""
+    """Return a number of bytes as text, in the largest binary unit that divides it: 134217728 is `128MiB`."""
     for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if count and count % (1 << power) == 0:
             return f"{count >> power}{unit}"
@@ -60,8 +60,8 @@ def size_text(count: int) -> str:
 
 
 def at_least_bytes(least: int, example: str) -> AfterValidator:
-    """Return a validator for a minimum size. Its error shows bytes and an example, because the usual mistake
-    is a missing unit."""
+    """Return a pydantic validator that refuses sizes below `least` bytes. Its error shows bytes and an
+    example, because the usual mistake is a missing unit."""
 
     def check(value: int | None) -> int | None:
         if value is not None and value < least:
@@ -72,7 +72,7 @@ def at_least_bytes(least: int, example: str) -> AfterValidator:
 
 
 def at_least_rate(least: float, example: str) -> AfterValidator:
-    """Return a validator for a minimum rate. `least` is in bytes per second and a multiple of 125."""
+    """Return a pydantic validator that refuses rates below `least` bytes per second, a multiple of 125."""
 
     def check(value: float | None) -> float | None:
         if value is not None and value < least:
@@ -84,12 +84,14 @@ def at_least_rate(least: float, example: str) -> AfterValidator:
 
 
 def byte_rate(value: object) -> object:
-    """Return bytes per second from `20Mbit/s`, `2.5MB/s` or `1MiB/s`. Values that are no text are returned
+    """Return bytes per second from `20Mbit/s`, `2.5MB/s` or `1MiB/s`. Values that are not text are returned
     unchanged. Raises ValueError."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)/s\s*", value)
-    unit = (_BITS[match[2]] / 8 if match[2] in _BITS else _BYTES.get(match[2])) if match else None
+    unit: float | None = None
+    if match is not None:
+        unit = _BITS[match[2]] / 8 if match[2] in _BITS else _BYTES.get(match[2])
     if match is None or unit is None or float(match[1]) > MAX_NUMBER:
         raise ValueError(f"is {value!r}; expected a rate such as 20Mbit/s or 2.5MB/s")
     return float(match[1]) * unit
@@ -99,14 +101,15 @@ EXAMPLE = "/ip4/203.0.113.5/tcp/31330"
 
 
 def multiaddr(value: str) -> str:
-    """Return a transport address such as `/ip4/0.0.0.0/tcp/31330`, perhaps with `/p2p/...` after it. Raises
-    ValueError if it is none."""
+    """Return a libp2p address such as `/ip4/0.0.0.0/tcp/31330` unchanged; `/p2p/...` may follow. Raises
+    ValueError if `value` is no such address."""
     _require_multiaddr(value, EXAMPLE)
     return value
 
 
 def _require_multiaddr(value: str, example: str) -> None:
-    """Raise ValueError, with an example, unless `value` is a multiaddr."""
+    """Raise ValueError unless `value` is a multiaddr: a libp2p address with an IP or DNS name and a TCP or
+    UDP port. The error shows `example`."""
     parts = value.split("/")
     problem = None
     if len(parts) < 5 or parts[0] or parts[1] not in ("ip4", "ip6", "dns", "dns4", "dns6"):
@@ -124,7 +127,7 @@ def _require_multiaddr(value: str, example: str) -> None:
 
 
 def bootstrap_multiaddr(value: str) -> str:
-    """Return a multiaddr that ends in the peer id of the listener. Raises ValueError if it is none."""
+    """Return a multiaddr unchanged. Raises ValueError unless it ends in `/p2p/` and a peer id."""
     from protocols.signed.identity import public_key_bytes  # Loads the cryptography library.
 
     _require_multiaddr(value, f"{EXAMPLE}/p2p/12D3Koo...")
@@ -148,12 +151,12 @@ def host_and_port(value: str) -> str:
 
 
 def is_port(text: str) -> bool:
-    """Return whether the digits are a port number. Longer numbers are not converted."""
+    """Return whether the text is a port number, 0 to 65535."""
     return text.isdecimal() and len(text) <= 5 and int(text) <= 65535
 
 
 def split_host_and_port(value: str) -> tuple[str, int]:
-    """Return host and port. Raises ValueError."""
+    """Return host and port of `HOST:PORT`; an IPv6 host stands in brackets. Raises ValueError."""
     host, colon, port = value.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not colon or not host or not is_port(port):

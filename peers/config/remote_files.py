@@ -1,4 +1,5 @@
-"""Open URLs with fsspec: time limits, the redirect rule of `run_url.py`, and one kind of error."""
+"""Open URLs with fsspec: set time limits, check redirects, and turn the errors of all its backends (HTTP, S3,
+SFTP and others) into one kind."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ CONNECT_SECONDS, SILENCE_SECONDS = 10.0, 10.0
 """Time limits of a connection and of silence. A read without a response ends within half of `drain_seconds`
 (20 s), so that Ctrl+C takes effect in time."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0
-"""Pauses between two attempts to reach a place: the first and the maximum. Each pause is twice the one
+"""Pauses between two attempts to reach a URL: the first and the maximum. Each pause is twice the one
 before."""
 _WEB = ("http", "https")
 
@@ -34,18 +35,18 @@ def is_web(url: str) -> bool:
 
 
 def web_options(url: str, silence_seconds: float = SILENCE_SECONDS) -> dict[str, Any]:
-    """Return fsspec's options for a URL: time and redirect limits for the web, none for other places. Raises
-    ImportError without aiohttp."""
+    """Return fsspec's options for a URL: limits of time and redirects for http and https, none for other
+    schemes. A read fails after `silence_seconds` without data. Raises ImportError without aiohttp."""
     if not is_web(url):
         return {}
     from aiohttp import ClientTimeout
 
     limits = ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=silence_seconds)
-    return {"client_kwargs": {"timeout": limits}, "get_client": _new_session}
+    return {"client_kwargs": {"timeout": limits}, "get_client": _open_session}
 
 
-async def _new_session(**options: Any) -> ClientSession:  # noqa: ANN401 - what fsspec passes on
-    """Return an aiohttp session that checks redirects."""
+async def _open_session(**options: Any) -> ClientSession:  # noqa: ANN401 - what fsspec passes on
+    """Return an aiohttp session that checks each redirect before it follows it."""
     from aiohttp import ClientSession, TraceConfig
 
     tracing = TraceConfig()
@@ -56,7 +57,7 @@ async def _new_session(**options: Any) -> ClientSession:  # noqa: ANN401 - what 
 async def _check_redirect(
     _session: ClientSession, _context: SimpleNamespace, request: TraceRequestRedirectParams
 ) -> None:
-    """Raise RedirectRefused if `may_follow` forbids a redirect. aiohttp calls this before each one."""
+    """Raise RedirectRefused if `may_follow` forbids a redirect. aiohttp calls this before each redirect."""
     from yarl import URL
 
     headers, before = request.response.headers, request.url
@@ -73,8 +74,8 @@ async def _check_redirect(
 
 
 def lasting_cause(error: FileNotFoundError) -> OSError | None:
-    """Return the error that fsspec hides in a FileNotFoundError (no connection, or a refused redirect), or
-    None."""
+    """Return the error that fsspec hides in a FileNotFoundError, such as no connection or a refused
+    redirect; None if the file is really absent."""
     cause = error.__cause__
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__
@@ -85,7 +86,7 @@ def connect(
     url: str, failed: Callable[[str], Exception], silence_seconds: float = SILENCE_SECONDS, **options: object
 ) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the path in it. If the scheme is unknown or its package is
-    not installed, raises what `failed` returns."""
+    not installed, raises the exception that `failed` makes of the reason."""
     import fsspec  # Installed with torch.
 
     try:
@@ -97,9 +98,9 @@ def connect(
 
 @contextmanager
 def reached(url: str, failed: Callable[[str], Exception], *passed: type[Exception]) -> Iterator[None]:
-    """Turn the exceptions of a backend into what `failed` returns for their reason. `passed` and
-    FileNotFoundError are raised unchanged. botocore, gcsfs, aiohttp and paramiko have exceptions of their
-    own, which cannot be named without importing them."""
+    """Run the body of a `with` statement. Turn an exception of fsspec's backends into the one that `failed`
+    makes of the reason. `passed` and absent files (FileNotFoundError) are raised unchanged. The backends
+    (botocore, gcsfs, aiohttp, paramiko) have own exceptions, which only an import of them could name."""
     cause: Exception
     try:
         yield
@@ -107,18 +108,19 @@ def reached(url: str, failed: Callable[[str], Exception], *passed: type[Exceptio
     except passed:
         raise
     except FileNotFoundError as error:
-        if (lasting := lasting_cause(error)) is None:
+        hidden_cause = lasting_cause(error)
+        if hidden_cause is None:
             raise
-        cause = lasting
+        cause = hidden_cause
     except Exception as error:  # noqa: BLE001 - see above
         cause = error
     raise failed(reason_of(cause).replace(url, without_secret(url))) from None
 
 
 def reason_of(error: BaseException) -> str:
-    """Return in one line why a place cannot be read."""
-    inner = getattr(error, "os_error", error)  # aiohttp keeps the system's error there.
-    if getattr(inner, "errno", None) == errno.ECONNREFUSED:
+    """Return in one line why a URL cannot be read, from the exception of the attempt."""
+    system_error = getattr(error, "os_error", error)  # aiohttp keeps the system's error there.
+    if getattr(system_error, "errno", None) == errno.ECONNREFUSED:
         return "no response: connection refused"
     if isinstance(error, RedirectRefused):
         return str(error)
@@ -133,8 +135,8 @@ Result = TypeVar("Result")
 async def until_reached(
     attempt: Callable[[], Awaitable[Result]], unreachable: type[Exception], notify: Callable[[str], None]
 ) -> Result:
-    """Repeat `attempt`, with pauses, until it does not raise `unreachable`, and return its result. Other
-    exceptions are raised."""
+    """Repeat `attempt` until it does not raise `unreachable`, and return its result. Pauses grow from 5 s to
+    5 min, each reported to the user by `notify`. Other exceptions are raised."""
     pause = FIRST_PAUSE_SECONDS
     while True:
         try:

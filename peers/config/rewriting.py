@@ -11,41 +11,45 @@ from peers.errors import ConfigError, UserError
 
 
 def set_private(file: Path, key: str, value: str | list[str], meaning: str) -> bool:
-    """Set `key` in `file` and return whether the file changed. Afterwards only the file's owner can read it.
+    """Set a top-level key of a YAML file and return whether the file changed. After a change only the file's
+    owner can read it.
 
     `meaning` is the comment above a new key. The file is replaced atomically. Raises UserError if it cannot
-    be edited.
+    be edited, and ConfigError if it is not valid YAML.
     """
     try:
-        raw = file.read_bytes().decode()  # As bytes, so that line endings do not change.
+        text = file.read_bytes().decode()  # Not read_text, which would change line endings.
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: cannot be read: {error}") from None
-    before = parse(raw, str(file)).data
+    before = parse(text, str(file)).data
     if before.get(key) == value:
         return False
-    text = _with_key(raw, str(file), key, value, meaning)
+    edited = _replace_value(text, str(file), key, value, meaning)
     try:
-        right = parse(text, str(file)).data == {**before, key: value}
+        is_correct = parse(edited, str(file)).data == {**before, key: value}
     except ConfigError:
-        right = False
-    if not right:  # Such as {a: b, c: d}: valid YAML without lines of its own.
+        is_correct = False
+    if not is_correct:  # Such as {a: b, c: d}: valid YAML without lines of its own.
         line = f"{key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
         raise UserError(f"{file}: cannot be edited by a program as it is written; type in it: {line}")
-    place = file.resolve()  # A symbolic link stays one.
-    mode = place.stat().st_mode
-    write_atomically(place, text.encode(), private=True)
-    place.chmod(mode & 0o700)
+    target = file.resolve()  # A symbolic link stays a link.
+    mode = target.stat().st_mode
+    write_atomically(target, edited.encode(), private=True)
+    target.chmod(mode & 0o700)
     return True
 
 
-def _with_key(text: str, origin: str, key: str, value: str | list[str], meaning: str) -> str:
-    """Return the text of the file with the new value of `key`."""
-    typed = json.dumps(value, ensure_ascii=False)
-    found = span(text, origin, key)
-    if found is not None:
-        start, stop = found
-        before = text[start - 1 : start]  # A list in lines may begin where its key does.
-        between = "" if before.isspace() and before != "\n" else " "
-        return text[:start] + between + typed + text[stop:]
-    end = "\r\n" if "\r\n" in text else "\n"
-    return text + ("" if text.endswith("\n") else end) + f"# {meaning}{end}{key}: {typed}{end}"
+def _replace_value(text: str, origin: str, key: str, value: str | list[str], meaning: str) -> str:
+    """Return the YAML `text` with the new value of `key`. A key that it lacks is appended, below the comment
+    `meaning`. `origin` names the file in errors."""
+    json_value = json.dumps(value, ensure_ascii=False)
+    old_value = span(text, origin, key)
+    if old_value is not None:
+        start, stop = old_value
+        before = text[start - 1 : start]  # A block list may start in the same column as its key.
+        separator = "" if before.isspace() and before != "\n" else " "
+        return text[:start] + separator + json_value + text[stop:]
+    line_end = "\r\n" if "\r\n" in text else "\n"
+    if not text.endswith("\n"):
+        text += line_end
+    return text + f"# {meaning}{line_end}{key}: {json_value}{line_end}"

@@ -1,8 +1,9 @@
 """Read run files, which a run's creator writes, and sign and check the published form that all others get.
 
-A run file has exactly the manifest's keys (`swarmnet/run/manifest.py`). The published file is readable JSON.
-It contains the canonical manifest, whose SHA-256 is the run id, and the owner's Ed25519 signature over the
-id.
+A run file (YAML) has exactly the keys of `Manifest`, which defines a run. The published file is readable JSON
+with the manifest, the run id and the owner's Ed25519 signature over the id. The run id is the SHA-256 of the
+canonical manifest: JSON with every key, sorted, without spaces. Its digests are the hashes of the initial
+weights of each stage. A source is a text that the run trains on.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class SignedManifest:
 
 
 def load_manifest(path: Path, owner: PeerId, overrides: Mapping[str, str] | None = None) -> Manifest:
-    """Return the manifest that a run file describes. Raises ConfigError with file and line."""
+    """Return the manifest that a run file describes. `overrides` maps dotted keys to YAML text. Raises
+    ConfigError with file and line."""
     typed = read(path)
     overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in (overrides or {}).items()})
     for key in ("owner", "wire_version"):
@@ -101,7 +103,7 @@ def load_manifest(path: Path, owner: PeerId, overrides: Mapping[str, str] | None
     try:
         _check(manifest)
     except ManifestError as error:
-        raise ConfigError([_contradiction(str(error), typed)]) from None
+        raise ConfigError([_with_place(str(error), typed)]) from None
     _require_names(manifest, typed)
     return manifest
 
@@ -113,11 +115,10 @@ def _check(manifest: Manifest) -> None:
 
 
 def _require_names(manifest: Manifest, typed: Typed) -> None:
-    """Raise ConfigError if a source, the tokenizer or the initial model is named by a path instead of a plain
-    name.
+    """Raise ConfigError if the path of a source, the tokenizer or the initial model may leave its folder.
 
-    A published run must not choose which files other peers read: it names the text, and each peer file says
-    where it is.
+    A published run must not choose which files other peers read: it only names a text, and each peer file
+    has the path to its copy.
     """
     paths: list[tuple[Location, str, str]] = [
         (
@@ -133,31 +134,30 @@ def _require_names(manifest: Manifest, typed: Typed) -> None:
     problems = [
         f"{typed.place(key)}: {'.'.join(map(str, key))}: {path!r} is a place on one machine; write only "
         f"a name ({PureWindowsPath(path).name.strip('.~') or 'library'}), and the place in each peer file, "
-        f"such as: {here}"
-        for key, path, here in paths
-        if _is_a_place(path)
+        f"such as: {peer_file_line}"
+        for key, path, peer_file_line in paths
+        if _may_leave_folder(path)
     ]
     if problems:
         raise ConfigError(problems)
 
 
-def _is_a_place(path: str) -> bool:
-    """Return whether a path starts at a root, a drive or a home folder, or leaves its start folder, on any
-    system."""
+def _may_leave_folder(path: str) -> bool:
+    """Return whether a path starts at a root, a drive or a home folder, or contains `..`. The rules of all
+    operating systems apply."""
     windows = PureWindowsPath(path)
     return path.startswith("~") or bool(windows.anchor) or ".." in windows.parts
 
 
 def beside(folder: Path, name: str) -> Path | None:
-    """Return the absolute path of a file of the run next to its run file; None if it is not in that
-    folder."""
+    """Return the absolute path of the file `name` in the folder of a run file; None if there is none."""
     path = (folder / name).absolute()
     return path if is_there(path) else None
 
 
 def source_beside(folder: Path, source: TextSource) -> str | None:
-    """Return where the text of a source is on its creator's machine, as `Text` accepts it; None if it is not
-    in that folder."""
+    """Return the path of a source's text in the folder of the run file; None if it is not there. The text of
+    Python's own library has no path but the name STANDARD_LIBRARY."""
     if source.path == STANDARD_LIBRARY:
         return STANDARD_LIBRARY
     path = beside(folder, source.path)
@@ -165,27 +165,28 @@ def source_beside(folder: Path, source: TextSource) -> str | None:
 
 
 def text_settings(manifest: Manifest, folder: Path, tokenizer: Path | None = None) -> str:
-    """Return the `--set` options that `swarmnet join` needs for the run's text in `folder`, quoted for a
-    shell.
+    """Return the `--set` options that name the run's text and tokenizer to `swarmnet join`, quoted for a
+    shell; empty if the run needs none.
 
-    `PATH` replaces files that are not in the folder. `tokenizer` is its path if it is elsewhere. Returns an
-    empty text if no option is needed.
+    Files are looked for in `folder`; for a missing one the option has the word PATH. `tokenizer` is the path
+    of the tokenizer if it is elsewhere.
     """
     data = manifest.data
 
-    def place(name: str, given: Path | None = None) -> str:
+    def path_or_placeholder(name: str, given: Path | None = None) -> str:
         return str(given.absolute() if given else beside(folder, name) or "PATH")
 
-    text = {one.name: place(one.path) for one in data.sources if one.path != STANDARD_LIBRARY}
-    settings = [f"data_paths={json.dumps(text)}"] if text else []
-    settings += [f"tokenizer={place(data.tokenizer, tokenizer)}"] if data.tokenizer != BYTES else []
+    sources = [source for source in data.sources if source.path != STANDARD_LIBRARY]
+    text_paths = {source.name: path_or_placeholder(source.path) for source in sources}
+    settings = [f"data_paths={json.dumps(text_paths)}"] if text_paths else []
+    if data.tokenizer != BYTES:
+        settings.append(f"tokenizer={path_or_placeholder(data.tokenizer, tokenizer)}")
     return "".join(f" --set {shlex.quote(setting)}" for setting in settings)
 
 
 def start_setting(manifest: Manifest, folder: Path, given: Path | None = None) -> str:
     """Return the `--set` option that names this computer's copy of the run's initial model; empty if the run
-    has none. The copy is `given`, or looked for beside the run file in `folder`; otherwise it is called
-    PATH."""
+    starts from random weights. The copy is `given`, or in the run file's `folder`, else written as PATH."""
     if not manifest.init_checkpoint.path:
         return ""
     place = given.absolute() if given else beside(folder, manifest.init_checkpoint.path) or "PATH"
@@ -195,8 +196,8 @@ def start_setting(manifest: Manifest, folder: Path, given: Path | None = None) -
 def export_hint(signed: SignedManifest, state: Path, bootstraps: Sequence[str]) -> str:
     """Return a sentence with the command that exports the trained model.
 
-    `state` is the folder of a peer of the run, which has all stages only if there is one. `bootstraps` are
-    addresses for a run of several stages.
+    With one stage, the command reads the state folder `state` of a peer. With several, no peer has the whole
+    model, so the command downloads it from live peers through `bootstraps`.
     """
     if len(signed.manifest.stages) == 1:
         return f"export the model with `swarmnet export --hf FOLDER --from {shlex.quote(str(state))}`"
@@ -208,14 +209,15 @@ def export_hint(signed: SignedManifest, state: Path, bootstraps: Sequence[str]) 
 
 
 def as_key(name: str) -> str:
-    """Return a source's name as a key for a peer file, quoted if needed. The name is untrusted."""
+    """Return a source's name as a YAML key for a peer file, quoted if needed. The name is untrusted."""
     return name if re.fullmatch(r"[A-Za-z][\w.-]*", name, re.ASCII) else json.dumps(name)
 
 
-def _contradiction(message: str, typed: Typed) -> str:
-    """Return the message with the place of the first key in it that the file sets."""
-    named: list[Location] = [tuple(word.split(".")) for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message)]
-    for location in named:
+def _with_place(message: str, typed: Typed) -> str:
+    """Return an error message with file and line in front: those of the first key in the message that the
+    file sets, else those of the whole file."""
+    words: list[Location] = [tuple(word.split(".")) for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message)]
+    for location in words:
         if location in typed.places:
             return f"{typed.places[location]}: {message}"
     return f"{typed.place(())}: {message}"
@@ -225,11 +227,12 @@ def publish(
     run_file: Path, identity: Identity, out: Path | None = None, overrides: Mapping[str, str] | None = None,
     start: InitCheckpoint | None = None, bootstraps: Sequence[str] = (), sources: tuple[TextSource, ...] = (),
 ) -> tuple[SignedManifest, Path]:  # fmt: skip
-    """Sign the run and write `<name>.run.json` next to the run file, or to `out`, atomically.
+    """Sign the run of a run file, write the published file, and return the signed run and the file's path:
+    `out`, or `<name>.run.json` next to the run file. Raises ConfigError or UserError.
 
-    `start` describes the initial model, if there is one (`peers/state/start_folder.py`). `bootstraps` are
-    addresses for the published file, which the signature does not cover. `sources` are those of the run file
-    with the sizes of their text; empty: nothing was counted. A run that is published already keeps its sizes.
+    `start` describes the initial model, if there is one. `bootstraps` are addresses for the published file,
+    which the signature does not cover. `sources` are the run's sources with the measured sizes of their text;
+    empty if nothing was measured. A run that is published already keeps its sizes.
     """
     manifest = replace(load_manifest(run_file, PeerId(""), overrides), owner=PeerId(identity.peer_id))
     if start is not None:
@@ -239,13 +242,13 @@ def publish(
     except ManifestError as error:
         raise ConfigError([f"{run_file}: {error}"]) from None
     path = out or run_file.with_name(f"{_file_name(manifest.name)}.run.json")
-    manifest = _with_counts(manifest, sources, path)
+    manifest = _with_text_sizes(manifest, sources, path)
     run_id = manifest.run_id()
     try:
-        hint = _checked_bootstraps(list(bootstraps))
+        checked_bootstraps = _checked_bootstraps(list(bootstraps))
     except ValueError as error:
         raise ConfigError([f"--bootstrap: {error}"]) from None
-    signed = SignedManifest(manifest, identity.sign(owner_statement(run_id)), run_id, hint)
+    signed = SignedManifest(manifest, identity.sign(owner_statement(run_id)), run_id, checked_bootstraps)
     if len(signed.wire()) > MANIFEST_LIMIT:
         raise ConfigError([f"{run_file}: is {len(signed.wire())} bytes when published; "
                            f"the limit is {MANIFEST_LIMIT}: shorten the list of sources"])  # fmt: skip
@@ -254,28 +257,30 @@ def publish(
     return signed, path
 
 
-def _with_counts(manifest: Manifest, sources: tuple[TextSource, ...], path: Path) -> Manifest:
+def _with_text_sizes(manifest: Manifest, sources: tuple[TextSource, ...], path: Path) -> Manifest:
     """Return the manifest with the sizes of its text.
 
-    If `path` is the published file of this run, its sizes are used, so that the id stays the same; else those
-    of `sources`.
+    If `path` is already the published file of this run, return its manifest, which keeps the run id. Else the
+    sizes are those of `sources`.
     """
     with suppress(RunFileError):
-        held = load_signed(path).manifest if is_file(path) else manifest
-        stated = {source.name: source for source in manifest.data.sources}
-        plain = tuple(
-            replace(one, bytes=own.bytes, documents=own.documents, sha256=own.sha256)
-            for one in held.data.sources
-            if (own := stated.get(one.name)) is not None
-        )
-        if held != manifest and replace(held, data=replace(held.data, sources=plain)) == manifest:
-            return held
+        published = load_signed(path).manifest if is_file(path) else manifest
+        typed_sources = {source.name: source for source in manifest.data.sources}
+        sources_without_sizes = []
+        for source in published.data.sources:
+            typed = typed_sources.get(source.name)
+            if typed is not None:
+                sources_without_sizes.append(
+                    replace(source, bytes=typed.bytes, documents=typed.documents, sha256=typed.sha256)
+                )
+        data_without_sizes = replace(published.data, sources=tuple(sources_without_sizes))
+        if published != manifest and replace(published, data=data_without_sizes) == manifest:
+            return published
     return replace(manifest, data=replace(manifest.data, sources=sources)) if sources else manifest
 
 
 def _require_digests(manifest: Manifest) -> None:
-    """Raise ManifestError if the digests of the initial weights are missing, so that no peer could check
-    them."""
+    """Raise ManifestError if the run starts from a model but lacks the digests of its weights."""
     if manifest.init_checkpoint.path and not manifest.init_checkpoint.digests:
         raise ManifestError(
             "init_checkpoint.digests: the weights of no stage are named; publishing fills them in"
@@ -288,13 +293,13 @@ def _refuse_another_run(path: Path, run_id: RunId) -> None:
     if not is_file(path):
         return
     try:
-        held = load_signed(path).run_id
+        existing_id = load_signed(path).run_id
     except RunFileError:
         return
-    if held != run_id:
+    if existing_id != run_id:
         raise UserError(
-            f"{path} is the published run {held[:16]}, and this would be another, {run_id[:16]}: a run's id "
-            "is computed from its keys; name another file with --out, or move that one away"
+            f"{path} is the published run {existing_id[:16]}, and this would be another, {run_id[:16]}: "
+            "a run's id is computed from its keys; name another file with --out, or move that one away"
         )
 
 
@@ -317,9 +322,9 @@ def _file_name(name: str) -> str:
 
 
 def load_signed(source: Path | bytes, run_id: RunId | None = None) -> SignedManifest:
-    """Return a published run from its file, or from bytes that a peer sent. Everything is checked.
+    """Return a published run from its file, or from the bytes of `SignedManifest.wire` that a peer sent.
 
-    `run_id` is the run that it must be. Raises RunFileError with one line.
+    Manifest and signature are checked, and the run id if `run_id` is given. Raises RunFileError.
     """
     if isinstance(source, bytes):
         return from_wire(source, run_id)
@@ -333,11 +338,12 @@ def load_signed(source: Path | bytes, run_id: RunId | None = None) -> SignedMani
 
 
 def from_published(raw: bytes, source: str, run_id: RunId | None = None) -> SignedManifest:
-    """Return the run in a published file; `source` names it in errors. Raises RunFileError."""
+    """Return the run in the bytes of a published file, after all checks. `source` names the file in errors.
+    Raises RunFileError, also if the run is not `run_id`."""
     if len(raw) > 4 * MANIFEST_LIMIT:
         raise RunFileError(f"{source}: is {len(raw)} bytes, too long for a published run")
     try:
-        content = _json(raw)
+        content = _json_object(raw)
         manifest, claimed, signature = (content[key] for key in ("manifest", "run_id", "signature"))
         bootstraps = _checked_bootstraps(content.pop("bootstraps", []))
         if len(content) != 3 or not isinstance(manifest, dict):
@@ -355,7 +361,7 @@ def from_published(raw: bytes, source: str, run_id: RunId | None = None) -> Sign
 
 
 def _checked_bootstraps(addresses: object) -> tuple[str, ...]:
-    """Return the addresses of a published file, each with a peer id. Raises ValueError."""
+    """Return checked bootstrap addresses. Raises ValueError for too many, or one without a peer id."""
     if not isinstance(addresses, list) or len(addresses) > MAX_BOOTSTRAPS:
         raise ValueError(f"bootstraps: expected a list of at most {MAX_BOOTSTRAPS} multiaddrs")
     for address in addresses:
@@ -366,8 +372,7 @@ def _checked_bootstraps(addresses: object) -> tuple[str, ...]:
 
 
 def parse(canonical: bytes) -> Manifest:
-    """Return the manifest in canonical bytes. Everything but the owner's signature is checked. Raises
-    RunFileError."""
+    """Return the manifest in canonical bytes, after checks without a signature. Raises RunFileError."""
     try:
         manifest = _parse(canonical)
         _check(manifest)
@@ -389,8 +394,10 @@ def from_wire(data: bytes, run_id: RunId | None = None) -> SignedManifest:
 
 
 def _checked(canonical: bytes, signature: bytes, run_id: RunId | None) -> SignedManifest:
-    """Return the checked run. Raises ValueError, or OtherVersion if it is the requested run in another
-    version."""
+    """Return the run after all checks: canonical form, keys and values, run id, and the owner's signature.
+
+    Raises ValueError, or OtherVersion if the manifest is for another wire version. With `run_id`, only the
+    requested run raises OtherVersion."""
     from protocols.signed.identity import verify  # Loads the cryptography library.
 
     if run_id is None or hashlib.sha256(canonical).hexdigest() == run_id:
@@ -409,25 +416,25 @@ def _checked(canonical: bytes, signature: bytes, run_id: RunId | None) -> Signed
 
 
 def _require_version(canonical: bytes) -> None:
-    """Raise OtherVersion if the manifest names another wire version. Other problems are left to later
-    checks."""
+    """Raise OtherVersion if the manifest has another wire version than this program. Bytes that are no
+    manifest are left to later checks."""
     try:
         content = json.loads(canonical)
     except (ValueError, RecursionError):
         return  # The later checks report what is wrong with it.
     version = content.get("wire_version") if isinstance(content, dict) else None
     if type(version) is int and version != WIRE_VERSION:
-        who = "the run is of an older one; ask"
+        advice = "the run is of an older one; ask"
         if version > WIRE_VERSION:
-            who = "this machine's swarmnet is too old; update it (git pull && scripts/setup), or ask"
+            advice = "this machine's swarmnet is too old; update it (git pull && scripts/setup), or ask"
         raise OtherVersion(
-            f"the run speaks wire version {version}, this program {WIRE_VERSION}: {who} the run's owner "
+            f"the run speaks wire version {version}, this program {WIRE_VERSION}: {advice} the run's owner "
             "which version to take"
         )
 
 
 def _parse(canonical: bytes) -> Manifest:
-    """Return the manifest in JSON bytes. Raises ValueError with the key."""
+    """Return the manifest in JSON bytes. Raises ValueError, which names a key of the wrong type or value."""
     try:
         return RunFile.model_validate_json(b'{"manifest":' + canonical + b"}").manifest
     except ValidationError as error:
@@ -436,15 +443,15 @@ def _parse(canonical: bytes) -> Manifest:
         raise ValueError(f"{key}: {detail['msg']}") from None
 
 
-def _json(raw: bytes) -> dict[str, Any]:
-    """Return a JSON object. Raises ValueError or TypeError if it has duplicate keys or is no object."""
+def _json_object(raw: bytes) -> dict[str, Any]:
+    """Return a JSON object. Raises ValueError if a key occurs twice, TypeError if `raw` is no object."""
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in pairs}) != len(pairs):
             raise ValueError("a key occurs twice")
         return dict(pairs)
 
-    content = json.loads(raw, object_pairs_hook=once)
+    content = json.loads(raw, object_pairs_hook=refuse_duplicates)
     if not isinstance(content, dict):
         raise TypeError("expected a JSON object")
     return content
@@ -456,7 +463,7 @@ def _canonical(manifest: dict[str, Any]) -> bytes:
 
 
 def require_stage(wish: int | str, manifest: Manifest) -> None:
-    """Raise UserError if the run does not have the requested stage, which may be `auto`."""
+    """Raise UserError if the run lacks the stage that the user wants; `auto` is always possible."""
     last = len(manifest.stages) - 1
     if isinstance(wish, int) and wish > last:
         raise UserError(

@@ -1,5 +1,5 @@
-"""Fetch a published run from a URL, with limits of size and time. Its signature and, if given, its id are
-checked."""
+"""Fetch a published run (a JSON file that the run's owner has signed) from a URL, with limits of size and
+time. The signature and, if given, the run id are checked."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def without_secret(url: str) -> str:
 
 
 def fetch_run(url: str) -> SignedManifest:
-    """Return the published run at `url`. A fragment `#RUN_ID` names the run that it must be. Raises
-    UserError.
+    """Return the published run at `url`. After `#` the URL may name the run id, which is then required.
+    Raises UserError.
 
     Plain http is safe: the owner's signature and the run id prove what the run is, regardless of the sender.
     """
@@ -77,8 +77,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str,
         headers: http.client.HTTPMessage, newurl: str,
     ) -> urllib.request.Request | None:  # fmt: skip
-        """Return the next request, as HTTPRedirectHandler does. Raises HTTPError if the redirect is not
-        allowed."""
+        """Return the request for the new URL. Raises HTTPError if `may_follow` forbids the redirect."""
         if not may_follow(req.full_url, newurl):
             reason = f"{msg}, and leads to {newurl[:200]}, which is not followed (type it, if you know it)"
             raise urllib.error.HTTPError(req.full_url, code, reason, headers, fp)
@@ -88,50 +87,50 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 def may_follow(before: str, after: str) -> bool:
     """Return whether a request for the URL `before` may be redirected to the URL `after`.
 
-    It may go to https on the public internet, and to the same server. The author of a URL must not choose
+    Allowed are https URLs on the public internet, and the same server. The author of a URL must not choose
     what this machine requests from its own network. Blocking: looks up the name of the server.
     """
     old, new = urlsplit(before), urlsplit(after)
-    same = (old.scheme, old.netloc) == (new.scheme, new.netloc)
-    return same or (new.scheme == "https" and _on_the_internet(new))
+    is_same_server = (old.scheme, old.netloc) == (new.scheme, new.netloc)
+    return is_same_server or (new.scheme == "https" and _is_on_the_internet(new))
 
 
-def _on_the_internet(url: SplitResult) -> bool:
-    """Return False if the host is this machine or in one of its networks. A host without an address fails
-    later."""
+def _is_on_the_internet(url: SplitResult) -> bool:
+    """Return False if an address of the host is not public: this machine, or a private network. True also if
+    the host has no address, because the request then fails without contacting any machine."""
     try:
-        found = socket.getaddrinfo(url.hostname, url.port or 443, type=socket.SOCK_STREAM)
+        results = socket.getaddrinfo(url.hostname, url.port or 443, type=socket.SOCK_STREAM)
     except OSError:
         return True
-    ips = [ip_of(str(one[4][0]).partition("%")[0]) for one in found]
+    ips = [ip_of(str(socket_address[0]).partition("%")[0]) for *_, socket_address in results]
     return all(ip is not None and is_public(ip) for ip in ips)
 
 
 def _fetch(address: str) -> bytes:
-    """Download in a thread of its own, with a limit for the whole. A server that sends single bytes keeps
-    each read within its limit, and a name lookup has no limit of its own. Raises UserError."""
+    """Return the body at `address`, downloaded in a thread within FETCH_SECONDS. Raises UserError. A limit
+    per read would not suffice: a server may send single bytes, and a name lookup has no limit."""
     done: Future[bytes] = Future()
 
-    def fetch() -> None:
+    def download_in_thread() -> None:
         try:
             done.set_result(_download(address))
         except (UserError, OSError, ValueError, http.client.HTTPException) as error:
             done.set_exception(error)
 
-    threading.Thread(target=fetch, name="fetch", daemon=True).start()
+    threading.Thread(target=download_in_thread, name="fetch", daemon=True).start()
     try:
         return done.result(FETCH_SECONDS)
     except TimeoutError:
-        raise _too_slow(address) from None
+        raise _too_slow_error(address) from None
 
 
-def _too_slow(address: str) -> UserError:
+def _too_slow_error(address: str) -> UserError:
     return UserError(f"{address}: is not downloaded after {FETCH_SECONDS:g} s; try again later")
 
 
 def _download(address: str) -> bytes:
-    """Return the body at `address`. Raises UserError."""
-    until = time.monotonic() + FETCH_SECONDS
+    """Return the body at `address`. Raises UserError if it fails or exceeds FETCH_SECONDS or MAX_BYTES."""
+    deadline = time.monotonic() + FETCH_SECONDS
     parts: list[bytes] = []
     try:
         with urllib.request.build_opener(_Redirects).open(address, timeout=ANSWER_SECONDS) as answer:
@@ -139,8 +138,8 @@ def _download(address: str) -> bytes:
                 parts.append(part)
                 if sum(map(len, parts)) > MAX_BYTES:
                     raise UserError(f"{address}: is longer than a published run may be ({MAX_BYTES} bytes)")
-                if time.monotonic() > until:
-                    raise _too_slow(address)
+                if time.monotonic() > deadline:
+                    raise _too_slow_error(address)
     except urllib.error.HTTPError as error:
         error.close()  # Otherwise its connection stays open until it is collected.
         raise UserError(

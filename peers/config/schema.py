@@ -1,6 +1,7 @@
 """List the keys of a configuration, from the classes themselves, for errors, `config explain` and the docs.
 
-It works on pydantic models and dataclasses. The docstring under a field is the meaning of its key.
+It works on pydantic models and dataclasses: each field is a key, its annotation the key's type, and the
+docstring under the field the key's meaning. A section is a class whose keys are nested below a key.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ class Key:
 
 @cache  # Parses the source of the class, and is called for every mistake in a file.
 def keys(cls: type) -> tuple[Key, ...]:
-    """Return the keys of a pydantic model or a dataclass, in order."""
+    """Return the keys of a pydantic model or a dataclass, in order. Raises TypeError for another class."""
     hints = get_type_hints(cls, include_extras=True)
-    meanings = _docstrings(cls)
+    meanings = _field_docstrings(cls)
     if issubclass(cls, BaseModel):
         return tuple(
             Key(name, hints[name], _default(info), meanings.get(name, ""))
@@ -82,11 +83,12 @@ def element(kind: object) -> object:
 
 
 def kind_text(kind: object) -> str:
-    """Return a type in words: `whole number`, `list of multiaddr`, `worker | bootstrap`."""
+    """Return the type of a key in words: `whole number`, `list of multiaddr`, `worker | bootstrap`. A
+    `TypeLabel` in the annotation replaces them."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        shown = [item.text for item in arguments[1:] if isinstance(item, TypeLabel)]
-        return shown[0] if shown else kind_text(arguments[0])
+        labels = [item.text for item in arguments[1:] if isinstance(item, TypeLabel)]
+        return labels[0] if labels else kind_text(arguments[0])
     if origin is Literal:
         return " | ".join(map(str, arguments))
     if origin in (Union, UnionType):
@@ -105,8 +107,8 @@ def kind_text(kind: object) -> str:
 def typed_text(value: object) -> str:
     """Return a value as it would be written in YAML, on one line."""
     if isinstance(value, BaseModel) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
-        inside = {key.name: getattr(value, key.name) for key in keys(type(value))}
-        return "{" + ", ".join(f"{name}: {typed_text(item)}" for name, item in inside.items()) + "}"
+        fields = {key.name: getattr(value, key.name) for key in keys(type(value))}
+        return "{" + ", ".join(f"{name}: {typed_text(item)}" for name, item in fields.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(typed_text, value)) + "]"
     if isinstance(value, dict):
@@ -119,7 +121,8 @@ def typed_text(value: object) -> str:
 
 
 def _default(info: FieldInfo) -> str | None:
-    """Return the default of a pydantic field as text; None if the field is required."""
+    """Return the default of a pydantic field as text; None if the field is required. A `default` in its
+    `json_schema_extra` replaces the value."""
     extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
     if "default" in extra:
         return str(extra["default"])
@@ -137,17 +140,19 @@ def _dataclass_default(item: dataclasses.Field[Any]) -> str | None:
     return None
 
 
-def _docstrings(cls: type) -> dict[str, str]:
-    """Return the docstring of each field, which Python does not keep at run time."""
-    found: dict[str, str] = {}
-    for owner in reversed(cls.__mro__):
-        if owner.__module__.partition(".")[0] in ("swarmnet", "protocols", "peers"):
-            found.update(_class_docstrings(owner))
-    return found
+def _field_docstrings(cls: type) -> dict[str, str]:
+    """Return the docstring of each field by the field's name. They are read from the source of the class and
+    of its bases in this program, because Python does not keep them at run time."""
+    docstrings: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if base.__module__.partition(".")[0] in ("swarmnet", "protocols", "peers"):
+            docstrings.update(_class_docstrings(base))
+    return docstrings
 
 
 def _class_docstrings(cls: type) -> Iterator[tuple[str, str]]:
-    """Yield the name and docstring of each field in the source of one class."""
+    """Yield the name and docstring of each field in the source of one class. A field's docstring is the
+    string on the lines after its annotation."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     if not isinstance(body, ast.ClassDef):
         return

@@ -1,4 +1,6 @@
-"""Validate what was typed against a model, and report each problem in one line with its place."""
+"""Validate what a person typed against a pydantic model, and report each problem in one line with its place.
+`Typed` is the parsed data with the place (`file:line`) of every value. A location is the path to a value: a
+tuple of keys and of positions in lists."""
 
 from __future__ import annotations
 
@@ -18,13 +20,14 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def validate(model: type[Model], typed: Typed, context: object = None, inside: Location = ()) -> Model:
-    """Return the model of what was typed. `inside`: keys of the wrapper models around `typed`.
+    """Return an instance of `model` with the typed values. If only a part of the model was typed, `inside` is
+    the location of that part. `context` is handed to pydantic's validators.
 
-    Raises ConfigError with one line for each problem, in the order of the places.
+    Raises ConfigError with one line for each problem, in the order of the lines.
     """
     wrapped: object = typed.data
-    for step in reversed(inside):
-        wrapped = {step: wrapped}
+    for key in reversed(inside):
+        wrapped = {key: wrapped}
     try:
         return model.model_validate_json(json.dumps(wrapped), context=context)
     except ValidationError as error:
@@ -32,53 +35,55 @@ def validate(model: type[Model], typed: Typed, context: object = None, inside: L
         details = error.errors(include_url=False)
         for detail in details:
             if detail["type"] == "default_factory_not_called":
-                continue  # Its cause is reported separately.
-            inside_is_wrong = any(_below(other["loc"], detail["loc"]) for other in details)
-            if detail["type"] == "too_short" and inside_is_wrong:
-                continue  # It is not empty: its wrong items were left out.
+                continue  # Another key is invalid, which is reported separately.
+            has_wrong_item = any(_is_inside(other["loc"], detail["loc"]) for other in details)
+            if detail["type"] == "too_short" and has_wrong_item:
+                continue  # The list only seems empty: pydantic left out the wrong items.
             location = tuple(detail["loc"][len(inside) :])
-            if "key" in (detail.get("ctx") or {}):
+            if "key" in (detail.get("ctx") or {}):  # A validator of a whole section names the wrong key.
                 location = (*location, *detail["ctx"]["key"].split("."))
-            known = _keys_at(model, tuple(detail["loc"][:-1]))
-            key = ".".join(map(str, location)) or "file"
-            problems.append((typed.place(location), f"{key}: {_problem(dict(detail), known)}"))
-        problems.sort(key=lambda problem: _line(problem[0]))
+            known_keys = _keys_at(model, tuple(detail["loc"][:-1]))
+            key_name = ".".join(map(str, location)) or "file"
+            problems.append((typed.place(location), f"{key_name}: {_describe(dict(detail), known_keys)}"))
+        problems.sort(key=lambda problem: _line_number(problem[0]))
         raise ConfigError([": ".join(problem) for problem in problems]) from None
 
 
-def _below(location: tuple[int | str, ...], above: tuple[int | str, ...]) -> bool:
-    """Return whether `location` is inside `above`."""
-    return len(location) > len(above) and location[: len(above)] == above
+def _is_inside(location: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:
+    """Return whether `location` is nested in the value at `outer`."""
+    return len(location) > len(outer) and location[: len(outer)] == outer
 
 
-def _line(place: str) -> int:
+def _line_number(place: str) -> int:
     """Return the line number in `file:line`; 0 without one, so that such places come first."""
     match = re.search(r":(\d+)$", place)
     return int(match[1]) if match else 0
 
 
 def did_you_mean(name: str, known: list[str]) -> str:
-    """Return `; did you mean 'x'?`, or the list of known names."""
+    """Return the end of an error message about an unknown `name`: `; did you mean 'x'?` if a known name is
+    similar, else the list of known names."""
     if close := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
         return f"; did you mean '{close[0]}'?"
     return f"; known here: {', '.join(known)}" if known else ""
 
 
 def _keys_at(model: type, location: Location) -> list[str]:
-    """Return the names of the keys at `location` in a model."""
+    """Return the names of the keys that the section at `location` may have; none if it is no section."""
     kind: Any = model
     for step in location:
-        inside = section(kind)
-        if inside is None:
+        section_class = section(kind)
+        if section_class is None:
             kind = element(kind)
             continue
-        kind = next((key.kind for key in keys(inside) if key.name == step), None)
-    inside = section(kind)
-    return [key.name for key in keys(inside)] if inside is not None else []
+        kind = next((key.kind for key in keys(section_class) if key.name == step), None)
+    section_class = section(kind)
+    return [key.name for key in keys(section_class)] if section_class is not None else []
 
 
-def _problem(detail: dict[str, Any], known: list[str]) -> str:
-    """Return one of pydantic's errors in plain words: what is wrong and what would be right."""
+def _describe(detail: dict[str, Any], known: list[str]) -> str:
+    """Return one of pydantic's errors in plain words: what is wrong and what would be right. `known` are the
+    keys that are allowed at this place."""
     kind, context, given = detail["type"], detail.get("ctx") or {}, detail.get("input")
     shown = _shown(given)
     match kind:
@@ -113,7 +118,7 @@ def _problem(detail: dict[str, Any], known: list[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a value as an error shows it."""
+    """Return a value as an error message shows it: text cut to 60 characters, a list only by its kind."""
     if isinstance(value, str):
         return f"the text {textwrap.shorten(value, 60, placeholder='...')!r}"
     if value is None:

@@ -1,7 +1,7 @@
 """Read YAML 1.2 and remember the line of every value, so that every error can name it.
 
 Only plain data is accepted: no tags, no aliases, only text as keys. Values are validated elsewhere
-(`validation.py`).
+(`validation.py`). `origin` is the name of the file or option that errors name; a place is `origin:line`.
 """
 
 from __future__ import annotations
@@ -45,27 +45,28 @@ class Typed:
     places: dict[Location, str] = field(default_factory=dict)
 
     def place(self, location: Location) -> str:
-        """Return where `location` was written, or the nearest known place around it."""
+        """Return where the value at `location` was written. If that is unknown, return the place of the
+        innermost section around it, or `origin`."""
         for length in range(len(location), -1, -1):
             if (known := self.places.get(location[:length])) is not None:
                 return known
         return self.origin
 
     def put(self, location: tuple[str, ...], value: object, place: str) -> None:
-        """Set one value that comes from elsewhere than the file. On the way, a value that is no mapping is
-        replaced by one."""
-        inside = self.data
+        """Set one value that is not from the file, such as that of an option. Missing sections around the
+        value are created; a plain value where a section must be is replaced."""
+        section = self.data
         for depth, key in enumerate(location[:-1], 1):
-            if not isinstance(inside.get(key), dict):
-                inside[key] = {}
+            if not isinstance(section.get(key), dict):
+                section[key] = {}
                 self.places[location[:depth]] = place
-            inside = inside[key]
-        inside[location[-1]] = value
+            section = section[key]
+        section[location[-1]] = value
         self.places[location] = place
 
 
 def read(path: Path) -> Typed:
-    """Return the mapping in a YAML file. Raises ConfigError with file and line."""
+    """Return the mapping in a YAML file, with the place of every value. Raises ConfigError with a line."""
     try:
         raw = path.read_bytes()[: FILE_LIMIT + 1]
     except FileNotFoundError:
@@ -85,12 +86,12 @@ def read(path: Path) -> Typed:
 
 
 def parse(text: str, origin: str) -> Typed:
-    """Return the mapping in `text`. Raises ConfigError; its places start with `origin`."""
+    """Return the mapping in the YAML `text`, with the place of every value. Raises ConfigError."""
     root = _compose(text, origin)
     if root is None:
         raise ConfigError([f"{origin}:1: is empty; expected `key: value` lines"])
     if not isinstance(root, MappingNode):
-        raise ConfigError([f"{origin}:{_line(root)}: is not a mapping; expected `key: value` lines"])
+        raise ConfigError([f"{origin}:{_line_number(root)}: is not a mapping; expected `key: value` lines"])
     typed = Typed(origin, places={(): f"{origin}:1"})
     reader = _Reader(origin, typed.places)
     typed.data = reader.mapping(root, ())
@@ -100,20 +101,22 @@ def parse(text: str, origin: str) -> Typed:
 
 
 def span(text: str, origin: str, key: str) -> tuple[int, int] | None:
-    """Return the start and end in `text` of the value of a top-level key; None if it is not set. Raises
-    ConfigError."""
+    """Return where in `text` the value of a top-level key starts and ends, in characters; None if the key is
+    not set. Raises ConfigError."""
     root = _compose(text, origin)
-    for key_node, value_node in root.value if isinstance(root, MappingNode) else ():
+    pairs = root.value if isinstance(root, MappingNode) else ()
+    for key_node, value_node in pairs:
         if key_node.value == key:
             items = value_node.value if isinstance(value_node, SequenceNode) else []
-            # A block list ends where the next key begins: comments between them belong to that key.
+            # To the parser a block list ends at the next key. Its last item is the end here, because
+            # comments between the two belong to the next key.
             last = items[-1] if items and not value_node.flow_style else value_node
             return int(value_node.start_mark.index), int(last.end_mark.index)
     return None
 
 
 def parse_value(text: str, place: str) -> object:
-    """Return one value as it would be written after `key: `. Raises ConfigError."""
+    """Return the value of YAML text after `key: `; None for an empty text. Raises ConfigError."""
     root = _compose(text, place)
     if root is None:
         return None
@@ -125,21 +128,25 @@ def parse_value(text: str, place: str) -> object:
 
 
 def overlay(typed: Typed, values: Mapping[tuple[str, ...], tuple[str, str]]) -> None:
-    """Override the file's values with (text, place) pairs, whose text is read as YAML. Raises ConfigError."""
+    """Override values of the file. `values` maps the path of each key to its YAML text and the text's origin,
+    such as `--set`. Raises ConfigError."""
     for location, (text, place) in values.items():
         typed.put(location, parse_value(text, place), place)
 
 
-class _Shallow(Parser):
-    """A parser that raises RecursionError if values are nested too deeply, as Python does at its own
-    limit."""
+class _DepthLimitedParser(Parser):
+    """A parser that raises RecursionError if values are nested more than MAX_LEVELS deep."""
 
-    levels = 0
+    depth = 0
 
     def get_event(self) -> Event:
+        """Return the next event of ruamel's parser, and count how deeply it is nested."""
         event: Event = super().get_event()
-        self.levels += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
-        if self.levels > MAX_LEVELS:
+        if isinstance(event, CollectionStartEvent):
+            self.depth += 1
+        elif isinstance(event, CollectionEndEvent):
+            self.depth -= 1
+        if self.depth > MAX_LEVELS:
             raise RecursionError
         return event
 
@@ -147,14 +154,14 @@ class _Shallow(Parser):
 def _compose(text: str, origin: str) -> Node | None:
     """Return the root node of the YAML in `text`; None if it is empty. Raises ConfigError."""
     loader = YAML(typ="safe", pure=True)
-    loader.Parser = _Shallow
+    loader.Parser = _DepthLimitedParser
     loader.composer.warn_double_anchors = False  # Anchors are refused below, with our own message.
     try:
         root: Node | None = loader.compose(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else 1
-        raise ConfigError([f"{origin}:{line}: {_syntax(error)}"]) from None
+        raise ConfigError([f"{origin}:{line}: {_describe_syntax_error(error)}"]) from None
     except YAMLError as error:
         line = text.count("\n", 0, getattr(error, "position", 0)) + 1
         raise ConfigError([f"{origin}:{line}: is not YAML: {' '.join(str(error).split())}"]) from None
@@ -163,8 +170,8 @@ def _compose(text: str, origin: str) -> Node | None:
     return root
 
 
-def _syntax(error: MarkedYAMLError) -> str:
-    """Return a description of a YAML error."""
+def _describe_syntax_error(error: MarkedYAMLError) -> str:
+    """Return what is wrong with the YAML: a tab, a second document, or the parser's own words."""
     problem = str(error.problem)
     if "\\t" in problem or "\t" in problem:
         return "a tab where YAML wants spaces; indent with spaces"
@@ -173,12 +180,13 @@ def _syntax(error: MarkedYAMLError) -> str:
     return f"is not YAML: {problem}"
 
 
-def _line(node: Node) -> int:
+def _line_number(node: Node) -> int:
     return int(node.start_mark.line) + 1
 
 
 class _Reader:
-    """Converts nodes to plain data, and collects places and problems."""
+    """Converts ruamel's nodes to plain data. Writes the place of each value into `places`, and collects
+    problems instead of raising at the first. `lines`: whether places have line numbers."""
 
     def __init__(self, origin: str, places: dict[Location, str], lines: bool = True) -> None:
         self.origin = origin
@@ -186,20 +194,22 @@ class _Reader:
         self.lines = lines
         self.problems: list[str] = []
         self._scalars = YAML(typ="safe", pure=True).constructor
-        self._seen: set[int] = set()
+        self._visited: set[int] = set()
 
     def _place(self, node: Node) -> str:
-        return f"{self.origin}:{_line(node)}" if self.lines else self.origin
+        return f"{self.origin}:{_line_number(node)}" if self.lines else self.origin
 
-    def _refuse(self, node: Node, location: Location, problem: str) -> None:
+    def _add_problem(self, node: Node, location: Location, problem: str) -> None:
         key = ".".join(map(str, location))
         self.problems.append(f"{self._place(node)}: {key + ': ' if key else ''}{problem}")
 
     def value(self, node: Node, location: Location) -> object:
-        if id(node) in self._seen:
-            self._refuse(node, location, "aliases (*name) are not used here; write the value out")
+        """Return the data of any node: a dict, a list or a plain value. A node that was visited before is an
+        alias, which is a problem; its value is None."""
+        if id(node) in self._visited:
+            self._add_problem(node, location, "aliases (*name) are not used here; write the value out")
             return None
-        self._seen.add(id(node))
+        self._visited.add(id(node))
         if isinstance(node, MappingNode):
             return self.mapping(node, location)
         if isinstance(node, SequenceNode):
@@ -207,42 +217,49 @@ class _Reader:
         return self._scalar(node, location)
 
     def mapping(self, node: MappingNode, location: Location) -> dict[str, Any]:
+        """Return the data of a mapping. Keys that are not text, or are set twice, become problems."""
         data: dict[str, Any] = {}
-        first: dict[str, int] = {}
+        line_of_key: dict[str, int] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, ScalarNode) or not str(key_node.tag).startswith(_CORE):
-                self._refuse(key_node, location, "a key must be plain text")
+                self._add_problem(key_node, location, "a key must be plain text")
                 continue
             key = str(key_node.value)
-            here = (*location, key)
-            if key in first:
-                self._refuse(key_node, here, f"is already set on line {first[key]}; keep one of the two")
+            value_location = (*location, key)
+            if key in line_of_key:
+                problem = f"is already set on line {line_of_key[key]}; keep one of the two"
+                self._add_problem(key_node, value_location, problem)
                 continue
-            first[key] = _line(key_node)
-            self.places[here] = self._place(key_node)
-            data[key] = self.value(value_node, here)
+            line_of_key[key] = _line_number(key_node)
+            self.places[value_location] = self._place(key_node)
+            data[key] = self.value(value_node, value_location)
         return data
 
     def _sequence(self, node: SequenceNode, location: Location) -> list[Any]:
+        """Return the data of a list, and record the place of each item."""
         items = []
         for position, item in enumerate(node.value):
-            here = (*location, position)
-            self.places[here] = self._place(item)
-            items.append(self.value(item, here))
+            item_location = (*location, position)
+            self.places[item_location] = self._place(item)
+            items.append(self.value(item, item_location))
         return items
 
     def _number(self, node: Node, location: Location) -> int | float | None:
+        """Return a number. An integer above MAX_INTEGER is a problem; its value is None."""
         try:
             value: int | float = self._scalars.construct_object(node)
         except (ValueError, OverflowError):  # Python converts at most 4,300 digits.
             value = MAX_INTEGER + 1
         if isinstance(value, int) and abs(value) > MAX_INTEGER:
             shown = str(node.value)[:20]
-            self._refuse(node, location, f"{shown}... is too large; write a number of at most {MAX_INTEGER}")
+            self._add_problem(
+                node, location, f"{shown}... is too large; write a number of at most {MAX_INTEGER}"
+            )
             return None
         return value
 
     def _scalar(self, node: Node, location: Location) -> object:
+        """Return a plain value. Dates stay text; a value with another YAML tag is a problem and None."""
         kind = str(node.tag).removeprefix(_CORE)
         if kind in ("int", "float"):
             return self._number(node, location)
@@ -250,5 +267,5 @@ class _Reader:
             return self._scalars.construct_object(node)
         if kind in ("str", "timestamp"):
             return str(node.value)
-        self._refuse(node, location, f"tags ({node.tag}) are not used here; write plain data")
+        self._add_problem(node, location, f"tags ({node.tag}) are not used here; write plain data")
         return None
