@@ -29,13 +29,15 @@ class BoundedLink:
         self._end = ""
         """The reason why the link has ended."""
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        """Tasks in `drained`, each with the number of queued bytes that it waits for."""
 
     @property
     @abstractmethod
     def queued_bytes(self) -> int: ...
 
     def post(self, message: Message, body: Body = b"") -> int:
-        """Queue a message; see `Link.post`."""
+        """Queue a message and return its size on the wire in bytes. Raises PeerGone if the link has ended,
+        and Backlog if too many bytes are queued."""
         if self.closed:
             raise PeerGone(f"the {self.lane} link to {self.peer} has ended: {self._end}")
         if self.queued_bytes + len(body) > self._backlog_bytes:
@@ -43,7 +45,8 @@ class BoundedLink:
         return self._queue(message, body)
 
     async def drained(self, below_bytes: int, deadline_seconds: float) -> None:
-        """Wait for the queue to drain; see `Link.drained`."""
+        """Wait until at most `below_bytes` bytes are queued. Raises PeerGone if the link ends, or if that
+        takes longer than `deadline_seconds`."""
         if self.closed:
             raise PeerGone(f"the {self.lane} link to {self.peer} has ended: {self._end}")
         if self.queued_bytes <= below_bytes:
@@ -61,7 +64,7 @@ class BoundedLink:
         self._finish("closed by us")
 
     def _wake_waiters(self) -> None:
-        """Wake the tasks whose limit is met. Called after a piece was sent."""
+        """Wake the tasks in `drained` whose number of queued bytes is reached. Called for each sent piece."""
         if not self._waiters:
             return
         queued = self.queued_bytes
@@ -71,7 +74,8 @@ class BoundedLink:
         self._waiters = [(below, waiter) for below, waiter in self._waiters if not waiter.done()]
 
     def _finish(self, reason: str) -> bool:
-        """End the link. Returns False if it had already ended."""
+        """End the link: drop the queue, and raise PeerGone in the tasks that wait for it to drain. Returns
+        False if the link had already ended."""
         if self.closed:
             return False
         self.closed, self._end = True, reason
@@ -103,9 +107,9 @@ class QueuedLink(BoundedLink):
         return self._writer.queued_bytes
 
     def _queue(self, message: Message, body: Body) -> int:
-        taken = self._writer.post(message, body)
+        wire_bytes = self._writer.post(message, body)
         self._wake()
-        return taken
+        return wire_bytes
 
     def _drop(self) -> None:
         self._writer.drop()
@@ -122,9 +126,9 @@ class QueuedLink(BoundedLink):
 
 
 class ReceiverSlot:
-    """The receiver of messages on links that other peers opened, until another receiver replaces it.
-    Afterwards it has no receiver. Those links live until the other peers end them, and must not keep the old
-    receiver alive until then (for instance a paused peer's stage)."""
+    """Holds the receiver of messages on links that other peers opened, until another receiver replaces it.
+    Afterwards the slot is empty. Those links live until the other peers end them, and must not keep the old
+    receiver in memory until then (for instance a paused peer's stage)."""
 
     def __init__(self, receiver: Receiver | None = None, terms: Terms = ANYTHING) -> None:
         self.receiver, self.terms = receiver, terms
@@ -135,8 +139,8 @@ class ReceiverSlot:
 
 
 class LocalLink(QueuedLink):
-    """A link to oneself: libp2p refuses to dial itself, and routing code should not have to know. It carries
-    one piece a turn of the loop, so that others have their turns between."""
+    """A link from a peer to itself: libp2p refuses to dial itself, and routing code should not have to know.
+    It delivers one piece in each iteration of the event loop, so that other tasks run in between."""
 
     def __init__(
         self,
@@ -154,9 +158,11 @@ class LocalLink(QueuedLink):
     def _wake(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._turn)
+            asyncio.get_running_loop().call_soon(self._deliver_piece)
 
-    def _turn(self) -> None:
+    def _deliver_piece(self) -> None:
+        """Deliver the most urgent piece to the receiver, and schedule the next. Ends the link if the receiver
+        refuses a message."""
         self._scheduled = False
         piece = self._take()
         if piece is None:
