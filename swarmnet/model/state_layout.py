@@ -23,20 +23,21 @@ MOMENTUM = "outer_momentum."
 
 
 def state_of(layout: Layout, sync: Sync) -> Layout:
-    """Return the layout of what a stage settles: trained weights, and a momentum as large if it has one."""
+    """Return the layout of what a stage settles: the trained weights of `layout`, followed by the outer
+    momentum of each if the run settles one."""
     if not sync.settles_momentum:
         return layout
-    momentum = replace(layout, entries=tuple(
-        replace(each, name=MOMENTUM + each.name, block=MOMENTUM + each.block) for each in layout.entries
-    ))  # fmt: skip
-    return behind(layout, momentum)
+    momentum_entries = tuple(
+        replace(entry, name=MOMENTUM + entry.name, block=MOMENTUM + entry.block) for entry in layout.entries
+    )
+    return behind(layout, replace(layout, entries=momentum_entries))
 
 
 def behind(first: Layout, second: Layout) -> Layout:
-    """Return the layout of both in one vector."""
+    """Return the layout of one vector that holds `first` and behind it `second`."""
     size = first.size
     return Layout(
-        (*first.entries, *(replace(each, offset=size + each.offset) for each in second.entries)),
+        (*first.entries, *(replace(entry, offset=size + entry.offset) for entry in second.entries)),
         (*first.planes, *(replace(plane, offset=size + plane.offset) for plane in second.planes)),
         (*first.padding, *((size + start, size + stop) for start, stop in second.padding)),
         size + second.size,
@@ -64,9 +65,9 @@ def first_state(
     for entry in state.entries:
         if entry.name.startswith(MOMENTUM):
             continue
-        found = given(entry.name)
-        if found is None:
+        first_values = given(entry.name)
+        if first_values is None:
             units[entry.place] = drawn_units(manifest.model, entry.name, entry.shape, manifest.seed)
         else:
-            units[entry.place] = to_units(found.flatten())
+            units[entry.place] = to_units(first_values.flatten())
     return units
