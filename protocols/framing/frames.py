@@ -29,8 +29,7 @@ the longest wait of an urgent message. Throughput is the same from 64 KiB to 4 M
 PIECE_LIMIT = 256 * 1024
 """Size in bytes of the longest piece that is accepted."""
 CHECK_BYTES = 8
-"""Size of the checksum. Noise or TLS already authenticates all bytes; this detects bugs and cut streams. It
-misses one with probability 2^-64."""
+"""Size of the checksum. Noise or TLS authenticates all bytes; this detects bugs and cut streams."""
 PRIORITIES = 4
 """Messages have priority 0..3."""
 
@@ -131,8 +130,7 @@ class FrameWriter:
         return outgoing
 
     def next_piece(self) -> bytes | None:
-        """Return the next piece to send, or None if nothing is queued. Sets `ended` to the message that is
-        complete with this piece, or to None."""
+        """Return the next piece to send, or None if nothing is queued. Sets or clears `ended`."""
         for priority, queue in enumerate(self._queues):
             if queue:
                 outgoing = queue[0]
@@ -225,8 +223,8 @@ class FrameReader:
         return self._unfinished_bytes + len(self._collected)
 
     def feed(self, data: bytes) -> list[Received]:
-        """Return the messages that `data` completes. Raises Malformed or TooLarge for invalid bytes, and
-        Malformed on every later call."""
+        """Return the messages that `data` completes. Raises Malformed or TooLarge, also on every later
+        call."""
         return list(self.take(data))
 
     def take(self, data: bytes) -> Iterator[Received]:

@@ -1,5 +1,4 @@
-"""The common part of all transports' links: the send queue, its limit, and tasks that wait for it to
-drain."""
+"""The common part of all transports' links: the send queue, its limit, and waiting until it drains."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class BoundedLink:
         return self._queue(message, body)
 
     async def drained(self, below_bytes: int, deadline_seconds: float) -> None:
-        """Wait until at most `below_bytes` bytes are queued. Raises PeerGone if the link ends, or if that
-        takes longer than `deadline_seconds`."""
+        """Wait until at most `below_bytes` are queued. Raises PeerGone at the link's end or the deadline."""
         if self.closed:
             raise PeerGone(f"the {self.lane} link to {self.peer} has ended: {self._end}")
         if self.queued_bytes <= below_bytes:
@@ -74,8 +72,7 @@ class BoundedLink:
         self._waiters = [(below, waiter) for below, waiter in self._waiters if not waiter.done()]
 
     def _finish(self, reason: str) -> bool:
-        """End the link: drop the queue, and raise PeerGone in the tasks that wait for it to drain. Returns
-        False if the link had already ended."""
+        """End the link: drop the queue, and raise PeerGone in waiting tasks. False if it had ended before."""
         if self.closed:
             return False
         self.closed, self._end = True, reason
@@ -161,8 +158,7 @@ class LocalLink(QueuedLink):
             asyncio.get_running_loop().call_soon(self._deliver_piece)
 
     def _deliver_piece(self) -> None:
-        """Deliver the most urgent piece to the receiver, and schedule the next. Ends the link if the receiver
-        refuses a message."""
+        """Deliver the most urgent piece and schedule the next. End the link if the receiver refuses it."""
         self._scheduled = False
         piece = self._take()
         if piece is None:

@@ -21,8 +21,7 @@ class Upload:
         self._timer: asyncio.TimerHandle | None = None
 
     async def turn(self, size: int, priority: int) -> None:
-        """Wait until `size` bytes of a message of this priority may be sent. If the task is cancelled before
-        that, its request is withdrawn."""
+        """Wait until `size` bytes of a message of this priority may be sent. Cancelling withdraws it."""
         ticket = self._share.ask(size, priority, self._loop.time())
         turn = self._waiting[ticket] = self._loop.create_future()
         self._grant()

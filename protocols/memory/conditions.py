@@ -24,8 +24,7 @@ class Conditions:
     lost: float = 0.0
     repeated: float = 0.0
     reordered: float = 0.0
-    """Probability that a message is sent one latency later (at least 1 ms), behind messages posted
-    meanwhile."""
+    """Probability that a message is sent one latency (at least 1 ms) later, behind later messages."""
     corrupted: float = 0.0
     """Probability that one bit of a piece is flipped. The receiver must refuse it and close the link."""
 

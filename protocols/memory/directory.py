@@ -49,8 +49,7 @@ class MemoryDirectory:
         return asyncio.get_running_loop().time()
 
     def met(self) -> Collection[PeerId]:
-        """Return the peers that this one can reach. Every peer that takes part in this network is a node of
-        it."""
+        """Return the peers that this one can reach. Every peer of this network is a node of the directory."""
         others = self._network.transports.items()
         return [peer for peer, other in others if not other.closed and self._reaches(peer)]
 
@@ -71,8 +70,7 @@ class MemoryDirectory:
         return self._reaches_others()
 
     async def look_up(self, run: RunId, stage: int, deadline_seconds: float) -> dict[PeerId, bytes]:
-        """Return the unexpired records of a stage, by peer. A peer that this one cannot reach is included
-        only if its record was seen before."""
+        """Return a stage's unexpired records by peer: of reachable peers, and those seen before."""
         await asyncio.sleep(0)
         for peer, record in self._network.records.get((run, stage), {}).items():
             if self._reaches(peer):
@@ -80,7 +78,7 @@ class MemoryDirectory:
         return self._remembered.at(run, stage, self.now())
 
     async def put_manifest(self, run: RunId, signed_manifest: bytes, deadline_seconds: float) -> bool:
-        """Store a signed manifest. Returns False if this peer reaches no other. Raises a WireError if it is
+        """Store a signed manifest. Returns False if this peer reaches no other. WireError if it is
         invalid."""
         open_manifest(signed_manifest, run)
         await asyncio.sleep(0)

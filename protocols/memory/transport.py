@@ -86,9 +86,8 @@ class MemoryLink(QueuedLink):
             self._timers.soon(self.send)
 
     def send(self) -> None:
-        """Send the most urgent piece once the channel and the sender's uplink are free, and schedule the
-        next. With unlimited speed, send all pieces at once. A blocked direction or a frozen peer sends
-        nothing."""
+        """Send the most urgent piece once channel and uplink are free, and schedule the next. With unlimited
+        speed, send all pieces at once. While the direction is blocked or a peer is frozen, send nothing."""
         self._scheduled = False
         if self.closed or self.direction.blocked or self.source.frozen or self.target.frozen:
             return  # unfreezing or unblocking calls this again
@@ -134,8 +133,7 @@ class MemoryLink(QueuedLink):
         self._network.deliver(self.target, self._arrivals.popleft(), self.direction)
 
     def _receive(self, data: bytes) -> None:
-        """Deliver the messages in `data` to the target's receiver. End the link if the receiver refuses them
-        or they are malformed."""
+        """Deliver the messages in `data` to the target's receiver. If it refuses them, end the link."""
         receiver = self.target.receiver
         if not self._inbound_open or receiver is None:
             return
@@ -225,8 +223,7 @@ class MemoryTransport:
         self._context = copy_context()
 
     def receive(self, action: Callable[[], None]) -> None:
-        """Call `action` as this peer, in the context variables with which it listens. If the peer is frozen,
-        the call waits for `thaw`."""
+        """Call `action` as this peer, in its own context variables. A frozen peer does so at `thaw`."""
         if self.frozen:
             self.held.append(action)
         else:
@@ -297,8 +294,7 @@ class MemoryNetwork:
         *,
         backlog_bytes: int = BACKLOG_BYTES,
     ) -> MemoryTransport:
-        """Return a new transport for a peer that is added, or restored after `crash` or `close`. Raises
-        ValueError if the peer has an open one."""
+        """Return a new transport for a peer, also after `crash` or `close`. ValueError if one is open."""
         old = self.transports.get(peer)
         if old is not None and not old.closed:
             raise ValueError(f"{peer} is in this network already")
@@ -320,8 +316,7 @@ class MemoryNetwork:
         direction.channel.bytes_per_second = conditions.bytes_per_second
 
     def block(self, source: PeerId, target: PeerId) -> None:
-        """Block the direction from `source` to `target`. Its links end after `DEAD_PATH_SECONDS` if it is
-        still blocked then."""
+        """Block the direction from `source` to `target`. Its links end after `DEAD_PATH_SECONDS` of that."""
         direction = self.direction(source, target)
         if not direction.blocked:
             direction.blocked = True
@@ -372,8 +367,7 @@ class MemoryNetwork:
             link.send()
 
     def crash(self, peer: PeerId) -> None:
-        """Kill the peer's process (SIGKILL). Other peers notice after the latency; the peer itself does
-        not."""
+        """Kill the peer's process (SIGKILL). Other peers notice after the latency; the peer itself never."""
         transport = self.transports[peer]
         transport.closed = True
         transport.ear.close()

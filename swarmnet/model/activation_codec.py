@@ -158,15 +158,14 @@ def _in_bf16(values: Tensor, towards: float | None) -> Tensor:
 def _from_tiles(raw: bytearray, count: int, bits: int, device: torch.device) -> Tensor:
     """Decode float32 values [count] from the bytes of int4-tiles or int6-tiles, with `bits` bits a value."""
     tiles, four = -(-count // TILE), _FOUR.to(device)
-    minimum_and_step = (
-        torch.frombuffer(raw, dtype=torch.bfloat16, count=2 * tiles).to(device).float().view(-1, 2)
-    )
+    tile_scales = torch.frombuffer(raw, dtype=torch.bfloat16, count=2 * tiles).to(device).float().view(-1, 2)
     packed = torch.frombuffer(raw, dtype=torch.uint8, offset=4 * tiles).to(device)
     missing_bytes = tiles * TILE * bits // 8 - len(packed)
     bytes_of_four = functional.pad(packed, (0, missing_bytes)).view(-1, bits // 2).int()
     groups_of_four = (bytes_of_four << 8 * four[: bits // 2]).sum(dim=1, keepdim=True, dtype=torch.int32)
     codes = (groups_of_four >> bits * four) & ((1 << bits) - 1)
-    values = codes.float().view(-1, TILE).mul_(minimum_and_step[:, 1:]).add_(minimum_and_step[:, :1])
+    minimum, step = tile_scales[:, :1], tile_scales[:, 1:]
+    values = codes.float().view(-1, TILE).mul_(step).add_(minimum)
     return values.flatten()[:count]
 
 

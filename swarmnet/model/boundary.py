@@ -1,19 +1,19 @@
 """Narrow boundaries: fewer numbers per token (R) travel to the next stage than a hidden state has (D).
 
-The receiver adds the rest from the token, which it knows. There are two kinds of such boundaries.
+The receiver adds the rest from the token, which it knows. There are two kinds, `token-anchored` and
+`shared-subspace`.
 
 *Anchored*: at the boundary after layer p the sender has hidden states x and sends c = (x - before[token])
 P^T. The receiver continues with c P + after[token]. `before` and `after` are tables of learned vectors,
 *anchors*, the first in the sender's stage and the second in the receiver's. P has orthonormal rows, is drawn
 from a seed in the run file and never changes. The vector of the token itself need not cross. What the layers
-added to it crosses in r random directions (docs/benchmarks/boundaries.md).
+added to it crosses in R random directions (docs/benchmarks/boundaries.md).
 
 *Shared* (arXiv:2506.01260, but weights are narrow by construction): one P serves all boundaries. In all
 layers before the last boundary, x = F[token] + z P. F is fixed and computed from a hash, so that no stage
-stores a table. The embedding and the last matrices of attention and feed-forward add to z only, r numbers per
-token. z crosses without loss. The rows of P are called the *shared directions*.
-Layers after the last boundary, and the head, are as in any model. Multiplied out, the model is a plain
-decoder (`multiplied_out`).
+stores a table. The embedding and the last matrices of attention and feed-forward add to z only, R numbers per
+token. z crosses without loss. The rows of P are called the *shared directions*. Layers after the last
+boundary, and the head, are as in any model. Multiplied out, the model is a plain decoder (`multiplied_out`).
 
 Shape suffixes: B sequences, T tokens, D width, R numbers that cross, V vocabulary, A rows of a table of
 anchors, W words of 32 bits.
@@ -129,9 +129,8 @@ def _projector_rows(shape: ModelShape, layer: int, device: torch.device) -> Tens
 
 
 def _anchors_of(table_AD: Tensor, boundary: Boundary, tokens_BT: Tensor) -> Tensor:
-    """Return the anchors [B, T, D] of tokens, rows of a table. If the table is smaller than the vocabulary,
-    an anchor is the sum of two rows, selected by quotient and remainder (arXiv:1909.02107). All tokens then
-    still have different anchors."""
+    """Return the anchors [B, T, D] of tokens, rows of a table. If it is smaller than the vocabulary, each is
+    the sum of two rows, chosen by quotient and remainder (arXiv:1909.02107), and all anchors still differ."""
     if not boundary.anchor_rows:
         return functional.embedding(tokens_BT, table_AD)
     half = boundary.anchor_rows // 2

@@ -33,8 +33,7 @@ class CarriedText:
     labels: Tensor
     """int64 [B, T], each below the vocabulary."""
     tokens: Tensor | None = None
-    """int64 [B, T]: the tokens of the hidden states; None if boundaries are not narrow, since no stage needs
-    them."""
+    """int64 [B, T]: the tokens of the hidden states; None if boundaries are not narrow."""
 
 
 class TextCodec:

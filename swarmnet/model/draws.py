@@ -1,5 +1,4 @@
-"""Draw normal numbers with the same bits on every machine, so that a run's first weights follow from its
-seed."""
+"""Draw normal numbers with the same bits on every machine: a run's first weights follow from its seed."""
 
 from __future__ import annotations
 

@@ -58,8 +58,7 @@ def following(reader: EpochReader, names: Collection[str], epoch: int, shard: st
 
 
 def _distance(reader: EpochReader, epoch: int, shard: str) -> tuple[int, str]:
-    """Return the distance of a shard from the peer's start on the circle, and the shard's name to break
-    ties."""
+    """Return a shard's distance from the peer's start on the circle, and its name to break ties."""
     position = _hash(f"shard/{reader.run}/{reader.seed}/{epoch}/{shard}")
     start = _hash(f"origin/{reader.run}/{reader.seed}/{epoch}/{reader.origin}")
     return (position - start) % _CIRCLE, shard
@@ -98,15 +97,10 @@ def permuted(number: int, count: int, key: str) -> int:
 
 
 def mixed(read: Sequence[int], weights: Sequence[float]) -> int:
-    """Return the index of the text whose next window is read, given the windows `read` of each text. It is
-    the text that is furthest behind its share, so that shares hold within a window or two at any time.
-    `weights` are the shares, up to a factor."""
+    """Return the index of the text whose next window is read: the one that is furthest behind its share.
+    `read` counts the windows read of each text, and `weights` are the shares, up to a factor."""
     windows, total_weight = sum(read) + 1, sum(weights)
-
-    def windows_behind(text: int) -> float:
-        return windows * weights[text] / total_weight - read[text]
-
-    return max(range(len(weights)), key=windows_behind)
+    return max(range(len(weights)), key=lambda text: windows * weights[text] / total_weight - read[text])
 
 
 def _hash(name: str) -> int:

@@ -201,12 +201,8 @@ def _place_planes(plane_blocks: _PlaneBlocks) -> Layout:
     planes: list[Plane] = []
     padding: list[tuple[int, int]] = []
     offset = 0
-
-    def order(plane: tuple[int | None, int]) -> tuple[int, int]:
-        expert, chunk = plane
-        return (-1 if expert is None else expert, -chunk)
-
-    for expert, chunk in sorted(plane_blocks, key=order):
+    in_order = sorted(plane_blocks, key=lambda key: (-1 if key[0] is None else key[0], -key[1]))
+    for expert, chunk in in_order:
         start = offset
         for chunks, members in plane_blocks[expert, chunk]:
             stop = offset + chunks * chunk

@@ -74,8 +74,7 @@ def _factor_product(members: Mapping[str, Tensor], name: str, x: Tensor, is_vari
 
 
 def merged(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
-    """Return the float32 tensors of the equivalent model without LoRA factors, by global name. A matrix with
-    factors becomes W + alpha / rank B A."""
+    """Return float32 tensors without LoRA factors, by global name. A matrix becomes W + alpha / rank B A."""
     if not shape.lora.rank:
         return dict(weights)
     plain = {name: tensor for name, tensor in weights.items() if not is_factor(name)}
@@ -118,8 +117,7 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def backward(context: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of x and of each weight, None for those that are not needed. `gradients` are
-        those of the products."""
+        """Return the gradients of x and of each weight (None if not needed) from those of the products."""
         x, *weights = context.saved_tensors
         is_x_needed, *are_weights_needed = context.needs_input_grad
         gradient_of_x: Tensor | None = None

@@ -4,7 +4,7 @@ A gradient that is a thousand times too large outweighs all others of its round.
 scales all of them down together. The *usual norm* is learnt from recent tensors as the median of the peers'
 medians, so that a peer gains no influence by sending much. It adapts within some ten microbatches, because
 norms change tenfold in the first hundred of a run. The *ratio* of a tensor is its norm over the usual norm.
-All norms and ratios are kept as logarithms.
+Norms and ratios are kept as logarithms.
 
 These decisions affect only the own arithmetic: replicas agree on votes, not on gradients.
 """
@@ -68,8 +68,7 @@ class NormTracker:
     """Norm statistics of one kind of tensor that comes from other peers."""
 
     def __init__(self, weighed: bool = False) -> None:
-        """Create the statistics. With `weighed`, gradients of peers whose mean ratio exceeds `USUAL_WEIGHT`
-        are also scaled down."""
+        """Create the statistics. `weighed` also scales down peers whose mean ratio exceeds `USUAL_WEIGHT`."""
         self._weighed = weighed
         self._recent: dict[Hashable, deque[tuple[PeerId, float]]] = {}
         """Logarithms of norms. With too few peers to outvote one, values beyond the limit are clipped to it.
@@ -83,8 +82,7 @@ class NormTracker:
 
     def judge(self, peer: PeerId, norm: float, kind: Hashable = None) -> NormCheck:
         """Record a norm that `peer` sent and return the verdict on it. Norms are compared within their
-        `kind`, of which the caller has few (a stage and a path length). Until a usual norm is known, every
-        norm up to `MAX_NORM` counts as usual."""
+        `kind`, of which there are few. Without a known usual norm, every norm up to `MAX_NORM` is usual."""
         log_norm = log(max(norm, MIN_NORM)) if norm <= MAX_NORM else inf  # No comparison with NaN is true.
         recent = self._recent.setdefault(kind, deque(maxlen=RECENT))
         usual = self._usual_norm(recent, self._slow_average.get(kind))

@@ -1,8 +1,9 @@
 """List the decoder's parameters by Hugging Face names for any slice of its layers, and which of them are
 trained.
 
-The module does not import torch, so that code that only counts parameters (memory, traffic, reports) starts
-fast.
+At a narrow boundary between two stages (boundary.py) fewer numbers per token cross. *Anchors* are learned
+vectors per token of such a boundary. The module does not import torch, so that code that only counts
+parameters starts fast.
 """
 
 from __future__ import annotations
@@ -46,8 +47,7 @@ def is_router(name: str) -> bool:
 
 
 def active_parameters(shape: ModelShape, span: Span) -> int:
-    """Return the number of parameters in `span` that one token uses. Only the `top_k` experts of each layer
-    that a token selects count."""
+    """Return the number of parameters that one token uses: all, except experts that it does not choose."""
     sizes = {name: prod(size) for name, size in parameter_shapes(shape, span).items()}
     in_experts = sum(size for name, size in sizes.items() if is_experts(name))
     inactive_experts = shape.experts.num_experts - shape.experts.top_k
@@ -56,8 +56,7 @@ def active_parameters(shape: ModelShape, span: Span) -> int:
 
 
 def is_experts(name: str) -> bool:
-    """Return whether it belongs to one expert. A token uses `experts.top_k` of `experts.num_experts` of
-    these."""
+    """Return whether it belongs to one expert; a token uses only some experts of each layer."""
     return ".mlp.experts." in name
 
 

@@ -31,9 +31,8 @@ def window_starts(
     sequences: int,
     seq_len: int,
 ) -> tuple[int, ...]:
-    """Return where each of the `sequences` windows of `seq_len` + 1 tokens starts in the corpus, as indices
-    of tokens. They are drawn by a hash of run, seed and microbatch. Raises SamplingError if the corpus is
-    shorter than a window."""
+    """Return the index of the first token of each of the `sequences` windows, of `seq_len` + 1 tokens. A hash
+    of run, seed and microbatch draws them. Raises SamplingError if the corpus is shorter than a window."""
     possible_starts = corpus_tokens - seq_len
     if possible_starts < 1:
         raise SamplingError(f"the text has {corpus_tokens} tokens, one window takes {seq_len + 1}: add text")

@@ -43,8 +43,7 @@ class LastStageResult:
     """Cross entropy in nats, summed over the tokens."""
     tokens: int
     hidden_gradient: Tensor | None
-    """Gradient of the summed loss at the stage's input; None if the input is tokens. It is [B, T, D], or [B,
-    T, R] after a narrow boundary."""
+    """Gradient of the summed loss at the stage's input, in its shape; None if the input is tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +67,8 @@ class StageCompute:
         self, shape: ModelShape, span: Span, layout: Layout, computing: Computing = PLAIN,
         device: torch.device | None = None, frozen: Layout = NOTHING, weights: StageWeights | None = None,
     ) -> None:  # fmt: skip
-        """Create the stage. `layout` is that of the trained parameters, and `frozen` that of the others,
-        which `freeze` sets. `weights` are this device's part if several devices hold the stage together.
-        None: one device, `device`, holds all."""
+        """Create the stage. `layout` has the trained parameters, and `frozen` the others, which `freeze`
+        sets. `weights` is this device's part if several hold the stage; None if `device` holds all of it."""
         self._shape, self._span, self._layout = shape, span, layout
         self._frozen_layout = frozen
         self._values_per_token = shape.crossing
@@ -94,8 +92,7 @@ class StageCompute:
 
     @property
     def routed(self) -> Routed:
-        """Number of trained tokens of each expert by layer. Any thread may read it. Empty without experts or
-        if several devices compute."""
+        """Number of trained tokens of each expert by layer, for any thread. Empty on several devices."""
         return self._weights.routed
 
     def freeze(self, units: Tensor) -> None:
@@ -103,9 +100,8 @@ class StageCompute:
         self._weights.freeze(units)
 
     def publish(self, tiles: Tiles) -> None:
-        """Use new weights from the next forward pass on. `tiles` are consecutive parts of the flat vector
-        [layout.size]. Old weights are overwritten unless an open graph needs them. Raises ValueError if
-        frozen weights are missing."""
+        """Use new weights from the next forward pass on. `tiles` cover the flat vector [layout.size]. Old
+        ones are overwritten unless an open graph needs them. Raises ValueError without frozen weights."""
         self._weights.publish(tiles, self._is_in_use)
 
     def train(self, layout: Layout) -> None:
@@ -175,9 +171,8 @@ class StageCompute:
 
     def backward(self, key: Hashable, hidden_gradient: Tensor) -> Tensor | None:
         """Add the parameters' gradients to the sum, given the gradient at the output (float32, of its shape).
-        Returns the gradient at the stage's input; None in the first stage. Removes the graph in any case.
-        Raises StageError if `key` is not open, the shape is wrong, or the gradient is too large or not
-        finite."""
+        Returns the gradient at the input; None in the first stage. Removes the graph in any case. Raises
+        StageError if `key` is not open, the shape is wrong, or the gradient is too large or not finite."""
         graph = self._graphs.pop(key, None)
         if graph is None:
             raise StageError(f"microbatch {key} is not open in this stage")
@@ -208,8 +203,7 @@ class StageCompute:
         self._graphs.pop(key, None)
 
     def use_gradient(self, use: Callable[[Tensor], Used]) -> Used:
-        """Call `use` with the gradient [layout.size] that was summed since the last call, and return its
-        result. The sum is zero afterwards."""
+        """Return `use(gradient)` for the gradient [layout.size] summed since the last call, and zero it."""
         return self._weights.use_gradient(use)
 
     def _is_in_use(self, version: object) -> bool:
@@ -275,11 +269,8 @@ class StageCompute:
         if self._span.first not in self._shape.boundary.after:
             return None
         if tokens_BT is None or tokens_BT.shape != inputs.shape[:2] or tokens_BT.dtype != torch.int64:
-            received = "none" if tokens_BT is None else _describe(tokens_BT)
-            need = list(inputs.shape[:2])
-            raise StageError(
-                f"microbatch {key}: tokens beside hidden states are {received}, need int64 {need}"
-            )
+            got, need = "none" if tokens_BT is None else _describe(tokens_BT), list(inputs.shape[:2])
+            raise StageError(f"microbatch {key}: tokens beside hidden states are {got}, need int64 {need}")
         self._require_vocabulary(key, "tokens beside hidden states", tokens_BT)
         return tokens_BT.to(inputs.device)
 
@@ -289,8 +280,7 @@ class StageCompute:
             raise StageError(f"microbatch {key}: {what} not finite")
 
     def _require_vocabulary(self, key: Hashable, what: str, tokens_BT: Tensor) -> None:
-        """Raise StageError if a token is outside the vocabulary. Called with tokens in host memory, because
-        reading from a GPU would wait for it."""
+        """Raise StageError if a token is outside the vocabulary. Reading a GPU's memory would wait for it."""
         smallest, largest = (int(bound) for bound in torch.aminmax(tokens_BT))
         if smallest < 0 or largest >= self._shape.vocab_size:
             raise StageError(

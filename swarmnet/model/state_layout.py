@@ -1,8 +1,9 @@
 """Lay out the whole state of a group: trained weights, then its outer momentum if it has one, then frozen
 weights.
 
-All are int32 on the same grid in one vector with one digest. Snapshots, checkpoints and archives therefore
-contain momentum and frozen weights without special treatment.
+A group consists of the peers of one stage. A *layout* says where each parameter lies in one flat vector of
+int32 (`flat_layout.py`). One vector with one digest holds the whole state. Snapshots, checkpoints and
+archives therefore contain momentum and frozen weights without special treatment.
 """
 
 from __future__ import annotations

@@ -102,8 +102,7 @@ class Flow:
         self._full_epochs = 0
         """Number of epochs in which the link was full."""
         self._answers_to_ignore = 0
-        """Number of further answers to ignore, because their microbatches started before the window
-        changed."""
+        """Number of next answers to ignore, because their microbatches started before the window changed."""
         self._answers = 0
         """Number of answers in this epoch. The next four are sums over these."""
         self._total = self._queue = self._network = 0.0
@@ -117,9 +116,8 @@ class Flow:
         self.most_waiting = MAX_WAITING / MIN_WAITING * self.least_waiting
 
     def done(self, total: float, compute: float, queue: float, under_way: int) -> None:
-        """Record a committed microbatch of this origin. `total` is its seconds from start to end. `compute`
-        and `queue` are its seconds of compute and of waiting for compute, summed over all stages. `under_way`
-        is how many were in flight with it."""
+        """Record a committed microbatch of this origin: its `total` seconds from start to end, and those of
+        compute and of waiting for compute (`queue`), over all stages. `under_way` were then in flight."""
         if self._answers_to_ignore > 0:
             self._answers_to_ignore -= 1
             return

@@ -45,9 +45,8 @@ a pause comes earlier. It equals the heartbeat interval, by which new neighbours
 GUIDED_RETRY_SECONDS = 0.1
 """Retry interval where places are reserved ahead: this module does not see what the guide waits for."""
 IS_WELL = frozenset({"committed", "other_path", "cancelled", "outlier"})
-"""Codes of refusals after which a peer still counts as healthy. It computed this microbatch before, it
-received a cancel, or it rejects the values as outliers. All peers see outliers at the same moment when an
-optimizer step was large."""
+"""Codes of refusals after which a peer still counts as healthy: it computed this microbatch before, it
+received a cancel, or it rejects outliers. All peers see outliers at once when a step was large."""
 MAX_ASKERS = 4
 """Maximum number of peers that wait for one answer. Each was tried and has not sent CANCEL."""
 MAX_OVERTAKEN = 256
@@ -93,11 +92,9 @@ class Job:
 
 
 class Pipeline:
-    """The state machine of all microbatches on one peer.
-
-    `candidates(key, tried)` returns the live peers to which the microbatch `key` may go after it was sent to
-    `tried`. If `key` is None, it answers for a microbatch that this peer would start now. The last stage has
-    no candidates."""
+    """The state machine of all microbatches on one peer. `candidates(key, tried)` returns the live peers to
+    which the microbatch `key` may go after it was sent to `tried`; with None as `key`, those for a microbatch
+    that would start now. The last stage has no candidates."""
 
     def __init__(
         self,
@@ -198,8 +195,8 @@ class Pipeline:
         return self._effects
 
     def next_deadline(self) -> float:
-        """Return when the caller must pass a `PipelineTick` if no other event comes before; infinity if no
-        job has a deadline."""
+        """Return when the caller must pass a `PipelineTick` if no other event comes before; infinity:
+        never."""
         due = float("inf")
         for job in self._open.values():
             if job.phase == "waiting":
@@ -212,9 +209,8 @@ class Pipeline:
     # -- events ---------------------------------------------------------------------------------------
 
     def _accept_act(self, act: events.ActArrived, now: float) -> None:
-        """Handle an ACT: begin a new microbatch if there is memory. One with a reservation waits for memory,
-        and another gets BUSY. NACK answers a cancelled attempt, and a committed microbatch without a kept
-        GRAD."""
+        """Handle an ACT: begin a new microbatch if there is memory. Else it waits if it has a reservation, or
+        gets BUSY. NACK answers a cancelled attempt, and a committed microbatch whose GRAD is not kept."""
         job = self.jobs.get(act.key)
         cancelled_attempt = self._cancelled_early.pop((act.peer, act.key), 0)
         if cancelled_attempt >= act.attempt:
@@ -254,8 +250,7 @@ class Pipeline:
             job.deadline = max(job.deadline, now + act.deadline_seconds)
 
     def _begin_queued(self, now: float) -> None:
-        """Begin queued microbatches in order of arrival while there is memory. Those whose deadline has
-        passed are dropped."""
+        """Begin queued microbatches in order while there is memory. Drop those whose deadline has passed."""
         while self._queued and self.under_way - len(self._queued) < self.slots:
             key = next(iter(self._queued))
             job = self._queued.pop(key)
@@ -307,8 +302,7 @@ class Pipeline:
 
     def _accept_grad(self, peer: PeerId, key: MicrobatchId, now: float) -> None:
         """Start the backward pass with the first GRAD from any peer that was tried; any of them is right. If
-        the newest attempt is not the one that answered, it is cancelled. A GRAD that no microbatch needs is
-        only counted."""
+        an earlier attempt answered, cancel the newest. A GRAD that no microbatch needs is only counted."""
         if not self.expects_answer(key, peer):
             self.ledger.late_answers += 1
             return
@@ -360,15 +354,13 @@ class Pipeline:
             self._remove_waiting_peer(key, job, peer)
 
     def _remove_waiting_peer(self, key: MicrobatchId, job: Job, peer: PeerId) -> None:
-        """Remove `peer` from those that wait for the answer. The microbatch is cancelled if no other peer
-        waits."""
+        """Remove `peer` from those that wait for the answer. Cancel the microbatch if no other peer waits."""
         del job.above[peer]
         if not job.above:
             self._cancel(key)
 
     def _handle_failure(self, failed: events.ComputeFailed, now: float) -> None:
-        """Try another peer if only the received gradient was invalid and a peer still wants the microbatch.
-        Otherwise drop it."""
+        """Try another peer if only the gradient was invalid and a peer still waits. Otherwise drop it."""
         job = self.jobs[failed.key]
         # Without an answer from below, the fault may lie in what came from above.
         if failed.again and job.answered_by is not None:

@@ -27,8 +27,7 @@ SLOWEST_FACTOR, SLOWEST_DECAY = 2.0, 0.98
 """Answers through a slow peer are rare and take ten times the average. The deadline is at least twice the
 slowest recent answer, whose weight halves in 35 answers."""
 LONGEST_EXPECTED_SECONDS = 30.0
-"""Maximum expected answer time of a peer that has not answered; the deadline is five times that. Such a peer
-may swallow all that it is sent."""
+"""Maximum expected answer time of a peer that has not answered and may never do it."""
 SMOOTHING = 0.1
 """Weight of a new answer."""
 
@@ -64,8 +63,7 @@ class AnswerTimes:
 
     def of_an_attempt(self, candidates: Iterable[PeerId]) -> float:
         """Return the seconds that an origin allows for each attempt to send a microbatch. If all candidates
-        have become slow, the expected time of the fastest one decides, because answers that are not awaited
-        are never measured."""
+        have become slow, the fastest one decides, because answers that are not awaited are never measured."""
         expected = [self.router.expected_seconds(peer) for peer in candidates]
         fastest = min((seconds or 0.0 for seconds in expected), default=0.0)  # None means not tried yet.
         return max(self.patience(), DEADLINE_FACTOR * min(fastest, LONGEST_EXPECTED_SECONDS))

@@ -42,26 +42,23 @@ class GradientSum:
 
     def watch_leaf(self, name: str, leaf: Tensor) -> None:
         """Add each gradient of this leaf, which is the parameter `name`, from now on."""
-        self._register_hook(lambda: self._views.get(name), _pop_gradient, leaf)
+        self._register_hook(lambda: self._views.get(name), _pop_grad, leaf)
 
-    def watch_rows(
-        self, start: int, stop: int, leaf: Tensor, pop_gradient: Callable[[Tensor], Tensor]
-    ) -> None:
+    def watch_rows(self, start: int, stop: int, leaf: Tensor, pop_grad: Callable[[Tensor], Tensor]) -> None:
         """Add each gradient of this leaf to the range `start` to `stop` of the sum from now on.
-        `pop_gradient` removes the gradient from the leaf and returns it as a vector."""
-        self._register_hook(lambda: self._flat[start:stop], pop_gradient, leaf)
+        `pop_grad` removes the gradient from the leaf and returns it as a vector."""
+        self._register_hook(lambda: self._flat[start:stop], pop_grad, leaf)
 
     def _register_hook(
-        self, get_sum: Callable[[], Tensor | None], pop_gradient: Callable[[Tensor], Tensor], leaf: Tensor
+        self, get_sum: Callable[[], Tensor | None], pop_grad: Callable[[Tensor], Tensor], leaf: Tensor
     ) -> None:
         """Make autograd call `_add_gradient` whenever it has computed the gradient of `leaf`."""
-        hook = partial(self._add_gradient, get_sum, pop_gradient)
+        hook = partial(self._add_gradient, get_sum, pop_grad)
         leaf.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def add_gradient_of(self, loss: Tensor, leaves: list[Tensor]) -> bool:
-        """Run the backward pass; the hooks add the gradients of `leaves`. Returns whether the microbatch's
-        gradient was finite and small enough to be summed. If not, parts of it after the limit was exceeded
-        are left out."""
+        """Run the backward pass; the hooks add the gradients of `leaves`. Returns whether the gradient was
+        finite and small enough to be summed. If not, what came after the limit was exceeded is left out."""
         self.begin()
         torch.autograd.backward(loss, inputs=leaves)
         return self.was_within(lambda squares: squares)
@@ -86,11 +83,11 @@ class GradientSum:
             self._flat.zero_()
 
     def _add_gradient(
-        self, get_sum: Callable[[], Tensor | None], pop_gradient: Callable[[Tensor], Tensor], leaf: Tensor
+        self, get_sum: Callable[[], Tensor | None], pop_grad: Callable[[Tensor], Tensor], leaf: Tensor
     ) -> None:
         """Add the gradient of a leaf to its part of the sum, unless the microbatch's gradient has exceeded
         the norm limit so far. `get_sum` returns that part; None if it is no longer summed."""
-        gradient, sum = pop_gradient(leaf), get_sum()
+        gradient, sum = pop_grad(leaf), get_sum()
         if sum is None:  # Its graph is older than the current layout.
             return
         norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
@@ -104,7 +101,7 @@ class GradientSum:
             sum += gradient
 
 
-def _pop_gradient(leaf: Tensor) -> Tensor:
+def _pop_grad(leaf: Tensor) -> Tensor:
     gradient, leaf.grad = leaf.grad, None
     assert gradient is not None, "this is called when it is there"
     return gradient

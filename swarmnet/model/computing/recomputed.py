@@ -25,10 +25,8 @@ def recomputed(run: RunLayer) -> RunLayer:
         def layer(hidden_BTD: Tensor, *tensors: Tensor) -> Tensor:
             return run(dict(zip(members, tensors, strict=True)), shape, hidden_BTD, rotation)
 
-        output_BTD: Tensor = _RecomputedLayer.apply(  # type: ignore[no-untyped-call]
-            layer, hidden_BTD, *members.values()
-        )
-        return output_BTD
+        output: Tensor = _Recomputed.apply(layer, hidden_BTD, *members.values())  # type: ignore[no-untyped-call]
+        return output
 
     return run_recomputed
 
@@ -41,7 +39,7 @@ class _Context(Protocol):
     def save_for_backward(self, *tensors: Tensor) -> None: ...
 
 
-class _RecomputedLayer(torch.autograd.Function):
+class _Recomputed(torch.autograd.Function):
     """The output of a layer for its input hidden_BTD and its weights, which are the `tensors`."""
 
     @staticmethod
@@ -60,8 +58,7 @@ class _RecomputedLayer(torch.autograd.Function):
             for tensor, is_needed in zip(context.saved_tensors, are_needed, strict=True)
         ]
         with torch.enable_grad():
-            # The gradient of this sum at the output is `gradient_BTD`. Passing it to autograd directly would
-            # make torch import sympy.
+            # The sum has gradient `gradient_BTD` at the output. Passing it itself makes torch import sympy.
             product = (context.layer(*leaves) * gradient_BTD).sum()
         gradients = iter(torch.autograd.grad(product, [leaf for leaf in leaves if leaf.requires_grad]))
         return None, *(next(gradients) if is_needed else None for is_needed in are_needed)

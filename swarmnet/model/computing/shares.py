@@ -28,8 +28,7 @@ class Piece:
     """Its parameters, with places in the whole flat vector."""
 
     def rows(self, device: int, devices: int) -> slice:
-        """Return the rows of the plane that device number `device` of `devices` has of this piece. They may
-        be empty."""
+        """Return the rows of the plane that one of `devices` devices has of this piece; they may be empty."""
         rows_per_device = -(-self.chunks // devices)
         start = self.first + min(device * rows_per_device, self.chunks)
         stop = self.first + min((device + 1) * rows_per_device, self.chunks)
@@ -76,8 +75,7 @@ class Shares:
 
     def layout(self, device: int) -> Layout:
         """Return the layout of a device's share. It has all parameters of the stage in the same order,
-        because some code identifies them by number. Each is the vector of its numbers that the device has,
-        which may be empty."""
+        because some code identifies them by number. Each is a vector, empty if the device has none of it."""
         placed: list[tuple[DeviceRange, int]] = []
         size = 0
         for device_range in self.runs():

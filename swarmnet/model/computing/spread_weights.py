@@ -68,9 +68,8 @@ class SpreadWeights:
         return {}
 
     def _collect_gradients(self, shares: Shares) -> None:
-        """Record where each parameter's rows lie in this device's share, and sum their gradients there. The
-        empty gradients of pieces of which this device has no rows are dropped, because FSDP would keep
-        them."""
+        """Record where each parameter's rows lie in this device's share, and sum their gradients there. Empty
+        gradients, of pieces without rows here, are dropped, because FSDP would keep them."""
         parameters, offset = self._stage.by_piece(), 0
         for piece in shares.pieces:
             rows = piece.rows(self._rank, self._ranks)
@@ -90,8 +89,7 @@ class SpreadWeights:
 
     def publish(self, tiles: Tiles, in_use: Callable[[object], bool]) -> None:
         """Write new weights into this device's parameters as a new version. `tiles` are (offset, values) of
-        the share. The version that the parameters contain is copied first if `in_use` says that an open graph
-        needs it."""
+        its share. The loaded version is copied first if `in_use` says that an open graph needs it."""
         if self._loaded is not None and in_use(self._loaded) and self._loaded.copy is None:
             self._loaded.copy = [_local_vector(parameter).clone() for _, parameter in self._placed]
         for start, tile in tiles:
@@ -110,11 +108,9 @@ class SpreadWeights:
         raise ValueError("several devices train all of a stage (not_divisible)")
 
     def _load(self, version: object) -> None:
-        """Copy the values of this version into the FSDP parameters. Does nothing if they are there already.
-
-        The parameters hold one version at a time. The version that they held so far is copied first, unless a
-        copy of it exists. If `version` is the newest, its copy is dropped, because the parameters now hold
-        the same values."""
+        """Copy the values of this version into the FSDP parameters, unless they are there already. The
+        parameters hold one version at a time; the one that they held is copied first, unless a copy exists.
+        The copy of the newest version is dropped once the parameters hold it."""
         if version is self._loaded:
             return
         assert isinstance(version, _Version)
@@ -165,8 +161,7 @@ class _Version:
 
     def __init__(self) -> None:
         self.copy: list[Tensor] | None = None
-        """Copy of this device's rows of each piece, made when another version overwrites the parameters. None
-        while the parameters hold this version."""
+        """Copy of this device's rows, made when another version overwrites the parameters; else None."""
 
 
 class _Pieces(nn.Module):
@@ -255,11 +250,9 @@ class _Stage(_Pieces):
         return parameters
 
     def forward(self, inputs: Tensor, tokens_BT: Tensor | None, branch_scale: float, count: bool) -> Tensor:
-        """Run the stage's layers, each through its own FSDP module.
-
-        Returns hidden states, or the logits on the last stage. `count` is False if this device only takes
-        part so that all make the same calls. The experts' balance loss is then disabled, and the caller
-        ignores the output."""
+        """Run the stage's layers, each through its own FSDP module. Returns hidden states, or the logits on
+        the last stage. `count` is False if this device only makes the same calls as the others: the experts'
+        balance loss is then disabled, and the caller ignores the output."""
         layers = iter(self.layers)  # They are called in this order.
         shape = self._shape
         # Backward adds the experts' balance loss even if the output is ignored.

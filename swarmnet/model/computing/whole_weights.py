@@ -33,8 +33,7 @@ class Rows:
 
     sequences: slice
     count: bool = True
-    """False if there are fewer sequences than devices. This one is computed only so that all devices make the
-    same calls, and its result is ignored."""
+    """False if this sequence is computed only so that all devices make the same calls. It is not counted."""
 
 
 class StageWeights(Protocol):
@@ -52,15 +51,13 @@ class StageWeights(Protocol):
         """The newest weights; None if there are none yet."""
 
     def freeze(self, units: Tensor) -> None:
-        """Set the weights that are not trained, int32 [frozen.size] in fixed-point units. Called before
-        `publish`."""
+        """Set the untrained weights, int32 [frozen.size] in fixed-point units. Called before `publish`."""
 
     def publish(self, tiles: Tiles, in_use: Callable[[object], bool]) -> None:
         """Use new weights. `in_use` returns whether an open graph needs a version."""
 
     def train(self, layout: Layout) -> None:
-        """Sum the gradients of the parameters in `layout` from now on, from zero. Gradients of others are
-        dropped."""
+        """Sum gradients of the parameters in `layout` only, from zero. Others are dropped."""
 
     def rows(self, sequences: int) -> Rows:
         """Return the part of a microbatch of `sequences` sequences that is computed here."""
@@ -72,16 +69,14 @@ class StageWeights(Protocol):
         `branch_scale` times as much as usual. Returns hidden states, or logits on the last stage."""
 
     def add_gradient_of(self, version: object, loss: Tensor, *inputs: Tensor) -> bool:
-        """Run the backward pass from `loss`, and add the gradients of the parameters to the sum. Sets `.grad`
-        of `inputs` that require one. Returns whether the gradient was finite and small enough to be summed,
-        on all devices together."""
+        """Run the backward pass from `loss`, and add the parameters' gradients to the sum. Sets `.grad` of
+        `inputs` that require one. Returns whether the gradient is finite and not too large on all devices."""
 
     def agreed(self, here: bool) -> bool:
         """Return whether `here` is true on all devices."""
 
     def use_gradient(self, use: Callable[[Tensor], Used]) -> Used:
-        """Call `use` with the gradient [layout.size] that was summed since the last call, and return its
-        result. The sum is zero afterwards."""
+        """Return `use(gradient)` for the gradient [layout.size] summed since the last call, and zero it."""
 
 
 class WholeWeights:
@@ -140,12 +135,10 @@ class WholeWeights:
         }
 
     def publish(self, tiles: Tiles, in_use: Callable[[object], bool]) -> None:
-        """Publish new weights as a new version, a set of leaf tensors. Raises ValueError if frozen weights
-        are missing.
-
-        `tiles` yields (offset in the flat vector, values). The flat vector is overwritten, or a new one is
-        allocated if `in_use` says that an open graph needs the present version. Gains of norms are kept apart
-        in float32 if the flat vector is bf16. Gradients of each trained leaf are summed from now on."""
+        """Publish new weights (offset in the flat vector, values) as a new version, a set of leaf tensors.
+        The flat vector is overwritten, or a new one is allocated if `in_use` says that an open graph needs
+        it. Gains of norms stay in float32 if the flat vector is bf16. Gradients of each trained leaf are
+        summed from now on. Raises ValueError if frozen weights are missing."""
         if len(self._frozen) < len(self._frozen_layout.entries):
             raise ValueError("freeze weights first")
         if self._flat is None or in_use(self._version):

@@ -59,8 +59,7 @@ class ExpertRouting:
 
 
 def choose(gate_ED: Tensor, shape: ModelShape, x_ND: Tensor, without: Sequence[int] = ()) -> ExpertRouting:
-    """Choose the experts of each token by the router's matrix `gate_ED`. `without` are experts that no peer
-    serves; tokens use the next best."""
+    """Choose each token's experts with the router's matrix, but none in `without`, which no peer serves."""
     logits_NE = linear(x_ND, gate_ED).float()
     if without:
         is_missing_E = torch.zeros(shape.experts.num_experts, dtype=torch.bool, device=x_ND.device)
@@ -85,8 +84,7 @@ def feed_forward(
 
 def unevenness(shape: ModelShape, choice: ExpertRouting) -> Tensor:
     """Return the balance loss of one layer, summed over the tokens. At perfect balance all layers together
-    have `aux_loss_coef` per token. Only the shares learn from it, because the number of tokens per expert
-    has no gradient."""
+    have `aux_loss_coef` per token. Only the shares learn from it: a number of tokens has no gradient."""
     shares_NE, chosen_NA = choice.shares, choice.chosen
     tokens, count = shares_NE.shape
     load_E = torch.bincount(chosen_NA.flatten(), minlength=count) / chosen_NA.numel()
