@@ -253,8 +253,8 @@ class FrameReader:
         self._parser.close()
 
     def _consume(self, view: memoryview, offset: int) -> int:
-        """Pass the next bytes of `view` from `offset` on to the parser, or collect them until it has all that
-        it needs. Returns the offset after these bytes."""
+        """Pass the next bytes of `view` from `offset` on to the parser. Too few bytes for it are collected
+        first. Returns the offset after the bytes that were consumed."""
         if self._needed < 0:  # Up to -self._needed body bytes. They are not copied.
             part = view[offset : offset - self._needed]
             self._needed = self._parser.send(part)
@@ -275,9 +275,9 @@ class FrameReader:
         return offset
 
     def _consume_whole_message(self, view: memoryview, offset: int) -> int:
-        """Consume a message that is one piece and lies completely in `view`, without the parser: a fast path
-        for most messages. Returns the number of bytes consumed. Returns 0 for any other piece and for an
-        invalid one; the parser then raises the error. Raises Malformed or TooLarge for an invalid header."""
+        """Consume a message that is one piece and lies completely in `view`: a fast path without the parser.
+        Returns the number of bytes consumed. Returns 0 for any other piece and for an invalid one; the parser
+        then raises the error. Raises Malformed or TooLarge for an invalid header."""
         if self._needed != _PIECE.size or self._partial or self.closed:
             return 0
         if len(view) - offset < _PIECE.size + _FIRST.size:

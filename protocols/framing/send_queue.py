@@ -124,8 +124,8 @@ class QueuedLink(BoundedLink):
 
 class ReceiverSlot:
     """Holds the receiver of messages on links that other peers opened, until another receiver replaces it.
-    Afterwards the slot is empty. Those links live until the other peers end them, and must not keep the old
-    receiver in memory until then (for instance a paused peer's stage)."""
+    Afterwards the slot is empty. Those links live until the other peers end them. Until then they must not
+    keep the old receiver in memory, for instance a paused peer's stage."""
 
     def __init__(self, receiver: Receiver | None = None, terms: Terms = ANYTHING) -> None:
         self.receiver, self.terms = receiver, terms

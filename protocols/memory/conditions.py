@@ -58,7 +58,7 @@ class Direction(Generic[Carried]):
 
 class Timers:
     """Event-loop timers for events of the network itself. Their calls run in the context variables of the
-    network, not of the peer that sends, because a simulation keeps in them which peer is frozen."""
+    network, not of the sending peer. A simulation keeps in these variables which peer is frozen."""
 
     def __init__(self) -> None:
         self._context = copy_context()

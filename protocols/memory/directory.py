@@ -116,8 +116,8 @@ class MemoryDirectory:
         return sorted(self._network.listings)
 
     async def ask(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
-        """Check that the process of `peer` answers. Raises Unreachable at once if nothing listens there, and
-        PeerGone after the deadline if the process is frozen or cannot be reached."""
+        """Check that the process of `peer` answers. Raises Unreachable at once if nothing listens there.
+        Raises PeerGone after the deadline if the process is frozen or cannot be reached."""
         await asyncio.sleep(0)
         other = self._network.transports.get(peer)
         if other is None or other.closed:

@@ -129,8 +129,8 @@ def _projector_rows(shape: ModelShape, layer: int, device: torch.device) -> Tens
 
 
 def _anchors_of(table_AD: Tensor, boundary: Boundary, tokens_BT: Tensor) -> Tensor:
-    """Return the anchors [B, T, D] of tokens, rows of a table. If it is smaller than the vocabulary, each is
-    the sum of two rows, chosen by quotient and remainder (arXiv:1909.02107), and all anchors still differ."""
+    """Return the anchors [B, T, D] of tokens, rows of a table. In a table smaller than the vocabulary, two
+    rows are added, by quotient and remainder (arXiv:1909.02107). All anchors then still differ."""
     if not boundary.anchor_rows:
         return functional.embedding(tokens_BT, table_AD)
     half = boundary.anchor_rows // 2
@@ -140,7 +140,7 @@ def _anchors_of(table_AD: Tensor, boundary: Boundary, tokens_BT: Tensor) -> Tens
 
 @lru_cache(PROJECTORS_KEPT)
 def projector(boundary: Boundary, width: int, layer: int, device: torch.device) -> Tensor:
-    """Return P for the boundary after `layer`: float32 [R, D] with orthonormal rows, drawn from the
+    """Return P for the boundary after `layer`: float32 [R, D] with orthonormal rows. They are drawn from the
     boundary's seed and equal on every machine. `width` is D."""
     drawn = normal(boundary.width * width, boundary.seed, f"model.boundaries.{layer}.projector")
     rows_RD = orthonormal(drawn.view(boundary.width, width).numpy())
@@ -170,7 +170,7 @@ def orthonormal(rows_RD: np.ndarray) -> np.ndarray:
 
 def _sums(terms_RD: np.ndarray) -> np.ndarray:
     """Return the sum of each row, [R]. The first half of a row is added to the second until one number is
-    left, so that the order of additions is the same on every machine."""
+    left. The order of additions is thus the same on every machine."""
     while terms_RD.shape[1] > 1:
         half = terms_RD.shape[1] // 2
         summed = terms_RD[:, :half] + terms_RD[:, half : 2 * half]

@@ -48,8 +48,8 @@ class TextCodec:
         self._is_narrow = manifest.model.boundary.is_narrow
 
     def encode(self, tokens: Tensor, labels: Tensor) -> CarriedText:
-        """Encode the text of a new microbatch: its labels, or with narrow boundaries its tokens and the last
-        label of each sequence. Both tensors are int64 [B, T]."""
+        """Encode the text of a new microbatch. It is its labels, or with narrow boundaries its tokens and the
+        last label of each sequence. Both tensors are int64 [B, T]."""
         if not self._is_narrow:
             return CarriedText(labels.to(torch.int32).numpy().tobytes(), labels)
         windows = torch.cat((tokens, labels[:, -1:]), dim=1).numpy().astype("<i4")

@@ -120,8 +120,8 @@ def forward(
 ) -> Tensor:
     """Run the layers of `span`. `inputs` are tokens (int64 [B, T]) if it has the embedding, else hidden_BTD.
     Returns logits_BTV if the span has the head, else hidden_BTD. With a filled cache, T must be 1. At narrow
-    boundaries (boundary.py) hidden states at the span's ends are [B, T, R], and a span without the embedding
-    needs `tokens_BT`. `run_layers` replaces `one_layer` by layer number, without a cache."""
+    boundaries (boundary.py), hidden states are [B, T, R], and a span without embedding needs `tokens_BT`.
+    `run_layers` replaces `one_layer` by layer number, without a cache."""
     hidden_BTD = inputs
     if span.has_embedding:
         tokens_BT, hidden_BTD = inputs, embedded(weights[EMBEDDING], shape, inputs)

@@ -128,9 +128,9 @@ def some_planes(layout: Layout, numbers: Sequence[int]) -> Layout:
 
 
 def held_part(layout: Layout, experts: Experts) -> Layout:
-    """Return the part of a stage's layout that one peer trains. This is all of it, unless the experts are
-    divided into groups: then it is the weights outside experts and one group of experts. All groups have the
-    same size, and the returned layout is that of group 0."""
+    """Return the part of a stage's layout that one peer trains. With experts in several groups, it is the
+    weights outside experts and one group; otherwise it is everything. All groups have the same size, and the
+    returned layout is that of group 0."""
     if experts.groups == 1:
         return layout
     numbers = [
@@ -195,8 +195,8 @@ _PlaneBlocks: TypeAlias = dict[tuple[int | None, int], list[tuple[int, list[tupl
 
 
 def _place_planes(plane_blocks: _PlaneBlocks) -> Layout:
-    """Return the layout with one plane for each (expert, chunk size): those outside experts first, then those
-    of each expert, larger chunks first. The end of each block is padded to a whole chunk."""
+    """Return the layout with one plane for each (expert, chunk size). Planes outside experts come first, then
+    those of each expert; larger chunks come first. The end of each block is padded to a whole chunk."""
     entries: list[Entry] = []
     planes: list[Plane] = []
     padding: list[tuple[int, int]] = []

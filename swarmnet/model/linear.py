@@ -53,8 +53,8 @@ def products(x: Tensor, *weights: Tensor, is_varied: bool = False) -> Sequence[T
 def adapted(
     members: Mapping[str, Tensor], shape: ModelShape, x: Tensor, names: Sequence[str], is_varied: bool = False
 ) -> list[Tensor]:
-    """Return the products [..., out] of x [..., in] with the named matrices of a layer, plus the product with
-    the LoRA factors of each matrix that has them. `members` maps names without `.weight` to weights. Set
+    """Return the products [..., out] of x [..., in] with the named matrices of a layer. The product with the
+    LoRA factors of a matrix is added, if it has some. `members` maps names without `.weight` to weights. Set
     `is_varied` if x has another number of rows each time."""
     plain = products(x, *(members[name] for name in names), is_varied=is_varied)
     if not shape.lora.rank:

@@ -161,8 +161,8 @@ class NormTracker:
 
 
 def _divisor(log_ratios: deque[float]) -> float:
-    """Return the divisor for a peer's gradients: the mean of its ratios, each at most `LIMIT`, or 1 if the
-    mean is not above `USUAL_WEIGHT`. Ratios that the peer has not sent yet count as 1."""
+    """Return the divisor for a peer's gradients: the mean of its ratios, each at most `LIMIT`. It is 1 unless
+    that exceeds `USUAL_WEIGHT`. Ratios that the peer has not sent yet count as 1."""
     ratios = [exp(min(log(LIMIT), log_ratio)) for log_ratio in log_ratios]
     mean = fmean([*ratios, *[1.0] * (KEPT_OF_EACH - len(ratios))])
     return mean if mean > USUAL_WEIGHT else 1.0

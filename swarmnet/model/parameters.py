@@ -125,8 +125,8 @@ def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]
 
 
 def _feed_forward_shapes(shape: ModelShape, output_width: int) -> dict[str, tuple[int, ...]]:
-    """Return the feed-forward parameters of one layer as member name -> shape: one set of matrices, or a
-    router and one set for each expert. A layer adds `output_width` numbers per token."""
+    """Return the feed-forward parameters of one layer as member name -> shape. With experts, these are a
+    router and a set of matrices for each. A layer adds `output_width` numbers per token."""
     experts = shape.experts.num_experts
     members: dict[str, tuple[int, ...]] = {}
     prefixes = ["mlp."]
@@ -142,18 +142,18 @@ def _feed_forward_shapes(shape: ModelShape, output_width: int) -> dict[str, tupl
 
 def residual_init_scale(shape: ModelShape, name: str) -> float:
     """Return the scale of a parameter's first values and optimizer steps, relative to `initializer_range` and
-    learning rate. A model adds 2 x layers branches to the hidden states, so the last matrix of each is scaled
-    by 1 / sqrt(2 x layers), as in GPT-2. Here this scales steps too, because a step by the sign of the
-    gradient has the same size for every weight (docs/decisions/0017-quiet-branches.md)."""
+    learning rate. A model adds 2 x layers branches to the hidden states. The last matrix of each is scaled by
+    1 / sqrt(2 x layers), as in GPT-2. Steps are scaled too, because a step by the gradient's sign has the
+    same size for every weight (docs/decisions/0017-quiet-branches.md)."""
     if not name.endswith(BRANCH_ENDS):
         return 1.0
     return shape.residual_init_scale or 1.0 / sqrt(2 * shape.num_hidden_layers)  # Rounded alike everywhere.
 
 
 def drawn_as(shape: ModelShape, name: str) -> str:
-    """Return the name that seeds the draws of a parameter's first values: its own, unless it is a table of
-    anchors (boundary.py). All such tables start equal, so that at first a boundary passes on what layers have
-    added. With a row for each token they start equal to the embedding."""
+    """Return the name that seeds the draws of a parameter's first values: its own, except for tables of
+    anchors. All such tables start equal, so that at first a boundary passes on what layers have added. With a
+    row for each token they start equal to the embedding."""
     if not is_anchors(name):
         return name
     return "model.boundaries" if shape.boundary.anchor_rows else EMBEDDING
@@ -180,8 +180,8 @@ def has_frozen(manifest: Manifest) -> bool:
 
 
 def is_trained(manifest: Manifest, name: str) -> bool:
-    """Return whether the parameter of this name is trained: a LoRA factor, a name that matches a pattern of
-    `sync.trainable`, or any if the run does not limit what is trained."""
+    """Return whether the parameter of this name is trained. If the run limits what is trained, these are LoRA
+    factors and names that match a pattern of `sync.trainable`."""
     if not has_frozen(manifest):
         return True
     if manifest.model.lora.rank > 0 and is_factor(name):

@@ -24,8 +24,8 @@ MOMENTUM = "outer_momentum."
 
 
 def state_of(layout: Layout, sync: Sync) -> Layout:
-    """Return the layout of what a stage settles: the trained weights of `layout`, followed by the outer
-    momentum of each if the run settles one."""
+    """Return the layout of what a stage settles: the trained weights of `layout`. The outer momentum of each
+    follows if the run settles it."""
     if not sync.settles_momentum:
         return layout
     momentum_entries = tuple(

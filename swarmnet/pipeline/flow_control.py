@@ -110,14 +110,15 @@ class Flow:
 
     def aim(self, stages: int, peers_here: int, peers_below: int) -> None:
         """Set the bounds for the number of this origin's microbatches that wait for compute. The lower bound
-        is one per stage for each peer of the next stage (`peers_below`) per origin (`peers_here`), because
-        each of these peers needs a queue (docs/benchmarks/removed.md)."""
+        is one per stage, times the peers of the next stage per origin (`peers_below` / `peers_here`). Each of
+        these peers needs a queue (docs/benchmarks/removed.md)."""
         self.least_waiting = max(MIN_WAITING, stages * max(1.0, peers_below / max(1, peers_here)))
         self.most_waiting = MAX_WAITING / MIN_WAITING * self.least_waiting
 
     def done(self, total: float, compute: float, queue: float, under_way: int) -> None:
-        """Record a committed microbatch of this origin: its `total` seconds from start to end, and those of
-        compute and of waiting for compute (`queue`), over all stages. `under_way` were then in flight."""
+        """Record a committed microbatch of this origin. It took `total` seconds from start to end. `compute`
+        and `queue` are the seconds of compute and of waiting for it. `under_way` microbatches were in
+        flight."""
         if self._answers_to_ignore > 0:
             self._answers_to_ignore -= 1
             return

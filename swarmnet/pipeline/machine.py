@@ -93,8 +93,8 @@ class Job:
 
 class Pipeline:
     """The state machine of all microbatches on one peer. `candidates(key, tried)` returns the live peers to
-    which the microbatch `key` may go after it was sent to `tried`; with None as `key`, those for a microbatch
-    that would start now. The last stage has no candidates."""
+    which microbatch `key` may go after it was sent to `tried`. With None as `key`, they are those for a
+    microbatch that would start now. The last stage has no candidates."""
 
     def __init__(
         self,
@@ -136,8 +136,8 @@ class Pipeline:
         return sum(job.own for job in self._open.values())
 
     def has_room_ahead(self, now: float) -> bool:
-        """Return whether an origin may start one more microbatch: a peer of the next stage has room, and no
-        microbatch waits for a next peer. Always True on the last stage, which has no next peer."""
+        """Return whether an origin may start one more microbatch. A peer of the next stage must have room,
+        and no microbatch may wait for a next peer. Always True on the last stage, which has no next peer."""
         if not self.stages_below:
             return True
         if any(job.phase == "unrouted" for job in self._open.values()):
@@ -454,9 +454,9 @@ class Pipeline:
 
 
 def granted(peer: PeerId, askers: Iterable[PeerId], free: int) -> int:
-    """Return how many microbatches `peer` may have in flight at the receiver, at least 1. It is what the peer
-    has there, and an equal share, rounded up, of the `free` slots among it and all peers that have some.
-    `askers` has one entry for each microbatch in flight there: the peer that sent it."""
+    """Return how many microbatches `peer` may have in flight at the receiver (CREDIT), at least 1. They are
+    those that it has there, and a share of the `free` slots. All peers that have some there get equal shares,
+    rounded up. `askers` has one entry for each microbatch in flight: the peer that sent it."""
     in_flight = Counter(askers)
     peers = in_flight.keys() | {peer}
     free_share = -(-free // len(peers))

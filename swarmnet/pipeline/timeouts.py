@@ -69,9 +69,10 @@ class AnswerTimes:
         return max(self.patience(), DEADLINE_FACTOR * min(fastest, LONGEST_EXPECTED_SECONDS))
 
     def patience(self, peer: PeerId | None = None, given: float = 0.0) -> float:
-        """Return the seconds to wait for GRAD from `peer` before another peer is tried: a multiple of the
-        usual time, or of the peer's own if it is slower. `given` is how long the peer above waits for this
-        one. Without measurements, this peer waits for at least the share of the stages below in `given`."""
+        """Return the seconds to wait for GRAD from `peer` before another peer is tried. They are a multiple
+        of the usual time, or of the peer's own if it is slower. `given` is how long the peer above waits for
+        this one. Without measurements, this peer waits at least for the share of the stages below in
+        `given`."""
         of_peer = self.router.expected_seconds(peer) if peer is not None else None
         if self.usual is None:
             share_of_given = given * self.stages_below / (self.stages_below + 1)

@@ -16,8 +16,8 @@ from swarmnet.run.manifest import ModelShape
 
 
 def recomputed(run: RunLayer) -> RunLayer:
-    """Return a function that computes the same layer, equal to the bit, but keeps only the layer's inputs for
-    the backward pass. `run` is then called a second time."""
+    """Return a function that computes the same layer, equal to the bit. It keeps only the layer's inputs for
+    the backward pass, which calls `run` again."""
 
     def run_recomputed(
         members: Mapping[str, Tensor], shape: ModelShape, hidden_BTD: Tensor, rotation: Rotation

@@ -184,8 +184,8 @@ class _Pieces(nn.Module):
         }
 
     def views(self) -> dict[str, Tensor]:
-        """Return a view of each model parameter in these pieces, by name. The padding at the end of a piece
-        is left out. torch.split has one backward pass for all views of a piece, which copies once."""
+        """Return a view of each model parameter in these pieces, by name, without the padding at a piece's
+        end. The views of a piece come from one torch.split, whose backward pass copies once."""
         views: dict[str, Tensor] = {}
         for number, piece in enumerate(self._pieces):
             flat = self.get_parameter(f"piece_{number}").flatten()
@@ -251,7 +251,7 @@ class _Stage(_Pieces):
 
     def forward(self, inputs: Tensor, tokens_BT: Tensor | None, branch_scale: float, count: bool) -> Tensor:
         """Run the stage's layers, each through its own FSDP module. Returns hidden states, or the logits on
-        the last stage. `count` is False if this device only makes the same calls as the others: the experts'
+        the last stage. `count` is False if this device only makes the same calls as the others. The experts'
         balance loss is then disabled, and the caller ignores the output."""
         layers = iter(self.layers)  # They are called in this order.
         shape = self._shape
