@@ -98,6 +98,7 @@ class FrameWriter:
     """Turns messages into pieces: most urgent first, and in order of posting within one priority."""
 
     def __init__(self, piece_bytes: int = PIECE_BYTES) -> None:
+        """Create a writer of pieces with at most `piece_bytes` bytes of content."""
         self._piece_bytes = min(piece_bytes, PIECE_LIMIT)
         self._header_limit = min(HEADER_LIMIT, piece_bytes - _FIRST.size)  # it fits into its first piece
         self._queues: tuple[deque[Outgoing], ...] = tuple(deque() for _ in range(PRIORITIES))

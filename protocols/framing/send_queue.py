@@ -22,6 +22,7 @@ class BoundedLink:
     """Base class of all links: the queue limit, the end of the link, and waiting tasks. Not thread-safe."""
 
     def __init__(self, peer: PeerId, lane: Lane, backlog_bytes: int = BACKLOG_BYTES) -> None:
+        """Create a link to `peer`. At most `backlog_bytes` bytes may be queued on it."""
         self.peer, self.lane = peer, lane
         self._backlog_bytes = backlog_bytes
         self.closed = False
@@ -147,6 +148,7 @@ class LocalLink(QueuedLink):
         terms: Terms,
         backlog_bytes: int,
     ) -> None:
+        """Create a link of `peer` to itself, which delivers to `receiver` within the limits of `terms`."""
         super().__init__(peer, lane, backlog_bytes)
         self._receiver = receiver
         self._reader = FrameReader(lambda message: terms.limit(peer, message))

@@ -43,6 +43,7 @@ class MemoryLink(QueuedLink):
         lane: Lane,
         direction: Direction[MemoryLink],
     ) -> None:
+        """Create a link that is open at both ends."""
         super().__init__(target.peer, lane, source.backlog_bytes)
         self.source, self.target, self.direction = source, target, direction
         self._network = network
@@ -191,6 +192,7 @@ class MemoryTransport:
     """A `Transport` inside a `MemoryNetwork`. Create it with `MemoryNetwork.transport`."""
 
     def __init__(self, network: MemoryNetwork, peer: PeerId, backlog_bytes: int) -> None:
+        """Create the transport of `peer`. At most `backlog_bytes` bytes may be queued on each of its links."""
         self.peer, self.backlog_bytes = peer, backlog_bytes
         self.ear = ReceiverSlot()
         self.intake = Intake()
@@ -272,6 +274,7 @@ class MemoryNetwork:
     """All peers of one simulated network, and the faults that happen to them."""
 
     def __init__(self, random: Random | None = None, conditions: Conditions | None = None) -> None:
+        """Create a network without peers. `random` decides faults, and `conditions` apply to all directions."""
         self.timers = Timers()
         self.random = random if random is not None else Random(0)
         self.conditions = conditions if conditions is not None else Conditions()

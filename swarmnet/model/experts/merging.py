@@ -34,8 +34,8 @@ class ExpertMerging:
     """Expert merging of one stage."""
 
     def __init__(self, experts: Experts, layout: Layout) -> None:
-        self._experts = experts
         """Create it for the stage with this `layout`; layers without experts are ignored."""
+        self._experts = experts
         self._layers: dict[str, dict[str, dict[int, Entry]]] = {}
         """Maps layer -> matrix -> expert -> place in the flat vector."""
         for entry in layout.entries:
