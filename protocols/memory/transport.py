@@ -192,7 +192,7 @@ class MemoryTransport:
     """A `Transport` inside a `MemoryNetwork`. Create it with `MemoryNetwork.transport`."""
 
     def __init__(self, network: MemoryNetwork, peer: PeerId, backlog_bytes: int) -> None:
-        """Create the transport of `peer`. At most `backlog_bytes` bytes may be queued on each of its links."""
+        """Create the transport of `peer`. Each of its links queues at most `backlog_bytes` bytes."""
         self.peer, self.backlog_bytes = peer, backlog_bytes
         self.ear = ReceiverSlot()
         self.intake = Intake()
@@ -274,7 +274,7 @@ class MemoryNetwork:
     """All peers of one simulated network, and the faults that happen to them."""
 
     def __init__(self, random: Random | None = None, conditions: Conditions | None = None) -> None:
-        """Create a network without peers. `random` decides faults, and `conditions` apply to all directions."""
+        """Create a network without peers. `random` draws faults; `conditions` are those of all directions."""
         self.timers = Timers()
         self.random = random if random is not None else Random(0)
         self.conditions = conditions if conditions is not None else Conditions()

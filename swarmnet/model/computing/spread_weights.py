@@ -168,7 +168,7 @@ class _Pieces(nn.Module):
     """A module with some pieces of a stage as parameters."""
 
     def __init__(self, pieces: Sequence[Piece], layout: Layout) -> None:
-        """Create a parameter [chunks, chunk] without memory for each piece; FSDP allocates it later."""
+        """Create a parameter [chunks, chunk] for each piece; its memory is allocated after sharding."""
         super().__init__()
         self._pieces = tuple(pieces)
         for number, piece in enumerate(pieces):
