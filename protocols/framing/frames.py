@@ -1,8 +1,8 @@
 """Framing without I/O: split messages into pieces of a byte stream, and rebuild messages from pieces.
 
-A message is a header (MessagePack, guarded) and a body. It travels as one or more pieces. Between two pieces,
-a message with a smaller `Message.priority` overtakes one with a larger. A lane therefore acts as one stream
-per priority, with one message in progress on each. docs/wire.md has the layout:
+A message is a header (MessagePack, checked before it is decoded) and a body of bytes. It travels as one or
+more *pieces*. Between two pieces, a message with a smaller `Message.priority` overtakes one with a larger. A
+byte stream therefore acts as one stream per priority, with one message in progress on each. The layout is:
 
     piece    flags u8 | length u24 | content
     flags    low 4 bits: priority; 0x80 BEGIN, 0x40 END, 0x20 CLOSE, 0x10 KEEP (the last two: nothing else)
@@ -29,13 +29,12 @@ the longest wait of an urgent message. Throughput is the same from 64 KiB to 4 M
 PIECE_LIMIT = 256 * 1024
 """Size in bytes of the longest piece that is accepted."""
 CHECK_BYTES = 8
-"""Size of the checksum. Noise or TLS already authenticates all bytes; this detects bugs and cut streams. It
-misses one with probability 2^-64."""
+"""Size of the checksum. Noise or TLS authenticates all bytes; this detects bugs and cut streams."""
 PRIORITIES = 4
 """Messages have priority 0..3."""
 
 _VIEW_BYTES = 4096
-"""From this size in bytes on, a view into the received data is cheaper than a copy."""
+"""Minimum size in bytes from which a view into the received data is cheaper than a copy."""
 _BEGIN, _END, _CLOSE, _KEEP, _PRIORITY = 0x80, 0x40, 0x20, 0x10, 0x0F
 _PIECE = struct.Struct(">BBH")  # flags, the length's top byte, its lower two
 _FIRST = struct.Struct(">HI")
@@ -65,31 +64,33 @@ def body_limit(message: Message) -> int:
 
 
 class Outgoing:
-    """A message that is being sent."""
+    """A message that is being sent: `head` (lengths and header, empty once it is sent), body, checksum.
+    `remaining` counts its unsent bytes and `whole` all its bytes, without the frames of pieces."""
 
-    __slots__ = ("at", "body", "check", "head", "left", "message", "whole")
+    __slots__ = ("body", "body_offset", "check", "head", "message", "remaining", "whole")
 
     def __init__(self, message: Message, header: bytes, body: memoryview) -> None:
         self.message = message
         self.head = _FIRST.pack(len(header), len(body)) + header
         self.check = hashlib.sha256(header)
-        self.body, self.at = body, 0
-        self.left = self.whole = len(self.head) + len(body) + CHECK_BYTES
+        self.body = body
+        self.body_offset = 0
+        self.remaining = self.whole = len(self.head) + len(body) + CHECK_BYTES
 
-    def content(self, most: int) -> list[Body]:
-        """Return the next `most` bytes. They are hashed here piece by piece, so that no long body blocks the
-        loop."""
-        last = self.left <= most
-        count = self.left - CHECK_BYTES if last else min(most, self.left - CHECK_BYTES)  # never half a check
-        self.left -= count
-        part = self.body[self.at : self.at + count - len(self.head)]
+    def content(self, max_bytes: int) -> list[Body]:
+        """Return the next bytes to send as a list of parts, at most `max_bytes` in total. The checksum is
+        never split. It is updated piece by piece, so that no long body blocks the event loop."""
+        is_last = self.remaining <= max_bytes
+        count = min(max_bytes, self.remaining - CHECK_BYTES)
+        self.remaining -= count
+        part = self.body[self.body_offset : self.body_offset + count - len(self.head)]
         self.check.update(part)
-        self.at += len(part)
+        self.body_offset += len(part)
         parts: list[Body] = [self.head, part]
         self.head = b""
-        if last:
+        if is_last:
             parts.append(self.check.digest()[:CHECK_BYTES])
-            self.left = 0
+            self.remaining = 0
         return parts
 
 
@@ -97,6 +98,7 @@ class FrameWriter:
     """Turns messages into pieces: most urgent first, and in order of posting within one priority."""
 
     def __init__(self, piece_bytes: int = PIECE_BYTES) -> None:
+        """Create a writer of pieces with at most `piece_bytes` bytes of content."""
         self._piece_bytes = min(piece_bytes, PIECE_LIMIT)
         self._header_limit = min(HEADER_LIMIT, piece_bytes - _FIRST.size)  # it fits into its first piece
         self._queues: tuple[deque[Outgoing], ...] = tuple(deque() for _ in range(PRIORITIES))
@@ -125,21 +127,21 @@ class FrameWriter:
             raise TooLarge(f"a body of {len(view)} bytes does not fit a {type(message).__name__}")
         outgoing = Outgoing(message, header, view)
         self._queues[message.priority].append(outgoing)
-        self.queued_bytes += outgoing.left
+        self.queued_bytes += outgoing.remaining
         return outgoing
 
     def next_piece(self) -> bytes | None:
-        """Return the next piece to send, or None if nothing is queued."""
+        """Return the next piece to send, or None if nothing is queued. Sets or clears `ended`."""
         for priority, queue in enumerate(self._queues):
             if queue:
                 outgoing = queue[0]
                 flags = priority | (_BEGIN if outgoing.head else 0)
-                before = outgoing.left
+                remaining_before = outgoing.remaining
                 parts = outgoing.content(self._piece_bytes)
-                length = before - outgoing.left
+                length = remaining_before - outgoing.remaining
                 self.queued_bytes -= length
                 self.ended = None
-                if outgoing.left == 0:
+                if outgoing.remaining == 0:
                     flags |= _END
                     self.ended = queue.popleft()
                 return b"".join((_PIECE.pack(flags, length >> 16, length & 0xFFFF), *parts))
@@ -158,24 +160,24 @@ class FrameWriter:
 
 
 class _Incoming:
-    """A message that is being received."""
+    """A message that is being received. `remaining` counts the body bytes that have not come yet."""
 
-    __slots__ = ("body_bytes", "check", "left", "message", "parts", "wire_bytes")
+    __slots__ = ("body_bytes", "check", "message", "parts", "remaining", "wire_bytes")
 
     def __init__(self, message: Message, header: bytes, body_bytes: int) -> None:
         self.message = message
         self.check = hashlib.sha256(header)
         self.body_bytes = body_bytes
-        self.left = body_bytes
+        self.remaining = body_bytes
         self.parts: list[memoryview | bytearray] = []
         self.wire_bytes = _FIRST.size + len(header) + body_bytes + CHECK_BYTES
 
     def take(self, part: memoryview, read_bytes: int) -> None:
         """Add a part of the body that came in a read of `read_bytes` bytes. A part of at least half of the
-        read is kept as a view without copying. A smaller one would keep the whole read in memory, and single
-        bytes as objects take fifty each; such parts are copied together."""
+        read is kept as a view without copying. A view of a smaller part would keep the whole read in memory.
+        Small parts are therefore copied, and joined so that they are not many small objects."""
         self.check.update(part)
-        self.left -= len(part)
+        self.remaining -= len(part)
         last = self.parts[-1] if self.parts else None
         if 2 * len(part) >= read_bytes and len(part) >= _VIEW_BYTES:
             self.parts.append(part)
@@ -186,98 +188,107 @@ class _Incoming:
 
 
 class FrameReader:
-    """Turns bytes into messages. It allocates nothing for a body before the bytes arrive."""
+    """Turns bytes into messages. It allocates nothing for a body before the bytes arrive. A coroutine
+    (`_parse`) requests bytes by their number, and the other methods pass them to it as they come."""
 
     def __init__(self, limit: Callable[[Message], int] = body_limit) -> None:
+        """Create a reader. `limit` returns the largest body in bytes that a message may have."""
         self._limit = limit
         self._partial: dict[int, _Incoming] = {}
-        self._ready: deque[Received] = deque()
+        """The incomplete message of each priority."""
+        self._completed: deque[Received] = deque()
         self._parser = self._parse()
-        self._wanted = next(self._parser)
-        self._head = b""
+        self._needed = next(self._parser)
+        """What the parser needs next: exactly n bytes for n, up to n body bytes for -n."""
+        self._collected = b""
+        """Bytes of the next n that have come already."""
         self._read_bytes = 0
         self._broken = False
         self.messages = 0
         """Number of messages completed so far."""
         self.body_bytes = 0
         """Number of body bytes received so far."""
-        self._unfinished = 0
+        self._unfinished_bytes = 0
+        """Number of body bytes kept of incomplete messages."""
         self.closed = False
         """True if the writer ended the stream on purpose."""
 
     @property
     def finished(self) -> bool:
         """Return True if the stream may end here: every message that began is complete."""
-        return not self._partial and not self._head and self._wanted == _PIECE.size
+        return not self._partial and not self._collected and self._needed == _PIECE.size
 
     @property
     def held_bytes(self) -> int:
         """Number of bytes kept of incomplete messages."""
-        return self._unfinished + len(self._head)
+        return self._unfinished_bytes + len(self._collected)
 
     def feed(self, data: bytes) -> list[Received]:
-        """Return the messages that `data` completes. Raises Malformed or TooLarge, and on every call after
-        that."""
+        """Return the messages that `data` completes. Raises Malformed or TooLarge, also on every later
+        call."""
         return list(self.take(data))
 
     def take(self, data: bytes) -> Iterator[Received]:
-        """Yield the messages of `data` as `feed` does, but parse each on demand. Consume all before the next
-        call."""
+        """Yield the messages that `data` completes; each is parsed on demand. The caller must consume all of
+        them before the next call. Raises as `feed` does."""
         if self._broken:
             raise Malformed("bytes after a malformed piece")
-        view, at = memoryview(data), 0
+        view, offset = memoryview(data), 0
         self._read_bytes = len(data)
-        while at < len(view) and not self._broken:
+        while offset < len(view) and not self._broken:
             try:
-                at = self._step(view, at)
+                offset = self._consume(view, offset)
             except Malformed:
                 self.close()
                 raise
-            while self._ready:
-                yield self._ready.popleft()
+            while self._completed:
+                yield self._completed.popleft()
 
     def close(self) -> None:
-        """Accept and keep nothing more. The parser and this object refer to each other. Without this call,
-        the data of a cut stream would stay until the garbage collector's last generation runs."""
+        """Accept no more bytes, and free those of incomplete messages. The parser and this object refer to
+        each other. Without this call, the bytes would stay until a full garbage collection."""
         self._broken = True
         self._partial.clear()
-        self._head, self._unfinished = b"", 0
+        self._collected = b""
+        self._unfinished_bytes = 0
         self._parser.close()
 
-    def _step(self, view: memoryview, at: int) -> int:
-        """Consume a part of `view` from `at` on. Returns where that part ends."""
-        if self._wanted < 0:  # body bytes, as many as there are, up to this many: not copied
-            part = view[at : at - self._wanted]
-            self._wanted = self._parser.send(part)
-            return at + len(part)
-        if self._head or len(view) - at < self._wanted:
-            taken = view[at : at + self._wanted - len(self._head)]
-            self._head += bytes(taken)
-            if len(self._head) == self._wanted:
-                head, self._head = self._head, b""
-                self._wanted = self._parser.send(memoryview(head))
-            return at + len(taken)
-        if whole := self._whole(view, at):
-            return at + whole
-        part = view[at : at + self._wanted]
-        at += self._wanted
-        self._wanted = self._parser.send(part)
-        return at
+    def _consume(self, view: memoryview, offset: int) -> int:
+        """Pass the next bytes of `view` from `offset` on to the parser. Too few bytes for it are collected
+        first. Returns the offset after the bytes that were consumed."""
+        if self._needed < 0:  # Up to -self._needed body bytes. They are not copied.
+            part = view[offset : offset - self._needed]
+            self._needed = self._parser.send(part)
+            return offset + len(part)
+        if self._collected or len(view) - offset < self._needed:
+            part = view[offset : offset + self._needed - len(self._collected)]
+            self._collected += bytes(part)
+            if len(self._collected) == self._needed:
+                collected, self._collected = self._collected, b""
+                self._needed = self._parser.send(memoryview(collected))
+            return offset + len(part)
+        message_bytes = self._consume_whole_message(view, offset)
+        if message_bytes:
+            return offset + message_bytes
+        part = view[offset : offset + self._needed]
+        offset += self._needed
+        self._needed = self._parser.send(part)
+        return offset
 
-    def _whole(self, view: memoryview, at: int) -> int:
-        """Consume a message that is completely contained in one available piece, as most are. Returns the
-        number of bytes consumed. Returns 0 if the piece is of another kind or invalid; the parser then finds
-        and names the problem."""
-        if self._wanted != _PIECE.size or self._partial or self.closed:
+    def _consume_whole_message(self, view: memoryview, offset: int) -> int:
+        """Consume a message that is one piece and lies completely in `view`: a fast path without the parser.
+        Returns the number of bytes consumed. Returns 0 for any other piece and for an invalid one; the parser
+        then raises the error. Raises Malformed or TooLarge for an invalid header."""
+        if self._needed != _PIECE.size or self._partial or self.closed:
             return 0
-        if len(view) - at < _PIECE.size + _FIRST.size:
+        if len(view) - offset < _PIECE.size + _FIRST.size:
             return 0
-        flags, top, low = _PIECE.unpack_from(view, at)
-        header_bytes, body_bytes = _FIRST.unpack_from(view, at + _PIECE.size)
+        flags, top, low = _PIECE.unpack_from(view, offset)
+        header_bytes, body_bytes = _FIRST.unpack_from(view, offset + _PIECE.size)
         content: int = _FIRST.size + header_bytes + body_bytes + CHECK_BYTES
         if flags & ~_PRIORITY != _BEGIN | _END or content != top << 16 | low or content > PIECE_LIMIT:
             return 0
-        start = at + _PIECE.size + _FIRST.size
+        start = offset + _PIECE.size + _FIRST.size
         end = start + header_bytes + body_bytes
         if end + CHECK_BYTES > len(view) or not header_bytes:
             return 0
@@ -289,42 +300,43 @@ class FrameReader:
             return 0
         self.messages += 1
         self.body_bytes += body_bytes
-        self._ready.append((message, bytes(view[start + header_bytes : end]), content + _PIECE.size))
+        self._completed.append((message, bytes(view[start + header_bytes : end]), content + _PIECE.size))
         return content + _PIECE.size
 
     def _parse(self) -> Generator[int, memoryview, None]:
-        """Parse the stream. Yields how many bytes it needs next: n for exactly n, -n for up to n."""
+        """Parse the stream as a coroutine. Yields how many bytes it needs next (n for exactly n, -n for up to
+        n) and is sent them. Adds complete messages to `_completed`. Raises Malformed or TooLarge."""
         while True:
             flags, top, low = _PIECE.unpack((yield _PIECE.size))
-            left = top << 16 | low
+            remaining = top << 16 | low
             if self.closed:
                 raise Malformed("a piece after the closing one")
             if flags & (_CLOSE | _KEEP):
-                if left or flags not in (_CLOSE, _KEEP) or (flags == _CLOSE and self._partial):
+                if remaining or flags not in (_CLOSE, _KEEP) or (flags == _CLOSE and self._partial):
                     raise Malformed("a closing or keep-alive piece that says something else too")
                 self.closed = flags == _CLOSE
                 continue
             priority = flags & _PRIORITY
-            if left > PIECE_LIMIT:
-                raise TooLarge(f"a piece of {left} bytes; at most {PIECE_LIMIT} are allowed")
+            if remaining > PIECE_LIMIT:
+                raise TooLarge(f"a piece of {remaining} bytes; at most {PIECE_LIMIT} are allowed")
             if flags & _BEGIN:
-                left = yield from self._begin(priority, left)
+                remaining = yield from self._read_header(priority, remaining)
             elif priority not in self._partial:
                 raise Malformed("a piece that continues no message")
-            elif left == 0:
+            elif remaining == 0:
                 raise Malformed("an empty piece")
-            yield from self._content(priority, left, ends=bool(flags & _END))
+            yield from self._read_content(priority, remaining, ends=bool(flags & _END))
 
-    def _begin(self, priority: int, left: int) -> Generator[int, memoryview, int]:
-        """Read the head and the header of a first piece. Returns the bytes that are left of the piece after
-        them."""
+    def _read_header(self, priority: int, remaining: int) -> Generator[int, memoryview, int]:
+        """Read the lengths and the header at the start of a message's first piece, which has `remaining`
+        bytes. Returns the bytes of the piece after them. Raises Malformed or TooLarge."""
         if priority in self._partial:
             raise Malformed("a message begins inside another of its priority")
-        if left < _FIRST.size:
-            raise Malformed(f"a first piece of {left} bytes")
+        if remaining < _FIRST.size:
+            raise Malformed(f"a first piece of {remaining} bytes")
         header_bytes, body_bytes = _FIRST.unpack((yield _FIRST.size))
-        left -= _FIRST.size + header_bytes
-        if left < 0:
+        remaining -= _FIRST.size + header_bytes
+        if remaining < 0:
             raise Malformed("a header that is longer than its piece")
         if header_bytes == 0:
             raise Malformed("an empty header")
@@ -332,31 +344,33 @@ class FrameReader:
         message = decode(header)
         if message.priority != priority:
             raise Malformed(f"a {type(message).__name__} with priority {priority}")
-        most = self._limit(message)
-        if body_bytes > most:
-            raise TooLarge(f"{type(message).__name__} with a body of {body_bytes} bytes; {most} are allowed")
+        limit = self._limit(message)
+        if body_bytes > limit:
+            raise TooLarge(f"{type(message).__name__} with a body of {body_bytes} bytes; {limit} are allowed")
         self._partial[priority] = _Incoming(message, header, body_bytes)
-        return left
+        return remaining
 
-    def _content(self, priority: int, left: int, ends: bool) -> Generator[int, memoryview, None]:
-        """Read body bytes, and the checksum if the message ends in this piece."""
+    def _read_content(self, priority: int, remaining: int, ends: bool) -> Generator[int, memoryview, None]:
+        """Read the `remaining` bytes of a piece: body bytes, and the checksum if the message `ends` in this
+        piece. The complete message is then added to `_completed`. Raises Malformed."""
         incoming = self._partial[priority]
         incoming.wire_bytes += _PIECE.size
-        total = incoming.left + CHECK_BYTES
-        if left != total if ends else left > incoming.left:
-            raise Malformed(f"a piece of {left} bytes where {total} complete the message")
-        body = incoming.left if ends else left
-        while body:
-            part = yield -body
+        total = incoming.remaining + CHECK_BYTES
+        fits = remaining == total if ends else remaining <= incoming.remaining
+        if not fits:
+            raise Malformed(f"a piece of {remaining} bytes where {total} complete the message")
+        body_remaining = incoming.remaining if ends else remaining
+        while body_remaining:
+            part = yield -body_remaining
             incoming.take(part, self._read_bytes)
-            body -= len(part)
+            body_remaining -= len(part)
             self.body_bytes += len(part)
-            self._unfinished += len(part)
+            self._unfinished_bytes += len(part)
         if ends:
             check = yield CHECK_BYTES
             if check != incoming.check.digest()[:CHECK_BYTES]:
                 raise Malformed(f"the check of a {type(incoming.message).__name__} does not fit its bytes")
             del self._partial[priority]
-            self._unfinished -= incoming.body_bytes
+            self._unfinished_bytes -= incoming.body_bytes
             self.messages += 1
-            self._ready.append((incoming.message, b"".join(incoming.parts), incoming.wire_bytes))
+            self._completed.append((incoming.message, b"".join(incoming.parts), incoming.wire_bytes))

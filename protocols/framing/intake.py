@@ -1,7 +1,7 @@
 """Limit the memory that incomplete messages of other peers occupy, for each peer and in total.
 
-The receiver's terms (messages/terms.py) limit the size of a message. swarmnet/resources/allowances.py limits
-the total of incomplete ones.
+A message is incomplete until its last byte has come; its bytes are held until then. `Terms` limits the size
+of one message. swarmnet/resources/allowances.py limits the total of incomplete ones.
 """
 
 from __future__ import annotations
@@ -22,41 +22,43 @@ class Inflow:
     stream must call `count` after each read."""
 
     def __init__(
-        self, intake: Intake, number: int, peer: PeerId, ear: ReceiverSlot, cut: Callable[[], None]
+        self, intake: Intake, number: int, peer: PeerId, slot: ReceiverSlot, end_stream: Callable[[], None]
     ) -> None:
+        """Create the inflow of stream `number` of `intake`, which `peer` opened. `slot` has the receiver and
+        its limits, and `end_stream` closes the stream."""
         self.peer = peer
         self.frames = FrameReader(self._limit)
         self.error: WireError | None = None
         """Why the stream was cut, or None."""
         self.waiting_bytes = 0
         """Bytes that were read but not consumed yet."""
-        self._intake, self._number, self._ear, self._cut = intake, number, ear, cut
+        self._intake, self._number, self._slot, self._end_stream = intake, number, slot, end_stream
         self._greeted = False
-        self._held = 0
+        self._reported_bytes = 0
         """Number of held bytes last reported to the intake."""
 
     def greeted(self) -> bool:
-        """Return True if the sender has sent `Hello`. The answer stays True. After a `Bye` on one lane, last
-        messages still arrive on others, and the sender must not be blamed for them."""
-        self._greeted = self._greeted or self._ear.terms.greeted(self.peer)
+        """Return True if the sender has sent `Hello`, even if it has said `Bye` since. After a `Bye` on one
+        link, last messages still arrive on others, and the sender must not be blamed for them."""
+        self._greeted = self._greeted or self._slot.terms.greeted(self.peer)
         return self._greeted
 
     def _limit(self, message: Message) -> int:
-        return self._ear.terms.bodies.get(type(message), 0) if self.greeted() else 0
+        return self._slot.terms.bodies.get(type(message), 0) if self.greeted() else 0
 
     def count(self) -> None:
-        """Report the bytes held now. The intake cuts the streams of peers that hold too much. Messages that
-        arrive complete do not change the number."""
+        """Report the number of held bytes to the intake if it has changed. The intake cuts the streams of
+        peers that hold too many. Messages that arrive complete do not change the number."""
         held = self.frames.held_bytes + self.waiting_bytes
-        if held != self._held:
-            self._held = held
-            self._intake.holds(self._number, held, self._ear.terms.longest)
+        if held != self._reported_bytes:
+            self._reported_bytes = held
+            self._intake.holds(self._number, held, self._slot.terms.longest)
 
     def cut(self, reason: str) -> None:
         """Free all held bytes at once and end the stream. The code that reads it finds `error`."""
         self.error = Backlog(reason)
         self.end()
-        self._cut()
+        self._end_stream()
 
     def end(self) -> None:
         """Accept nothing more."""
@@ -74,21 +76,23 @@ class Intake:
         self._inflows: dict[int, Inflow] = {}
         self._numbers = itertools.count()
 
-    def open(self, peer: PeerId, ear: ReceiverSlot, cut: Callable[[], None]) -> Inflow:
-        """Return the intake of one stream of a peer. `cut` is called to end the stream."""
+    def open(self, peer: PeerId, slot: ReceiverSlot, end_stream: Callable[[], None]) -> Inflow:
+        """Return the inflow of a new stream from a peer. `end_stream` is called if the stream is cut."""
         number = next(self._numbers)
-        inflow = self._inflows[number] = Inflow(self, number, peer, ear, cut)
+        inflow = self._inflows[number] = Inflow(self, number, peer, slot, end_stream)
         return inflow
 
     def holds(self, number: int, held: int, longest: int) -> None:
-        """Record that a stream now holds `held` bytes, and cut the streams that exceed the limits."""
+        """Record that a stream now holds `held` bytes, and cut the streams that exceed the limits. `longest`
+        is the largest body in bytes that its receiver accepts."""
         inflow = self._inflows.get(number)
         if inflow is None:
             return
         for stream in self.unfinished.hold(inflow.peer, number, held, longest):
-            cut = self._inflows.get(stream)
-            if cut is not None:
-                cut.cut(f"{self.unfinished.of(cut.peer)} bytes of its messages are unfinished")
+            exceeding = self._inflows.get(stream)
+            if exceeding is not None:
+                unfinished_bytes = self.unfinished.of(exceeding.peer)
+                exceeding.cut(f"{unfinished_bytes} bytes of its messages are unfinished")
 
     def forget(self, number: int) -> None:
         """Forget a stream that has ended."""

@@ -1,5 +1,4 @@
-"""The common part of all transports' links: the send queue, its limit, and tasks that wait for it to
-drain."""
+"""The common part of all transports' links: the send queue, its limit, and waiting until it drains."""
 
 from __future__ import annotations
 
@@ -23,19 +22,22 @@ class BoundedLink:
     """Base class of all links: the queue limit, the end of the link, and waiting tasks. Not thread-safe."""
 
     def __init__(self, peer: PeerId, lane: Lane, backlog_bytes: int = BACKLOG_BYTES) -> None:
+        """Create a link to `peer`. At most `backlog_bytes` bytes may be queued on it."""
         self.peer, self.lane = peer, lane
         self._backlog_bytes = backlog_bytes
         self.closed = False
         self._end = ""
         """The reason why the link has ended."""
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        """Tasks in `drained`, each with the number of queued bytes that it waits for."""
 
     @property
     @abstractmethod
     def queued_bytes(self) -> int: ...
 
     def post(self, message: Message, body: Body = b"") -> int:
-        """Queue a message; see `Link.post`."""
+        """Queue a message and return its size on the wire in bytes. Raises PeerGone if the link has ended,
+        and Backlog if too many bytes are queued."""
         if self.closed:
             raise PeerGone(f"the {self.lane} link to {self.peer} has ended: {self._end}")
         if self.queued_bytes + len(body) > self._backlog_bytes:
@@ -43,7 +45,7 @@ class BoundedLink:
         return self._queue(message, body)
 
     async def drained(self, below_bytes: int, deadline_seconds: float) -> None:
-        """Wait for the queue to drain; see `Link.drained`."""
+        """Wait until at most `below_bytes` are queued. Raises PeerGone at the link's end or the deadline."""
         if self.closed:
             raise PeerGone(f"the {self.lane} link to {self.peer} has ended: {self._end}")
         if self.queued_bytes <= below_bytes:
@@ -61,7 +63,7 @@ class BoundedLink:
         self._finish("closed by us")
 
     def _wake_waiters(self) -> None:
-        """Wake the tasks whose limit is met. Called after a piece was sent."""
+        """Wake the tasks in `drained` whose number of queued bytes is reached. Called for each sent piece."""
         if not self._waiters:
             return
         queued = self.queued_bytes
@@ -71,7 +73,7 @@ class BoundedLink:
         self._waiters = [(below, waiter) for below, waiter in self._waiters if not waiter.done()]
 
     def _finish(self, reason: str) -> bool:
-        """End the link. Returns False if it had already ended."""
+        """End the link: drop the queue, and raise PeerGone in waiting tasks. False if it had ended before."""
         if self.closed:
             return False
         self.closed, self._end = True, reason
@@ -103,9 +105,9 @@ class QueuedLink(BoundedLink):
         return self._writer.queued_bytes
 
     def _queue(self, message: Message, body: Body) -> int:
-        taken = self._writer.post(message, body)
+        wire_bytes = self._writer.post(message, body)
         self._wake()
-        return taken
+        return wire_bytes
 
     def _drop(self) -> None:
         self._writer.drop()
@@ -122,9 +124,9 @@ class QueuedLink(BoundedLink):
 
 
 class ReceiverSlot:
-    """The receiver of messages on links that other peers opened, until another receiver replaces it.
-    Afterwards it has no receiver. Those links live until the other peers end them, and must not keep the old
-    receiver alive until then (for instance a paused peer's stage)."""
+    """Holds the receiver of messages on links that other peers opened, until another receiver replaces it.
+    Afterwards the slot is empty. Those links live until the other peers end them. Until then they must not
+    keep the old receiver in memory, for instance a paused peer's stage."""
 
     def __init__(self, receiver: Receiver | None = None, terms: Terms = ANYTHING) -> None:
         self.receiver, self.terms = receiver, terms
@@ -135,8 +137,8 @@ class ReceiverSlot:
 
 
 class LocalLink(QueuedLink):
-    """A link to oneself: libp2p refuses to dial itself, and routing code should not have to know. It carries
-    one piece a turn of the loop, so that others have their turns between."""
+    """A link from a peer to itself: libp2p refuses to dial itself, and routing code should not have to know.
+    It delivers one piece in each iteration of the event loop, so that other tasks run in between."""
 
     def __init__(
         self,
@@ -146,6 +148,7 @@ class LocalLink(QueuedLink):
         terms: Terms,
         backlog_bytes: int,
     ) -> None:
+        """Create a link of `peer` to itself, which delivers to `receiver` within the limits of `terms`."""
         super().__init__(peer, lane, backlog_bytes)
         self._receiver = receiver
         self._reader = FrameReader(lambda message: terms.limit(peer, message))
@@ -154,9 +157,10 @@ class LocalLink(QueuedLink):
     def _wake(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._turn)
+            asyncio.get_running_loop().call_soon(self._deliver_piece)
 
-    def _turn(self) -> None:
+    def _deliver_piece(self) -> None:
+        """Deliver the most urgent piece and schedule the next. End the link if the receiver refuses it."""
         self._scheduled = False
         piece = self._take()
         if piece is None:

@@ -21,18 +21,19 @@ class Upload:
         self._timer: asyncio.TimerHandle | None = None
 
     async def turn(self, size: int, priority: int) -> None:
-        """Return when `size` bytes of a message of this priority may be sent."""
+        """Wait until `size` bytes of a message of this priority may be sent. Cancelling withdraws it."""
         ticket = self._share.ask(size, priority, self._loop.time())
         turn = self._waiting[ticket] = self._loop.create_future()
         self._grant()
         try:
             await turn
         finally:
-            if self._waiting.pop(ticket, None) is not None:
+            is_still_waiting = self._waiting.pop(ticket, None) is not None
+            if is_still_waiting:
                 self._share.withdraw(ticket)
 
     def _grant(self) -> None:
-        """Wake the waiting links whose turn has come, and set the timer for the next."""
+        """Wake the waiting links whose turn has come, and set the timer for the next one, if any waits."""
         for ticket in self._share.granted(self._loop.time()):
             turn = self._waiting.pop(ticket, None)
             if turn is not None and not turn.done():

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 Carried = TypeVar("Carried")
-"""The type of the links that use a way."""
+"""The type of the links that send in a direction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,7 @@ class Conditions:
     lost: float = 0.0
     repeated: float = 0.0
     reordered: float = 0.0
-    """Probability that a message is sent one latency later (at least 1 ms), behind messages posted
-    meanwhile."""
+    """Probability that a message is sent one latency (at least 1 ms) later, behind later messages."""
     corrupted: float = 0.0
     """Probability that one bit of a piece is flipped. The receiver must refuse it and close the link."""
 
@@ -43,31 +42,32 @@ class SimulatedLink:
 
 
 @dataclass(slots=True, eq=False)
-class Way(Generic[Carried]):
-    """One direction between two peers."""
+class Direction(Generic[Carried]):
+    """One direction between two peers: its conditions, and action is in transit in it."""
 
     conditions: Conditions
-    line: SimulatedLink = field(default_factory=SimulatedLink)
+    channel: SimulatedLink = field(default_factory=SimulatedLink)
     blocked: bool = False
     blocked_count: int = 0
+    """Number of times that it was blocked so far."""
     links: dict[Carried, None] = field(default_factory=dict)
     """The open links. They are ordered, so that a seed reproduces the simulation."""
     held: list[Callable[[], None]] = field(default_factory=list)
-    """Deliveries that arrived while the way was blocked."""
+    """Deliveries that arrived while the direction was blocked; each is a call that is made later."""
 
 
 class Timers:
-    """Event-loop timers for events of the network itself. They do not inherit the context of the sender. A
-    simulation keeps in the context which peer is frozen."""
+    """Event-loop timers for events of the network itself. Their calls run in the context variables of the
+    network, not of the sending peer. A simulation keeps in these variables which peer is frozen."""
 
     def __init__(self) -> None:
         self._context = copy_context()
 
-    def soon(self, what: Callable[..., None], *arguments: object) -> None:
-        asyncio.get_running_loop().call_soon(what, *arguments, context=self._context)
+    def soon(self, action: Callable[..., None], *arguments: object) -> None:
+        asyncio.get_running_loop().call_soon(action, *arguments, context=self._context)
 
-    def at(self, when: float, what: Callable[..., None], *arguments: object) -> None:
-        asyncio.get_running_loop().call_at(when, what, *arguments, context=self._context)
+    def at(self, when: float, action: Callable[..., None], *arguments: object) -> None:
+        asyncio.get_running_loop().call_at(when, action, *arguments, context=self._context)
 
-    def later(self, seconds: float, what: Callable[..., None], *arguments: object) -> None:
-        asyncio.get_running_loop().call_later(seconds, what, *arguments, context=self._context)
+    def later(self, seconds: float, action: Callable[..., None], *arguments: object) -> None:
+        asyncio.get_running_loop().call_later(seconds, action, *arguments, context=self._context)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from protocols.errors import Malformed, PeerGone, Unreachable
-from protocols.memory.conditions import Way
+from protocols.memory.conditions import Direction
 from protocols.signed.orders import SignedOrder, open_order
 from protocols.signed.records import RECORD_SECONDS, SKEW_SECONDS, Remembered, open_manifest, open_record
 from protocols.signed.registry_entry import open_listing
@@ -35,7 +35,7 @@ class ReachableNetwork(Protocol):
     @property
     def transports(self) -> Mapping[PeerId, ProcessLiveness]: ...
 
-    def way(self, source: PeerId, target: PeerId) -> Way[Any]: ...
+    def direction(self, source: PeerId, target: PeerId) -> Direction[Any]: ...
 
 
 class MemoryDirectory:
@@ -49,30 +49,28 @@ class MemoryDirectory:
         return asyncio.get_running_loop().time()
 
     def met(self) -> Collection[PeerId]:
-        """Return the peers that this one can reach. Every peer that takes part in this network is a node of
-        it."""
+        """Return the peers that this one can reach. Every peer of this network is a node of the directory."""
         others = self._network.transports.items()
         return [peer for peer, other in others if not other.closed and self._reaches(peer)]
 
     async def announce(self, run: RunId, stage: int, record: bytes, deadline_seconds: float) -> bool:
         """Store this peer's signed record, unless a newer one is stored. Returns False if this peer reaches
         no other. Raises Malformed for a record of another stage, an expired one, or one signed in the
-        future."""
+        future. A record's `sequence` is the time of signing in microseconds."""
         signed = open_record(record, run)
         if signed.record.stage != stage:
             raise Malformed(f"a record of stage {signed.record.stage} announced for stage {stage}")
         if not self.now() - RECORD_SECONDS <= signed.sequence / 1e6 <= self.now() + SKEW_SECONDS:
             raise Malformed("a record that has expired, or was signed in the future")
         await asyncio.sleep(0)
-        kept = self._network.records.setdefault((run, stage), {})
-        known = kept.get(signed.peer)
-        if known is None or open_record(known, run).sequence <= signed.sequence:
-            kept[signed.peer] = record
-        return self._has_company()
+        stored = self._network.records.setdefault((run, stage), {})
+        older = stored.get(signed.peer)
+        if older is None or open_record(older, run).sequence <= signed.sequence:
+            stored[signed.peer] = record
+        return self._reaches_others()
 
     async def look_up(self, run: RunId, stage: int, deadline_seconds: float) -> dict[PeerId, bytes]:
-        """Return the unexpired records of a stage, by peer. A peer that this one cannot reach is included
-        only if its record was seen before."""
+        """Return a stage's unexpired records by peer: of reachable peers, and those seen before."""
         await asyncio.sleep(0)
         for peer, record in self._network.records.get((run, stage), {}).items():
             if self._reaches(peer):
@@ -80,12 +78,12 @@ class MemoryDirectory:
         return self._remembered.at(run, stage, self.now())
 
     async def put_manifest(self, run: RunId, signed_manifest: bytes, deadline_seconds: float) -> bool:
-        """Store a signed manifest. Returns False if this peer reaches no other. Raises a WireError if it is
+        """Store a signed manifest. Returns False if this peer reaches no other. WireError if it is
         invalid."""
         open_manifest(signed_manifest, run)
         await asyncio.sleep(0)
         self._network.manifests[run] = signed_manifest
-        return self._has_company()
+        return self._reaches_others()
 
     async def get_manifest(self, run: RunId, deadline_seconds: float) -> bytes | None:
         """Return the signed manifest of a run; None if there is none."""
@@ -99,7 +97,7 @@ class MemoryDirectory:
         await asyncio.sleep(0)
         if signed.newer_than(self._network.orders.get((run, signed.owner))):
             self._network.orders[run, signed.owner] = signed
-        return self._has_company()
+        return self._reaches_others()
 
     async def get_order(self, run: RunId, owner: PeerId, deadline_seconds: float) -> SignedOrder | None:
         """Return the newest order of the run's owner; None if there is none."""
@@ -110,7 +108,7 @@ class MemoryDirectory:
         """Store a run's entry in the registry. Returns False if this peer reaches no other."""
         await asyncio.sleep(0)
         self._network.listings.add(open_listing(listing).run_id)
-        return self._has_company()
+        return self._reaches_others()
 
     async def listings(self, deadline_seconds: float) -> list[RunId]:
         """Return the ids of the runs in the registry."""
@@ -118,8 +116,8 @@ class MemoryDirectory:
         return sorted(self._network.listings)
 
     async def ask(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
-        """Return if the peer answers. Raises Unreachable if nothing listens there, and PeerGone after the
-        deadline if it is frozen or cannot be reached."""
+        """Check that the process of `peer` answers. Raises Unreachable at once if nothing listens there.
+        Raises PeerGone after the deadline if the process is frozen or cannot be reached."""
         await asyncio.sleep(0)
         other = self._network.transports.get(peer)
         if other is None or other.closed:
@@ -130,10 +128,13 @@ class MemoryDirectory:
 
     async def close(self) -> None: ...
 
-    def _has_company(self) -> bool:
+    def _reaches_others(self) -> bool:
         return any(self._reaches(peer) for peer in self._network.transports if peer != self._peer)
 
     def _reaches(self, peer: PeerId) -> bool:
-        return peer == self._peer or not (
-            self._network.way(self._peer, peer).blocked or self._network.way(peer, self._peer).blocked
-        )
+        """Return True for this peer itself, and for another one if neither direction to it is blocked."""
+        if peer == self._peer:
+            return True
+        if self._network.direction(self._peer, peer).blocked:
+            return False
+        return not self._network.direction(peer, self._peer).blocked

@@ -19,7 +19,7 @@ from protocols.fields import Body
 from protocols.framing.frames import wire_bytes
 from protocols.framing.intake import Intake
 from protocols.framing.send_queue import BACKLOG_BYTES, LocalLink, QueuedLink, ReceiverSlot, deliver
-from protocols.memory.conditions import Conditions, SimulatedLink, Timers, Way
+from protocols.memory.conditions import Conditions, Direction, SimulatedLink, Timers
 from protocols.memory.directory import MemoryDirectory
 from protocols.messages.table import Lane, Message, encode
 from protocols.messages.terms import ANYTHING, Terms
@@ -32,7 +32,8 @@ DEAD_PATH_SECONDS = 39.0
 
 
 class MemoryLink(QueuedLink):
-    """A link inside a `MemoryNetwork`."""
+    """A link inside a `MemoryNetwork`. One object has both ends: `source` sends and `target` receives. Data
+    travels in `direction`, which all links from `source` to `target` share."""
 
     def __init__(
         self,
@@ -40,24 +41,27 @@ class MemoryLink(QueuedLink):
         source: MemoryTransport,
         target: MemoryTransport,
         lane: Lane,
-        way: Way[MemoryLink],
+        direction: Direction[MemoryLink],
     ) -> None:
+        """Create a link that is open at both ends."""
         super().__init__(target.peer, lane, source.backlog_bytes)
-        self.source, self.target, self.way = source, target, way
+        self.source, self.target, self.direction = source, target, direction
         self._network = network
         self._inflow = target.intake.open(source.peer, target.ear, self._cut)
         self._timers = network.timers
         self._loop = asyncio.get_running_loop()
         self._scheduled = False
         self._arrivals: deque[Callable[[], None]] = deque()
-        self._arrival = 0.0
-        self._damage = 0
+        """What happens at the target, in order."""
+        self._last_arrival = 0.0
+        self._pieces_to_corrupt = 0
         self._inbound_open = True
+        """Whether the target still accepts data."""
 
     def post(self, message: Message, body: Body = b"") -> int:
         """Queue a message and return its size on the wire in bytes. The simulated conditions may lose, repeat
         or delay it. Raises PeerGone if the link has ended, and Backlog if too many bytes are queued."""
-        conditions = self.way.conditions
+        conditions = self.direction.conditions
         if self.closed or not conditions.faulty:
             return super().post(message, body)
         random = self._network.random
@@ -69,7 +73,8 @@ class MemoryLink(QueuedLink):
             return wire_bytes(len(encode(message)), len(body))
         if random.random() < conditions.repeated:
             super().post(message, body)
-        self._damage += random.random() < conditions.corrupted
+        if random.random() < conditions.corrupted:
+            self._pieces_to_corrupt += 1
         return super().post(message, body)
 
     def _post_late(self, message: Message, body: bytes) -> None:
@@ -82,51 +87,54 @@ class MemoryLink(QueuedLink):
             self._timers.soon(self.send)
 
     def send(self) -> None:
-        """Send the most urgent piece, and schedule the next one for when the channel is free."""
+        """Send the most urgent piece once channel and uplink are free, and schedule the next. With unlimited
+        speed, send all pieces at once. While the direction is blocked or a peer is frozen, send nothing."""
         self._scheduled = False
-        if self.closed or self.way.blocked or self.source.frozen or self.target.frozen:
+        if self.closed or self.direction.blocked or self.source.frozen or self.target.frozen:
             return  # unfreezing or unblocking calls this again
         now = self._loop.time()
-        line, uplink = self.way.line, self.source.uplink
-        speed = min(line.bytes_per_second, uplink.bytes_per_second)
-        free = max(now, line.busy_until, uplink.busy_until)
-        if free > now:
+        channel, uplink = self.direction.channel, self.source.uplink
+        speed = min(channel.bytes_per_second, uplink.bytes_per_second)
+        free_at = max(now, channel.busy_until, uplink.busy_until)
+        if free_at > now:
             self._scheduled = True
-            self._timers.at(free, self.send)
+            self._timers.at(free_at, self.send)
             return
-        taken: list[bytes] = []
+        pieces: list[bytes] = []
         while self.queued_bytes and (piece := self._take()) is not None:
-            taken.append(self._damaged(piece) if self._damage else piece)
+            pieces.append(self._corrupted(piece) if self._pieces_to_corrupt else piece)
             if speed != float("inf"):
                 break
-        if not taken:
+        if not pieces:
             return
-        data = b"".join(taken)
-        done = now + len(data) / speed
-        line.busy_until = now + len(data) / line.bytes_per_second
-        uplink.busy_until = now + len(data) / uplink.bytes_per_second  # A slow channel leaves it to others.
-        self.arrive(done + self.way.conditions.latency_seconds, lambda: self._receive(data))
+        data = b"".join(pieces)
+        sent_at = now + len(data) / speed
+        channel.busy_until = now + len(data) / channel.bytes_per_second
+        # A fast uplink is free for other links while this data still travels through a slow channel.
+        uplink.busy_until = now + len(data) / uplink.bytes_per_second
+        self.arrive(sent_at + self.direction.conditions.latency_seconds, lambda: self._receive(data))
         if self.queued_bytes:
             self._scheduled = True
-            self._timers.at(done, self.send)
+            self._timers.at(sent_at, self.send)
 
-    def _damaged(self, piece: bytes) -> bytes:
-        self._damage -= 1
-        damaged = bytearray(piece)
-        damaged[self._network.random.randrange(len(piece))] ^= 1 << self._network.random.randrange(8)
-        return bytes(damaged)
+    def _corrupted(self, piece: bytes) -> bytes:
+        """Return a copy of `piece` in which one random bit is flipped."""
+        self._pieces_to_corrupt -= 1
+        corrupted = bytearray(piece)
+        corrupted[self._network.random.randrange(len(piece))] ^= 1 << self._network.random.randrange(8)
+        return bytes(corrupted)
 
-    def arrive(self, when: float, what: Callable[[], None]) -> None:
-        """Do `what` at the other side at time `when`, but after all earlier arrivals on this link."""
-        self._arrival = max(self._arrival, when)
-        self._arrivals.append(what)
-        self._timers.at(self._arrival, self._next_arrival)
+    def arrive(self, when: float, action: Callable[[], None]) -> None:
+        """Call `action` at the target at time `when`, but after all earlier arrivals on this link."""
+        self._last_arrival = max(self._last_arrival, when)
+        self._arrivals.append(action)
+        self._timers.at(self._last_arrival, self._next_arrival)
 
     def _next_arrival(self) -> None:
-        self._network.deliver(self.target, self._arrivals.popleft(), self.way)
+        self._network.deliver(self.target, self._arrivals.popleft(), self.direction)
 
     def _receive(self, data: bytes) -> None:
-        """Deliver data to the target, or refuse the link for it."""
+        """Deliver the messages in `data` to the target's receiver. If it refuses them, end the link."""
         receiver = self.target.receiver
         if not self._inbound_open or receiver is None:
             return
@@ -137,6 +145,7 @@ class MemoryLink(QueuedLink):
             self._refuse(receiver, error)
 
     def _refuse(self, receiver: Receiver, error: WireError) -> None:
+        """End the link from the target's side because of `error`, and report that to its receiver."""
         self._end_inflow()
         receiver.refused(self.source.peer, error.code, str(error))
         self._network.end_from_target(self, "it ended")
@@ -153,26 +162,28 @@ class MemoryLink(QueuedLink):
 
     def inject(self, data: bytes) -> None:
         """Send raw bytes that no honest peer would send."""
-        self.arrive(self._loop.time() + self.way.conditions.latency_seconds, lambda: self._receive(data))
+        when = self._loop.time() + self.direction.conditions.latency_seconds
+        self.arrive(when, lambda: self._receive(data))
 
     def close(self) -> None:
+        """End the link from the source's side. The target notices after the latency."""
         if self._finish("closed by us"):
-            self.way.links.pop(self, None)
-            when = self._loop.time() + self.way.conditions.latency_seconds
+            self.direction.links.pop(self, None)
+            when = self._loop.time() + self.direction.conditions.latency_seconds
             self.arrive(when, lambda: self.end_inbound("closed by the other side"))
 
     def end_inbound(self, reason: str) -> None:
-        """Notify the receiving side that the link has ended."""
+        """End the target's side of the link, and notify its receiver."""
         if self._inbound_open:
             self._end_inflow()
             if self.target.receiver is not None:
                 self.target.receiver.lost(self.source.peer, self.lane, reason)
 
     def end_outbound(self, reason: str) -> None:
-        """Notify the sending side that the link has ended."""
+        """End both sides of the link, and notify the source's receiver."""
         self._end_inflow()
         if self._finish(reason):
-            self.way.links.pop(self, None)
+            self.direction.links.pop(self, None)
             if self.source.receiver is not None:
                 self.source.receiver.lost(self.target.peer, self.lane, reason)
 
@@ -181,6 +192,7 @@ class MemoryTransport:
     """A `Transport` inside a `MemoryNetwork`. Create it with `MemoryNetwork.transport`."""
 
     def __init__(self, network: MemoryNetwork, peer: PeerId, backlog_bytes: int) -> None:
+        """Create the transport of `peer`. Each of its links queues at most `backlog_bytes` bytes."""
         self.peer, self.backlog_bytes = peer, backlog_bytes
         self.ear = ReceiverSlot()
         self.intake = Intake()
@@ -189,6 +201,7 @@ class MemoryTransport:
         self.frozen = False
         self.closed = False
         self.held: list[Callable[[], None]] = []
+        """What arrived while the peer was frozen: calls that `thaw` makes."""
         self._context = copy_context()
         self._network = network
 
@@ -211,13 +224,12 @@ class MemoryTransport:
         self.ear.receiver, self.ear.terms = receiver, terms
         self._context = copy_context()
 
-    def receive(self, what: Callable[[], None]) -> None:
-        """Do `what` as this peer, in the context in which it listens. If the peer is frozen, it waits for
-        `thaw`."""
+    def receive(self, action: Callable[[], None]) -> None:
+        """Call `action` as this peer, in its own context variables. A frozen peer does so at `thaw`."""
         if self.frozen:
-            self.held.append(what)
+            self.held.append(action)
         else:
-            self._context.run(what)
+            self._context.run(action)
 
     def serve_chunks(self, find: FindChunk) -> None:
         """Do nothing: no peer has extra connections here that would request chunks."""
@@ -229,25 +241,26 @@ class MemoryTransport:
         self, peer: PeerId, lane: Lane, deadline_seconds: float, addresses: Sequence[str] = ()
     ) -> QueuedLink:
         """Open and return a new link. This takes one round trip if there is no link to the peer yet,
-        otherwise no time. Raises PeerGone if the peer is not reached in time."""
+        otherwise no time. Raises PeerGone if the peer does not listen, if it is not reached in
+        `deadline_seconds`, or if this transport is closed."""
         if self.closed:
             raise PeerGone("this peer's own transport is closed")
         if peer == self.peer:
             if self.receiver is None:
                 raise PeerGone("this peer does not listen yet")
             return LocalLink(peer, lane, self.receiver, self.ear.terms, self.backlog_bytes)
-        way, back = self._network.way(self.peer, peer), self._network.way(peer, self.peer)
-        if not way.links:
-            round_trip = way.conditions.latency_seconds + back.conditions.latency_seconds
+        there, back = self._network.direction(self.peer, peer), self._network.direction(peer, self.peer)
+        if not there.links:
+            round_trip = there.conditions.latency_seconds + back.conditions.latency_seconds
             await asyncio.sleep(min(round_trip, deadline_seconds))
-            if way.blocked or back.blocked or round_trip > deadline_seconds:
+            if there.blocked or back.blocked or round_trip > deadline_seconds:
                 await asyncio.sleep(deadline_seconds - min(round_trip, deadline_seconds))
                 raise PeerGone(f"{peer} does not answer within {deadline_seconds:g} s")
         target = self._network.transports.get(peer)
         if target is None or target.receiver is None or target.closed:
             raise PeerGone(f"{peer} refuses: nothing listens there")
-        link = MemoryLink(self._network, self, target, lane, way)
-        way.links[link] = None
+        link = MemoryLink(self._network, self, target, lane, there)
+        there.links[link] = None
         return link
 
     async def close(self) -> None:
@@ -261,17 +274,19 @@ class MemoryNetwork:
     """All peers of one simulated network, and the faults that happen to them."""
 
     def __init__(self, random: Random | None = None, conditions: Conditions | None = None) -> None:
+        """Create a network without peers. `random` draws faults; `conditions` are those of all directions."""
         self.timers = Timers()
         self.random = random if random is not None else Random(0)
         self.conditions = conditions if conditions is not None else Conditions()
         self.transports: dict[PeerId, MemoryTransport] = {}
         self.seen_ranges: dict[PeerId, str] = {}
-        """The address range in which a test places each peer; see `Transport.seen_range`."""
+        """The address range in which a test places each peer, as other peers see it."""
         self.records: dict[tuple[RunId, int], dict[PeerId, bytes]] = {}
+        """Maps (run, stage) to the signed record of each peer. This and the next three are the directory."""
         self.manifests: dict[RunId, bytes] = {}
         self.orders: dict[tuple[RunId, PeerId], SignedOrder] = {}
         self.listings: set[RunId] = set()
-        self._ways: dict[tuple[PeerId, PeerId], Way[MemoryLink]] = {}
+        self._directions: dict[tuple[PeerId, PeerId], Direction[MemoryLink]] = {}
 
     def directory(self, peer: PeerId) -> MemoryDirectory:
         return MemoryDirectory(self, peer)
@@ -282,45 +297,46 @@ class MemoryNetwork:
         *,
         backlog_bytes: int = BACKLOG_BYTES,
     ) -> MemoryTransport:
-        """Add a peer, or restore one after `crash` or `close`."""
+        """Return a new transport for a peer, also after `crash` or `close`. ValueError if one is open."""
         old = self.transports.get(peer)
         if old is not None and not old.closed:
             raise ValueError(f"{peer} is in this network already")
         self.transports[peer] = MemoryTransport(self, peer, backlog_bytes)
         return self.transports[peer]
 
-    def way(self, source: PeerId, target: PeerId) -> Way[MemoryLink]:
-        way = self._ways.get((source, target))
-        if way is None:
-            way = self._ways[source, target] = Way(self.conditions)
-            way.line.bytes_per_second = self.conditions.bytes_per_second
-        return way
+    def direction(self, source: PeerId, target: PeerId) -> Direction[MemoryLink]:
+        """Return the direction from `source` to `target`. It is created at its first use."""
+        direction = self._directions.get((source, target))
+        if direction is None:
+            direction = self._directions[source, target] = Direction(self.conditions)
+            direction.channel.bytes_per_second = self.conditions.bytes_per_second
+        return direction
 
     def set(self, source: PeerId, target: PeerId, conditions: Conditions) -> None:
         """Change the conditions of one direction. Data in transit is not affected."""
-        way = self.way(source, target)
-        way.conditions = conditions
-        way.line.bytes_per_second = conditions.bytes_per_second
+        direction = self.direction(source, target)
+        direction.conditions = conditions
+        direction.channel.bytes_per_second = conditions.bytes_per_second
 
     def block(self, source: PeerId, target: PeerId) -> None:
-        """Block the direction from `source` to `target`. Peers notice after `DEAD_PATH_SECONDS` at the
-        earliest."""
-        way = self.way(source, target)
-        if not way.blocked:
-            way.blocked = True
-            way.blocked_count += 1
-            self.timers.later(DEAD_PATH_SECONDS, self._dead_path, source, target, way.blocked_count)
+        """Block the direction from `source` to `target`. Its links end after `DEAD_PATH_SECONDS` of that."""
+        direction = self.direction(source, target)
+        if not direction.blocked:
+            direction.blocked = True
+            direction.blocked_count += 1
+            count = direction.blocked_count
+            self.timers.later(DEAD_PATH_SECONDS, self._end_dead_links, source, target, count)
 
     def unblock(self, source: PeerId, target: PeerId) -> None:
         """Unblock the direction. Held deliveries arrive in order."""
-        way = self.way(source, target)
-        if way.blocked:
-            way.blocked = False
-            held, way.held = way.held, []
+        direction = self.direction(source, target)
+        if direction.blocked:
+            direction.blocked = False
+            held, direction.held = direction.held, []
             receiver = self.transports[target]
-            for what in held:
-                self.deliver(receiver, what, way)
-            for link in list(way.links):
+            for action in held:
+                self.deliver(receiver, action, direction)
+            for link in list(direction.links):
                 link.send()
 
     def partition(self, *groups: Iterable[PeerId]) -> None:
@@ -328,13 +344,15 @@ class MemoryNetwork:
         sides = [list(group) for group in groups]
         for side in sides:
             for other in sides:
-                for source in side if side is not other else ():
+                if side is other:
+                    continue
+                for source in side:
                     for target in other:
                         self.block(source, target)
 
     def heal(self) -> None:
         """Unblock everything."""
-        for source, target in list(self._ways):
+        for source, target in list(self._directions):
             self.unblock(source, target)
 
     def freeze(self, peer: PeerId) -> None:
@@ -346,14 +364,13 @@ class MemoryNetwork:
         transport = self.transports[peer]
         transport.frozen = False
         held, transport.held = transport.held, []
-        for what in held:
-            transport.receive(what)
+        for action in held:
+            transport.receive(action)
         for link in self._links_of(transport):
             link.send()
 
     def crash(self, peer: PeerId) -> None:
-        """Kill the peer's process (SIGKILL). Other peers notice after the latency; the peer itself does
-        not."""
+        """Kill the peer's process (SIGKILL). Other peers notice after the latency; the peer itself never."""
         transport = self.transports[peer]
         transport.closed = True
         transport.ear.close()
@@ -368,46 +385,50 @@ class MemoryNetwork:
         for link in self._links_of(transport):
             if link.source is transport:
                 link._finish(reason)
-                link.way.links.pop(link, None)
-                link.arrive(now + link.way.conditions.latency_seconds, _inbound_end(link, reason))
+                link.direction.links.pop(link, None)
+                link.arrive(now + link.direction.conditions.latency_seconds, _inbound_end(link, reason))
             else:
                 self.end_from_target(link, reason)
 
     def end_from_target(self, link: MemoryLink, reason: str) -> None:
         """End a link from the receiving side. Its sender notices after the latency."""
-        back = self.way(link.target.peer, link.source.peer)
+        back = self.direction(link.target.peer, link.source.peer)
         self.timers.later(
             back.conditions.latency_seconds,
             lambda: self.deliver(link.source, lambda: link.end_outbound(reason), back),
         )
 
-    def deliver(self, transport: MemoryTransport, what: Callable[[], None], way: Way[MemoryLink]) -> None:
-        """Do `what` at a peer as soon as the way to it is open and it is not frozen."""
-        if way.blocked:
-            way.held.append(what)
+    def deliver(
+        self, transport: MemoryTransport, action: Callable[[], None], direction: Direction[MemoryLink]
+    ) -> None:
+        """Call `action` at a peer as soon as the direction to it is not blocked and it is not frozen."""
+        if direction.blocked:
+            direction.held.append(action)
         else:
-            transport.receive(what)
+            transport.receive(action)
 
     def inject(self, source: PeerId, target: PeerId, lane: Lane, data: bytes) -> None:
         """Open a link from `source` and send raw bytes on it that no honest peer would send."""
-        way = self.way(source, target)
-        link = MemoryLink(self, self.transports[source], self.transports[target], lane, way)
+        direction = self.direction(source, target)
+        link = MemoryLink(self, self.transports[source], self.transports[target], lane, direction)
         link.inject(data)
 
     def _links_of(self, transport: MemoryTransport) -> list[MemoryLink]:
+        """Return the open links from and to a peer's transport."""
         return [
             link
-            for way in self._ways.values()
-            for link in list(way.links)
+            for direction in self._directions.values()
+            for link in list(direction.links)
             if transport in (link.source, link.target)
         ]
 
-    def _dead_path(self, source: PeerId, target: PeerId, blocked_count: int) -> None:
-        """End all links of a direction that is still blocked since this count, as libp2p does."""
-        way = self.way(source, target)
-        if not way.blocked or way.blocked_count != blocked_count:
+    def _end_dead_links(self, source: PeerId, target: PeerId, blocked_count: int) -> None:
+        """End all links between two peers, as libp2p does after `DEAD_PATH_SECONDS` without a path. Does
+        nothing if the direction was unblocked since it was blocked for the `blocked_count`-th time."""
+        blocked = self.direction(source, target)
+        if not blocked.blocked or blocked.blocked_count != blocked_count:
             return
-        for direction in (way, self.way(target, source)):
+        for direction in (blocked, self.direction(target, source)):
             direction.held.clear()
             for link in list(direction.links):
                 link.target.receive(_inbound_end(link, "the path is dead"))

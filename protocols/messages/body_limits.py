@@ -28,24 +28,26 @@ def longest_bodies(
     manifest: Manifest, payload_bytes: int = 0, state_bytes: int = 0, slices_bytes: int = 0
 ) -> dict[type[Message], int]:
     """Return the largest body in bytes of every kind of message in a run. `payload_bytes` is the size of a
-    contribution to the stage or of a result. `state_bytes` is the size of the stage's settled weights.
-    `slices_bytes` is the size of a sliced contribution; 0 if the run has no reducers."""
-    tokens, exact = manifest.microbatch_tokens, encoded_bytes(manifest.hidden_shape, "fp32")
-    beside = LABEL_BYTES * tokens if manifest.model.boundary.is_narrow else 0
+    contribution to the stage or of a reducer's result. `state_bytes` is the size of the stage's settled
+    weights. `slices_bytes` is the size of a contribution that is cut for reducers; 0 without reducers."""
+    tokens = manifest.microbatch_tokens
+    hidden_states = encoded_bytes(manifest.hidden_shape, "fp32")
+    labels = LABEL_BYTES * tokens
+    tokens_of_hidden_states = LABEL_BYTES * tokens if manifest.model.boundary.is_narrow else 0
     logits = LABEL_BYTES * MAX_SEQUENCES * manifest.model.vocab_size  # fp32, the size of a label
     contribution = ENVELOPE_BYTES + payload_bytes
     slices = head_bytes(manifest.sync.shards) + slices_bytes if slices_bytes else 0
-    grant = SIGNATURE_BYTES if slices_bytes else 0
+    grant_signature = SIGNATURE_BYTES if slices_bytes else 0
     return {
         Act: manifest.body_bytes,
         Grad: manifest.gradient_bytes,
         Contribution: contribution,
-        Slices: grant + slices,
+        Slices: grant_signature + slices,
         Evidence: max(contribution, slices) if slices else 0,
         Chunk: min(state_bytes, chunk_bytes(state_bytes)),
         ManifestResponse: MANIFEST_LIMIT,
-        ForwardRequest: max(exact + beside, LABEL_BYTES * tokens) + LABEL_BYTES * tokens,
-        Forwarded: max(exact, logits),
+        ForwardRequest: max(hidden_states + tokens_of_hidden_states, LABEL_BYTES * tokens) + labels,
+        Forwarded: max(hidden_states, logits),
     }
 
 

@@ -138,7 +138,8 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 
 
 def decode(data: bytes) -> Message:
-    """Decode a header that may come from an untrusted peer. Raises Malformed or TooLarge."""
+    """Return the message of a header that may come from an untrusted peer; its body is not included. Raises
+    TooLarge above `HEADER_LIMIT` or a limit of msgpack_guard.py, and Malformed for an invalid one."""
     msgpack_guard.check(data, HEADER_LIMIT)
     try:
         return _decoder.decode(data)

@@ -44,14 +44,16 @@ class HiddenError(ValueError):
 
 
 def rounding_of(run_id: RunId, microbatch: MicrobatchId, stage: int) -> torch.Generator:
-    """Return the generator for stochastic rounding of a microbatch that `stage` sends; repeatable."""
+    """Return the random generator for stochastic rounding of a microbatch's tensor that `stage` sends. Its
+    seed is a hash of the three arguments, so that the rounding can be repeated."""
     name = f"{run_id}/{microbatch.origin}/{microbatch.counter}/{stage}/rounding"
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little", signed=True)
     return torch.Generator().manual_seed(seed)
 
 
 def encode(tensor: Tensor, codec: Codec, chance: torch.Generator | None = None) -> bytes:
-    """Return the bytes of a float tensor of any shape. Raises HiddenError for a value that is not finite."""
+    """Return the bytes of a float tensor of any shape. `chance` selects stochastic rounding. Raises
+    HiddenError for an empty tensor and for a value that is not finite in this codec."""
     values = tensor.detach().to(torch.float32).contiguous().flatten()
     if not len(values):
         raise HiddenError(f"{list(tensor.shape)} holds no value")
@@ -60,13 +62,15 @@ def encode(tensor: Tensor, codec: Codec, chance: torch.Generator | None = None) 
     if not _is_finite(values):
         raise HiddenError(f"a value is not finite in {codec}")
     if codec == "fp32":
-        return _bytes(values)
+        return _to_bytes(values)
     if codec == "bf16":
-        return _bytes(values.view(torch.int16))
-    return _to_tiles(values, codec, chance) if codec in TILE_BITS else _to_blocks(values, chance)
+        return _to_bytes(values.view(torch.int16))
+    if codec in TILE_BITS:
+        return _to_tiles(values, codec, chance)
+    return _to_blocks(values, chance)
 
 
-def _rounded(steps: Tensor, chance: torch.Generator | None) -> Tensor:
+def _round_steps(steps: Tensor, chance: torch.Generator | None) -> Tensor:
     """Round to the nearest step, or stochastically with `chance`. Changes `steps` in place."""
     if chance is None:
         return torch.round(steps)
@@ -75,24 +79,27 @@ def _rounded(steps: Tensor, chance: torch.Generator | None) -> Tensor:
     return steps.add_(torch.rand(steps.shape, generator=chance, device=steps.device)).floor_()
 
 
-def _bytes(values: Tensor) -> bytes:
+def _to_bytes(values: Tensor) -> bytes:
     return values.cpu().numpy().tobytes()
 
 
 def _to_blocks(values: Tensor, chance: torch.Generator | None) -> bytes:
+    """Encode float32 values [N] as int8: the scale of each block, then a signed byte per value. With `chance`
+    the rounding is stochastic. Raises HiddenError if a scale is not finite."""
     blocks = functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
     scale = blocks.abs().amax(dim=1, keepdim=True) / _STEPS
     if not _is_finite(scale * _STEPS):  # The scale was rounded up beyond the largest float.
         raise HiddenError("a value is not finite in int8")
-    steps = _rounded(blocks / scale.where(scale > 0, 1.0), chance).clamp_(-_STEPS, _STEPS)
+    steps = _round_steps(blocks / scale.where(scale > 0, 1.0), chance).clamp_(-_STEPS, _STEPS)
     codes = steps.to(torch.int8).flatten()[: len(values)]
-    return _bytes(scale) + _bytes(codes)
+    return _to_bytes(scale) + _to_bytes(codes)
 
 
 def decode(
     data: bytes | bytearray | memoryview, shape: tuple[int, ...], codec: Codec, device: torch.device = CPU
 ) -> Tensor:
-    """Return a new float32 tensor of `shape`. Raises HiddenError for a wrong length or a value not finite."""
+    """Return a new float32 tensor of `shape` on `device` from the bytes that `encode` returned. Raises
+    HiddenError for a wrong length or a value that is not finite."""
     expected = encoded_bytes(shape, codec)
     if len(data) != expected or not expected:
         raise HiddenError(f"{len(data)} bytes of {codec} hidden states, {list(shape)} takes {expected}")
@@ -119,40 +126,46 @@ def _to_tiles(values: Tensor, codec: Codec, chance: torch.Generator | None) -> b
     """Encode float32 values [N] as int4-tiles or int6-tiles: minimum and step of each tile, then all values.
     With `chance` the rounding is stochastic. Raises HiddenError if a value is not finite."""
     bits = TILE_BITS[codec]
-    most = (1 << bits) - 1
+    max_code = (1 << bits) - 1
     # The padding repeats the last value, which is in the tile already.
     tiles = torch.cat((values, values[-1:].expand(-len(values) % TILE))).view(-1, TILE)
     lowest, largest = torch.aminmax(tiles, dim=1, keepdim=True)
-    least = _in_bf16(lowest, -inf if chance else None)
-    step = _in_bf16((largest - least.float()) / most, inf if chance else None)
-    ends = torch.cat((least, step), dim=1)
-    # Rounded beyond the largest float.
-    if not _is_finite(torch.cat((least.float(), least.float() + most * step.float()))):
+    minimum = _in_bf16(lowest, -inf if chance else None)
+    step = _in_bf16((largest - minimum.float()) / max_code, inf if chance else None)
+    # Rounding to bf16 may have passed the largest float.
+    if not _is_finite(torch.cat((minimum.float(), minimum.float() + max_code * step.float()))):
         raise HiddenError(f"a value is not finite in {codec}")
-    steps = _rounded((tiles - least.float()) / step.float().where(step > 0, 1.0), chance)
-    codes = steps.clamp_(0, most).to(torch.int32).flatten()[: len(values)]
-    fours = functional.pad(codes, (0, -len(codes) % 4)).view(-1, 4) << bits * _FOUR.to(codes.device)
-    packed = fours.sum(dim=1, dtype=torch.int32).view(torch.uint8).view(-1, 4)[:, : bits // 2].flatten()
-    return _bytes(ends.view(torch.int16)) + _bytes(packed[: -(-len(codes) * bits // 8)])
+    steps = _round_steps((tiles - minimum.float()) / step.float().where(step > 0, 1.0), chance)
+    codes = steps.clamp_(0, max_code).to(torch.int32).flatten()[: len(values)]
+    # Four codes of `bits` bits each fill `bits` // 2 bytes: the low bytes of one int32.
+    shifted = functional.pad(codes, (0, -len(codes) % 4)).view(-1, 4) << bits * _FOUR.to(codes.device)
+    groups_of_four = shifted.sum(dim=1, dtype=torch.int32)
+    packed = groups_of_four.view(torch.uint8).view(-1, 4)[:, : bits // 2].flatten()
+    minimum_and_step = torch.cat((minimum, step), dim=1).view(torch.int16)
+    return _to_bytes(minimum_and_step) + _to_bytes(packed[: -(-len(codes) * bits // 8)])
 
 
 def _in_bf16(values: Tensor, towards: float | None) -> Tensor:
-    """Return `values` in bf16, rounded to nearest or towards `towards`, so that a tile covers its range."""
-    near = values.to(torch.bfloat16)
+    """Return `values` in bf16: rounded to nearest if `towards` is None, down if it is -inf, up if it is inf.
+    With bounds rounded outwards, a tile covers the range of its values."""
+    nearest = values.to(torch.bfloat16)
     if towards is None:
-        return near
-    falls_short = near.float() > values if towards < 0 else near.float() < values
-    return near.where(~falls_short, torch.nextafter(near, torch.full_like(near, towards)))
+        return nearest
+    falls_short = nearest.float() > values if towards < 0 else nearest.float() < values
+    return nearest.where(~falls_short, torch.nextafter(nearest, torch.full_like(nearest, towards)))
 
 
 def _from_tiles(raw: bytearray, count: int, bits: int, device: torch.device) -> Tensor:
+    """Decode float32 values [count] from the bytes of int4-tiles or int6-tiles, with `bits` bits a value."""
     tiles, four = -(-count // TILE), _FOUR.to(device)
-    ends = torch.frombuffer(raw, dtype=torch.bfloat16, count=2 * tiles).to(device).float().view(-1, 2)
+    tile_scales = torch.frombuffer(raw, dtype=torch.bfloat16, count=2 * tiles).to(device).float().view(-1, 2)
     packed = torch.frombuffer(raw, dtype=torch.uint8, offset=4 * tiles).to(device)
-    whole = functional.pad(packed, (0, tiles * TILE * bits // 8 - len(packed))).view(-1, bits // 2).int()
-    fours = (whole << 8 * four[: bits // 2]).sum(dim=1, keepdim=True, dtype=torch.int32)
-    codes = fours >> bits * four & (1 << bits) - 1
-    values = codes.float().view(-1, TILE).mul_(ends[:, 1:]).add_(ends[:, :1])
+    missing_bytes = tiles * TILE * bits // 8 - len(packed)
+    bytes_of_four = functional.pad(packed, (0, missing_bytes)).view(-1, bits // 2).int()
+    groups_of_four = (bytes_of_four << 8 * four[: bits // 2]).sum(dim=1, keepdim=True, dtype=torch.int32)
+    codes = (groups_of_four >> bits * four) & ((1 << bits) - 1)
+    minimum, step = tile_scales[:, :1], tile_scales[:, 1:]
+    values = codes.float().view(-1, TILE).mul_(step).add_(minimum)
     return values.flatten()[:count]
 
 

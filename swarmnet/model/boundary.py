@@ -1,19 +1,22 @@
-"""Narrow boundaries between stages: r numbers per token cross, and the receiver adds the rest from the token.
+"""Narrow boundaries: fewer numbers per token (R) travel to the next stage than a hidden state has (D).
+
+The receiver adds the rest from the token, which it knows. There are two kinds, `token-anchored` and
+`shared-subspace`.
 
 *Anchored*: at the boundary after layer p the sender has hidden states x and sends c = (x - before[token])
 P^T. The receiver continues with c P + after[token]. `before` and `after` are tables of learned vectors,
 *anchors*, the first in the sender's stage and the second in the receiver's. P has orthonormal rows, is drawn
 from a seed in the run file and never changes. The vector of the token itself need not cross. What the layers
-added to it crosses in r random directions (docs/benchmarks/boundaries.md).
+added to it crosses in R random directions (docs/benchmarks/boundaries.md).
 
-*Shared* (arXiv:2506.01260, but weights are narrow by construction): one P serves all boundaries. Before the
-last of them x = F[token] + z P. F is fixed and computed from a hash, so that no stage stores a table. The
-embedding and the last matrices of attention and feed-forward write z, r numbers. z crosses without loss.
-Layers after the last boundary, and the head, are as in any model. Multiplied out, the model is a plain
-decoder (`multiplied_out`).
+*Shared* (arXiv:2506.01260, but weights are narrow by construction): one P serves all boundaries. In all
+layers before the last boundary, x = F[token] + z P. F is fixed and computed from a hash, so that no stage
+stores a table. The embedding and the last matrices of attention and feed-forward add to z only, R numbers per
+token. z crosses without loss. The rows of P are called the *shared directions*. Layers after the last
+boundary, and the head, are as in any model. Multiplied out, the model is a plain decoder (`multiplied_out`).
 
 Shape suffixes: B sequences, T tokens, D width, R numbers that cross, V vocabulary, A rows of a table of
-anchors.
+anchors, W words of 32 bits.
 """
 
 from __future__ import annotations
@@ -42,45 +45,48 @@ PROJECTORS_KEPT = 64
 def leave(
     weights: Mapping[str, Tensor], shape: ModelShape, layer: int, hidden_BTD: Tensor, tokens_BT: Tensor
 ) -> Tensor:
-    """Return [B, T, R]: the numbers that cross the boundary after `layer` layers."""
+    """Return [B, T, R]: the numbers that a stage sends across the boundary after `layer` layers. They are (x
+    - before[token]) P^T, or (x - F[token]) P^T with shared directions."""
     token_BTD = _token_part(weights, shape, anchors_before(layer), tokens_BT)
-    return linear(hidden_BTD - token_BTD, _rows(shape, layer, hidden_BTD.device))
+    return linear(hidden_BTD - token_BTD, _projector_rows(shape, layer, hidden_BTD.device))
 
 
 def enter(
     weights: Mapping[str, Tensor], shape: ModelShape, layer: int, crossed_BTR: Tensor, tokens_BT: Tensor
 ) -> Tensor:
-    """Return [B, T, D]: the hidden states with which the stage after the boundary continues."""
-    rows_RD = _rows(shape, layer, crossed_BTR.device)
+    """Return [B, T, D]: the hidden states with which the stage after the boundary continues. They are c P +
+    after[token], or F[token] + z P with shared directions."""
+    rows_RD = _projector_rows(shape, layer, crossed_BTR.device)
     return linear(crossed_BTR, rows_RD.t()) + _token_part(weights, shape, anchors_after(layer), tokens_BT)
 
 
 def embedded(table: Tensor, shape: ModelShape, tokens_BT: Tensor) -> Tensor:
     """Return [B, T, D], the input of the first layer. `table` is [V, D], or [V, R] with shared directions."""
-    found = functional.embedding(tokens_BT, table).float()
+    rows = functional.embedding(tokens_BT, table).float()
     if shape.boundary.kind != "shared-subspace":
-        return found
-    return fixed(shape, tokens_BT) + linear(found, _rows(shape, 0, found.device).t())
+        return rows
+    return fixed(shape, tokens_BT) + linear(rows, _projector_rows(shape, 0, rows.device).t())
 
 
 def directions(shape: ModelShape, layer: int, device: torch.device) -> dict[str, Tensor]:
-    """Return the [R, D] directions that a layer writes into, by name; empty without shared directions."""
-    return {DIRECTIONS: _rows(shape, layer, device)} if shape.boundary.is_shared_at(layer) else {}
+    """Return the shared directions [R, D] by name, for a layer that adds to z only; empty for any other."""
+    return {DIRECTIONS: _projector_rows(shape, layer, device)} if shape.boundary.is_shared_at(layer) else {}
 
 
 def written(members: Mapping[str, Tensor], branch: Tensor) -> Tensor:
-    """Return [B, T, D] that attention or feed-forward of a layer adds. `branch` is [B, T, D] or [B, T, R]."""
+    """Return [B, T, D]: what attention or feed-forward of a layer adds to the hidden states. `branch` is its
+    output, [B, T, D], or [B, T, R] if `members` of the layer has the shared directions."""
     return linear(branch, members[DIRECTIONS].t()) if DIRECTIONS in members else branch
 
 
 def fixed(shape: ModelShape, tokens_BT: Tensor) -> Tensor:
     """Return F[token], [B, T, D] of + and - `initializer_range`; equal on every machine for the same seed.
-    Each sign is one bit of a hash of 32 bits from (seed, token, index of the word). Products of 32 and 31
-    bits stay below 2**63, because devices may differ beyond that."""
+    Each sign is one bit of a hash. A hash has 32 bits and depends on (seed, token, index of 32 signs).
+    Intermediate products stay below 2**63, because devices may differ beyond that."""
     digest = hashlib.sha256(f"{shape.boundary.seed}/model.boundaries.fixed".encode()).digest()
     words, device = -(-shape.hidden_size // 32), tokens_BT.device
-    places_BTW = tokens_BT[..., None] * words + torch.arange(words, device=device)
-    hashes_BTW = _mixed(_mixed(places_BTW) ^ int.from_bytes(digest[:4], "little"))
+    indices_BTW = tokens_BT[..., None] * words + torch.arange(words, device=device)
+    hashes_BTW = _mix_bits(_mix_bits(indices_BTW) ^ int.from_bytes(digest[:4], "little"))
     # The same bits as signed integers take half the time.
     signed_BTW = ((hashes_BTW ^ 1 << 31) - (1 << 31)).int()
     bits = signed_BTW[..., None] >> torch.arange(32, dtype=torch.int32, device=device) & 1
@@ -89,40 +95,42 @@ def fixed(shape: ModelShape, tokens_BT: Tensor) -> Tensor:
 
 
 def multiplied_out(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
-    """Return the weights of the plain model that computes the same, up to rounding. `weights` are those of a
-    model with shared directions, or of one stage of it."""
-    wide = dict(weights)
+    """Return the weights of the plain decoder that computes the same, up to rounding. `weights` are those of
+    a model with shared directions, or of one stage of it."""
+    plain = dict(weights)
     for name, tensor in weights.items():
         if name == EMBEDDING:
-            wide[name] = embedded(tensor, shape, torch.arange(shape.vocab_size, device=tensor.device))
-        elif name.endswith(BRANCH_ENDS) and shape.boundary.is_shared_at(int(name.split(".")[2])):
-            wide[name] = _rows(shape, 0, tensor.device).t() @ tensor
-    return wide
+            plain[name] = embedded(tensor, shape, torch.arange(shape.vocab_size, device=tensor.device))
+        elif name.endswith(BRANCH_ENDS):
+            layer = int(name.split(".")[2])
+            if shape.boundary.is_shared_at(layer):
+                plain[name] = _projector_rows(shape, 0, tensor.device).t() @ tensor
+    return plain
 
 
 def _token_part(weights: Mapping[str, Tensor], shape: ModelShape, anchors: str, tokens_BT: Tensor) -> Tensor:
-    """Return [B, T, D]: the vectors that both sides derive from the token."""
+    """Return [B, T, D]: F[token] with shared directions, else the vectors in the table named `anchors`."""
     if shape.boundary.kind == "shared-subspace":
         return fixed(shape, tokens_BT)
-    return _anchors(weights[anchors], shape.boundary, tokens_BT)
+    return _anchors_of(weights[anchors], shape.boundary, tokens_BT)
 
 
-def _mixed(x: Tensor) -> Tensor:
+def _mix_bits(x: Tensor) -> Tensor:
     """Permute 32-bit numbers: each output bit depends on all input bits (hash-prospector, two rounds)."""
     x = (x ^ x >> 16) * 0x21F0AAAD & 0xFFFFFFFF
     x = (x ^ x >> 15) * 0x735A2D97 & 0xFFFFFFFF
     return x ^ x >> 15
 
 
-def _rows(shape: ModelShape, layer: int, device: torch.device) -> Tensor:
-    """Return [R, D] of the boundary after `layer`; with shared directions, the one for all boundaries."""
-    place = layer if shape.boundary.kind == "token-anchored" else 0
-    return projector(shape.boundary, shape.hidden_size, place, device)
+def _projector_rows(shape: ModelShape, layer: int, device: torch.device) -> Tensor:
+    """Return P [R, D] of the boundary after `layer`; with shared directions, the one for all boundaries."""
+    drawn_for = layer if shape.boundary.kind == "token-anchored" else 0
+    return projector(shape.boundary, shape.hidden_size, drawn_for, device)
 
 
-def _anchors(table_AD: Tensor, boundary: Boundary, tokens_BT: Tensor) -> Tensor:
-    """Return the anchors [B, T, D] of tokens. With fewer rows than tokens, quotient and remainder select two
-    rows (arXiv:1909.02107), so that all tokens differ."""
+def _anchors_of(table_AD: Tensor, boundary: Boundary, tokens_BT: Tensor) -> Tensor:
+    """Return the anchors [B, T, D] of tokens, rows of a table. In a table smaller than the vocabulary, two
+    rows are added, by quotient and remainder (arXiv:1909.02107). All anchors then still differ."""
     if not boundary.anchor_rows:
         return functional.embedding(tokens_BT, table_AD)
     half = boundary.anchor_rows // 2
@@ -132,7 +140,8 @@ def _anchors(table_AD: Tensor, boundary: Boundary, tokens_BT: Tensor) -> Tensor:
 
 @lru_cache(PROJECTORS_KEPT)
 def projector(boundary: Boundary, width: int, layer: int, device: torch.device) -> Tensor:
-    """Return float32 [R, D] of orthonormal rows for the boundary after `layer`; equal on every machine."""
+    """Return P for the boundary after `layer`: float32 [R, D] with orthonormal rows. They are drawn from the
+    boundary's seed and equal on every machine. `width` is D."""
     drawn = normal(boundary.width * width, boundary.seed, f"model.boundaries.{layer}.projector")
     rows_RD = orthonormal(drawn.view(boundary.width, width).numpy())
     return torch.from_numpy(rows_RD.astype(np.float32)).to(device)
@@ -160,7 +169,8 @@ def orthonormal(rows_RD: np.ndarray) -> np.ndarray:
 
 
 def _sums(terms_RD: np.ndarray) -> np.ndarray:
-    """Return the sum of each row, [R], in a fixed pairwise order."""
+    """Return the sum of each row, [R]. The first half of a row is added to the second until one number is
+    left. The order of additions is thus the same on every machine."""
     while terms_RD.shape[1] > 1:
         half = terms_RD.shape[1] // 2
         summed = terms_RD[:, :half] + terms_RD[:, half : 2 * half]

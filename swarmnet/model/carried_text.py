@@ -33,8 +33,7 @@ class CarriedText:
     labels: Tensor
     """int64 [B, T], each below the vocabulary."""
     tokens: Tensor | None = None
-    """int64 [B, T]: the tokens of the hidden states; None if boundaries are not narrow, since no stage needs
-    them."""
+    """int64 [B, T]: the tokens of the hidden states; None if boundaries are not narrow."""
 
 
 class TextCodec:
@@ -45,16 +44,17 @@ class TextCodec:
         """Size of the encoded text in bytes."""
         self._sequences, self._tokens = manifest.data.micro_batch_size, manifest.data.seq_len
         self._vocabulary = manifest.model.vocab_size
-        self._each = token_bytes(self._vocabulary)
+        self._token_bytes = token_bytes(self._vocabulary)
         self._is_narrow = manifest.model.boundary.is_narrow
 
     def encode(self, tokens: Tensor, labels: Tensor) -> CarriedText:
-        """Encode a microbatch that begins here. Both tensors are int64 [B, T]."""
+        """Encode the text of a new microbatch. It is its labels, or with narrow boundaries its tokens and the
+        last label of each sequence. Both tensors are int64 [B, T]."""
         if not self._is_narrow:
             return CarriedText(labels.to(torch.int32).numpy().tobytes(), labels)
         windows = torch.cat((tokens, labels[:, -1:]), dim=1).numpy().astype("<i4")
         four_N4 = np.ascontiguousarray(windows).view(np.uint8).reshape(-1, _INT32_BYTES)
-        return CarriedText(four_N4[:, : self._each].tobytes(), labels, tokens)
+        return CarriedText(four_N4[:, : self._token_bytes].tobytes(), labels, tokens)
 
     def decode(self, data: bytes) -> CarriedText:
         """Decode the text of a microbatch: labels alone, or labels and tokens with narrow boundaries. Raises
@@ -65,12 +65,13 @@ class TextCodec:
         if not self._is_narrow:
             labels = self._checked(np.frombuffer(data, "<i4"), "labels").view(sequences, tokens)
             return CarriedText(data, labels)
-        packed_NB = np.frombuffer(data, np.uint8).reshape(-1, self._each)
-        four_N4 = np.pad(packed_NB, ((0, 0), (0, _INT32_BYTES - self._each)))
+        packed_NB = np.frombuffer(data, np.uint8).reshape(-1, self._token_bytes)
+        four_N4 = np.pad(packed_NB, ((0, 0), (0, _INT32_BYTES - self._token_bytes)))
         windows = self._checked(four_N4.view("<i4").ravel(), "tokens").view(sequences, tokens + 1)
         return CarriedText(data, windows[:, 1:].contiguous(), windows[:, :-1].contiguous())
 
     def _checked(self, values: np.ndarray, what: str) -> Tensor:
+        """Return the values as int64. Raises HiddenError if one is outside the vocabulary."""
         if values.min() < 0 or values.max() >= self._vocabulary:
             raise HiddenError(f"{what} outside the vocabulary")
         return torch.from_numpy(values.astype(np.int64))

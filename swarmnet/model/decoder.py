@@ -48,9 +48,9 @@ from swarmnet.run.manifest import ModelShape, Span
 
 def initial_units(shape: ModelShape, span: Span, layout: Layout, seed: int) -> Tensor:
     """Return the run's first weights in fixed point: int32 [layout.size], zero in the padding. A parameter
-    depends only on the run's seed and its own global name (`drawn_as`), so any cut of the model starts equal.
-    Integer draws (`draws.py`) and one correctly rounded product also make it equal on every processor. Raises
-    ValueError if `layout` does not fit the model."""
+    depends only on the run's seed and its own global name, so it starts equal however the model is cut into
+    stages. Integer draws (`draws.py`) and one correctly rounded product also make it equal on every
+    processor. Raises ValueError if `layout` does not fit the model."""
     shapes = parameter_shapes(shape, span)
     units = torch.zeros(layout.size, dtype=torch.int32)
     for entry in layout.entries:
@@ -61,7 +61,8 @@ def initial_units(shape: ModelShape, span: Span, layout: Layout, seed: int) -> T
 
 
 def drawn_units(shape: ModelShape, name: str, size: tuple[int, ...], seed: int) -> Tensor:
-    """Return one parameter's first values for `initial_units`: int32 [its size]."""
+    """Return one parameter's first values in fixed point: int32 [its size]. A gain of a norm is 1, and a
+    matrix is drawn from a normal distribution. The second LoRA factor of a matrix is zero."""
     count = prod(size)
     if len(size) == 1:
         return torch.full((count,), round(1 / UNIT), dtype=torch.int32)
@@ -117,22 +118,23 @@ def forward(
     tokens_BT: Tensor | None = None,
     run_layers: Mapping[int, RunLayer] | None = None,
 ) -> Tensor:
-    """Run the span. `inputs` are tokens (int64 [B, T]) if it has the embedding, else hidden_BTD. Returns
-    logits_BTV if the span has the head, else hidden_BTD. With a filled cache, T must be 1. With narrow
-    boundaries, hidden states at the span's ends are [B, T, R], and a span without the embedding also needs
-    the tokens. `run_layers` (by layer) cannot be combined with a cache."""
+    """Run the layers of `span`. `inputs` are tokens (int64 [B, T]) if it has the embedding, else hidden_BTD.
+    Returns logits_BTV if the span has the head, else hidden_BTD. With a filled cache, T must be 1. At narrow
+    boundaries (boundary.py), hidden states are [B, T, R], and a span without embedding needs `tokens_BT`.
+    `run_layers` replaces `one_layer` by layer number, without a cache."""
     hidden_BTD = inputs
     if span.has_embedding:
         tokens_BT, hidden_BTD = inputs, embedded(weights[EMBEDDING], shape, inputs)
     start, length = cache.length if cache is not None else 0, hidden_BTD.shape[1]
-    rotation, of_layers = rotation_of(shape, start, length, hidden_BTD.device), by_layer(weights)
+    rotation = rotation_of(shape, start, length, hidden_BTD.device)
+    weights_by_layer = by_layer(weights)
     for layer in range(span.first, span.stop):
         if layer in shape.boundary.after:
             assert tokens_BT is not None, "hidden states behind a narrow boundary do not tell their tokens"
             if layer > span.first:  # The boundary is inside this span.
                 hidden_BTD = leave(weights, shape, layer, hidden_BTD, tokens_BT)
             hidden_BTD = enter(weights, shape, layer, hidden_BTD, tokens_BT)
-        members = of_layers[layer] | directions(shape, layer, hidden_BTD.device)
+        members = weights_by_layer[layer] | directions(shape, layer, hidden_BTD.device)
         if cache is not None:
             hidden_BTD = one_layer(members, shape, hidden_BTD, rotation, partial(cache.extend, layer))
         else:
@@ -150,12 +152,12 @@ def forward(
 
 def by_layer(weights: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
     """Return for each layer its tensors by member name, as in `mlp.up_proj`."""
-    found: defaultdict[int, dict[str, Tensor]] = defaultdict(dict)
+    layers: defaultdict[int, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in weights.items():
         if name.startswith("model.layers."):
             _, _, layer, member = name.split(".", 3)
-            found[int(layer)][member.removesuffix(".weight")] = tensor
-    return found
+            layers[int(layer)][member.removesuffix(".weight")] = tensor
+    return layers
 
 
 def one_layer(
@@ -166,7 +168,8 @@ def one_layer(
     extend: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     routed: list[int] | None = None,
 ) -> Tensor:
-    """Run one layer. `extend` appends keys and values to cached ones; `routed` as in `mixture`."""
+    """Run one layer and return its hidden states, [B, T, D]. `members` are its weights by member name.
+    `extend` appends keys and values to cached ones. `routed` counts each expert's tokens in training."""
     hidden_BTD, normed_BTD = attended(members, shape, hidden_BTD, rotation, extend)
     if shape.experts.num_experts:
         mixed_ND = mixture(members, shape, normed_BTD.flatten(0, 1), routed)
@@ -181,7 +184,8 @@ def attended(
     rotation: Rotation,
     extend: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run a layer's attention. Returns the hidden states and the normed input of the feed-forward."""
+    """Run the first half of a layer. Returns the hidden states after attention, and the same normed: the
+    input of the feed-forward. `extend` appends keys and values to cached ones."""
     normed_BTD = _norm(hidden_BTD, members["input_layernorm"], shape)
     attended_BTD = _attention(members, shape, normed_BTD, rotation, extend)
     hidden_BTD = hidden_BTD + written(members, attended_BTD)
@@ -204,12 +208,13 @@ def _attention(
     ones of earlier tokens; None without a cache."""
 
     def heads(projected: Tensor, norm: str | None = None) -> Tensor:
+        """Split [B, T, H * W] into heads, [B, H, T, W], normed with the gains `norm` if the model does."""
         x_BTHW = projected.view(*projected.shape[:2], -1, shape.head_dim)
         if shape.qk_norm and norm:
             x_BTHW = _norm(x_BTHW, members[norm], shape)
         return x_BTHW.transpose(1, 2)
 
-    names = [f"self_attn.{letter}_proj" for letter in "qkv"]
+    names = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
     query, key, value = adapted(members, shape, normed_BTD, names)
     query_BHTW = _rotate(heads(query, "self_attn.q_norm"), rotation).to(value.dtype)
     key_BKSW = _rotate(heads(key, "self_attn.k_norm"), rotation).to(value.dtype)

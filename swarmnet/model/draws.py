@@ -1,5 +1,4 @@
-"""Draw normal numbers with the same bits on every machine, so that a run's first weights follow from its
-seed."""
+"""Draw normal numbers with the same bits on every machine: a run's first weights follow from its seed."""
 
 from __future__ import annotations
 
@@ -19,13 +18,14 @@ def normal(size: int, seed: int, name: str) -> Tensor:
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
     total = torch.zeros(size, dtype=torch.int64)
-    draws, low = torch.empty(2, PIECE, dtype=torch.int64)
+    draw_buffer, low_buffer = torch.empty(2, PIECE, dtype=torch.int64)
+    # Four draws of 48 bits have twelve of 16 bits.
     for _ in range(4):
         for part in torch.split(total, PIECE):
-            drawn, lowest = draws[: len(part)], low[: len(part)]
-            drawn.random_(2**48, generator=generator)
+            draws, low_bits = draw_buffer[: len(part)], low_buffer[: len(part)]
+            draws.random_(2**48, generator=generator)
             for _ in range(2):
-                part += torch.bitwise_and(drawn, 0xFFFF, out=lowest)
-                drawn >>= 16
-            part += drawn
+                part += torch.bitwise_and(draws, 0xFFFF, out=low_bits)
+                draws >>= 16
+            part += draws
     return (total.double() - 6 * 0xFFFF).mul_(2.0**-16)

@@ -1,6 +1,7 @@
 """Choose the text that a peer reads next with `data.sampling: epoch`: every window of every shard once, then
 all of them again in another order.
 
+A shard here is one part of the training text, and an epoch is one pass of one peer over all of them.
 Consistent hashing orders the shards. In every epoch each shard has a position on a circle, given by its name
 and the epoch. A peer starts at a position given by its id, and goes round the circle once. Peers need not
 know of each other, and read different shards at a time. A missing or late shard does not move the others.
@@ -45,21 +46,22 @@ class TextPosition:
 
 
 def following(reader: EpochReader, names: Collection[str], epoch: int, shard: str) -> tuple[int, str]:
-    """Return the epoch and the name of the shard after `shard`. `shard` may no longer exist; empty: none was
-    read in this epoch. `names` are the available shards, each once. Raises ValueError if there is none."""
-    behind = _distance(reader, epoch, shard) if shard else (-1, "")
-    ahead = [where for name in names if (where := _distance(reader, epoch, name)) > behind]
+    """Return the epoch and the name of the shard that the peer reads after `shard`. `shard` may no longer
+    exist; it is empty before the first one of an epoch. `names` are the available shards, each once. After
+    the last one the next epoch begins. Raises ValueError if there is no shard."""
+    current = _distance(reader, epoch, shard) if shard else (-1, "")
+    distances = [_distance(reader, epoch, name) for name in names]
+    ahead = [distance for distance in distances if distance > current]
     if ahead:
         return epoch, min(ahead)[1]
     return epoch + 1, min(_distance(reader, epoch + 1, name) for name in names)[1]
 
 
 def _distance(reader: EpochReader, epoch: int, shard: str) -> tuple[int, str]:
-    """Return the distance of a shard from the peer's start on the circle, and the shard's name to break
-    ties."""
-    lies = _number(f"shard/{reader.run}/{reader.seed}/{epoch}/{shard}")
-    enters = _number(f"origin/{reader.run}/{reader.seed}/{epoch}/{reader.origin}")
-    return (lies - enters) % _CIRCLE, shard
+    """Return a shard's distance from the peer's start on the circle, and its name to break ties."""
+    position = _hash(f"shard/{reader.run}/{reader.seed}/{epoch}/{shard}")
+    start = _hash(f"origin/{reader.run}/{reader.seed}/{epoch}/{reader.origin}")
+    return (position - start) % _CIRCLE, shard
 
 
 def window_count(tokens: int, seq_len: int) -> int:
@@ -69,13 +71,14 @@ def window_count(tokens: int, seq_len: int) -> int:
 
 
 def window_start(reader: EpochReader, epoch: int, shard: str, number: int, tokens: int, seq_len: int) -> int:
-    """Return the index of the first token of the window that is read as `number` (below `window_count`). The
-    tokens that fill no window are left out at the two ends of the shard, in a ratio that changes with the
-    epoch."""
+    """Return the index of the first token of the window that is read at turn `number` (below `window_count`).
+    A shard has `tokens` tokens, and its windows are read in a permuted order. Tokens that fill no window are
+    left out at the two ends of the shard. How many at each end changes with the epoch."""
     count = window_count(tokens, seq_len)
     key = f"windows/{reader.run}/{reader.seed}/{epoch}/{reader.origin}/{shard}"
     spare = (tokens - 1) % seq_len
-    return _number(f"{key}/cut") % (spare + 1) + seq_len * permuted(number, count, key)
+    left_out_in_front = _hash(f"{key}/cut") % (spare + 1)
+    return left_out_in_front + seq_len * permuted(number, count, key)
 
 
 def permuted(number: int, count: int, key: str) -> int:
@@ -87,19 +90,19 @@ def permuted(number: int, count: int, key: str) -> int:
     while True:
         left, right = number >> half, number & mask
         for turn in range(_PASSES):
-            left, right = right, left ^ (_number(f"{key}/{turn}/{right}") & mask)
+            left, right = right, left ^ (_hash(f"{key}/{turn}/{right}") & mask)
         number = left << half | right
         if number < count:
             return number
 
 
 def mixed(read: Sequence[int], weights: Sequence[float]) -> int:
-    """Return the index of the text whose next window is read, given the windows `read` of each text. It is
-    the text that is furthest behind its share, so that shares hold within a window or two at any time."""
-    drawn, whole = sum(read) + 1, sum(weights)
-    return max(range(len(weights)), key=lambda one: drawn * weights[one] / whole - read[one])
+    """Return the index of the text whose next window is read: the one that is furthest behind its share.
+    `read` counts the windows read of each text, and `weights` are the shares, up to a factor."""
+    windows, total_weight = sum(read) + 1, sum(weights)
+    return max(range(len(weights)), key=lambda text: windows * weights[text] / total_weight - read[text])
 
 
-def _number(name: str) -> int:
+def _hash(name: str) -> int:
     """Return a 64-bit hash of a name."""
     return int.from_bytes(hashlib.blake2b(f"swarmnet epochs/{name}".encode(), digest_size=8).digest())

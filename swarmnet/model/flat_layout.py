@@ -6,7 +6,7 @@ chunk, padded to a power of two. Blocks never share a chunk. Chunks, and with th
 the same however the layers are cut into stages, and a peer can train a single expert.
 
 Trained parameters have a flat vector of their own; contributions, votes and momentum cover only this one.
-Frozen parameters are in a second vector that no method sees (`state_layout.py`).
+Frozen parameters are in a second vector that is never exchanged (`state_layout.py`).
 
 The flat vector is a sequence of planes. A plane has chunks of one size: `flat[start:stop].view(-1, chunk)`.
 The matrices of each expert in all layers are separate planes after all others, so that a range of the vector
@@ -90,7 +90,7 @@ class Layout:
         ranges: dict[str, list[tuple[int, int]]] = {}
         for entry in self.entries:
             ranges.setdefault(entry.block, []).append((entry.offset, entry.offset + entry.size))
-        return {block: tuple(found) for block, found in ranges.items()}
+        return {block: tuple(block_ranges) for block, block_ranges in ranges.items()}
 
 
 NOTHING = Layout((), (), (), 0)
@@ -103,21 +103,22 @@ def views_of(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
 
 
 def some_planes(layout: Layout, numbers: Sequence[int]) -> Layout:
-    """Return the layout of a vector that contains only these planes, in this order."""
+    """Return the layout of a vector that contains only the planes with these indices, in this order. Their
+    parameters and padding are moved with them."""
     entries: list[Entry] = []
     planes: list[Plane] = []
     padding: list[tuple[int, int]] = []
     size = 0
     for number in numbers:
         plane = layout.planes[number]
-        back = plane.offset - size
+        shift = plane.offset - size
         entries += (
-            replace(entry, offset=entry.offset - back)
+            replace(entry, offset=entry.offset - shift)
             for entry in layout.entries
             if plane.offset <= entry.offset < plane.stop
         )
         padding += (
-            (start - back, stop - back)
+            (start - shift, stop - shift)
             for start, stop in layout.padding
             if plane.offset <= start < plane.stop
         )
@@ -127,14 +128,17 @@ def some_planes(layout: Layout, numbers: Sequence[int]) -> Layout:
 
 
 def held_part(layout: Layout, experts: Experts) -> Layout:
-    """Return the part of a stage's layout that one peer trains: all, or shared weights and one group."""
+    """Return the part of a stage's layout that one peer trains. With experts in several groups, it is the
+    weights outside experts and one group; otherwise it is everything. All groups have the same size, and the
+    returned layout is that of group 0."""
     if experts.groups == 1:
         return layout
-    planes = enumerate(layout.planes)
-    return some_planes(
-        layout,
-        [number for number, plane in planes if plane.expert is None or experts.group_of(plane.expert) == 0],
-    )
+    numbers = [
+        number
+        for number, plane in enumerate(layout.planes)
+        if plane.expert is None or experts.group_of(plane.expert) == 0
+    ]
+    return some_planes(layout, numbers)
 
 
 def block_of(name: str) -> str:
@@ -153,23 +157,22 @@ def expert_of(name: str) -> int | None:
 
 
 def layout_of(shapes: Mapping[str, tuple[int, ...]]) -> Layout:
-    """Return the layout of the parameters `shapes` (global name -> shape, in model order)."""
-    runs: _Runs = {}
+    """Return the layout of the parameters `shapes` (global name -> shape, in model order). Matrices and
+    vectors of a block go into planes of different chunk sizes, and those of an expert into its own planes."""
+    plane_blocks: _PlaneBlocks = {}
     for block in dict.fromkeys(map(block_of, shapes)):
         members = [(name, shape) for name, shape in shapes.items() if block_of(name) == block]
-        for members_of_kind in (
-            [member for member in members if len(member[1]) > 1],
-            [member for member in members if len(member[1]) <= 1],
-        ):
+        matrices = [member for member in members if len(member[1]) > 1]
+        vectors = [member for member in members if len(member[1]) <= 1]
+        for members_of_kind in (matrices, vectors):
             length = sum(prod(shape) for _, shape in members_of_kind)
             if not length:
                 continue
-            is_matrix = len(members_of_kind[0][1]) > 1
-            chunk = CHUNK if is_matrix else _power_of_two(length)
+            chunk = CHUNK if members_of_kind is matrices else _power_of_two(length)
             chunks = -(-length // chunk)
-            whose = expert_of(members_of_kind[0][0])
-            runs.setdefault((whose, chunk), []).append((chunks, members_of_kind))
-    return _place(runs)
+            expert = expert_of(members_of_kind[0][0])
+            plane_blocks.setdefault((expert, chunk), []).append((chunks, members_of_kind))
+    return _place_planes(plane_blocks)
 
 
 def trained_layout(manifest: Manifest, stage: int) -> Layout:
@@ -187,20 +190,21 @@ def _layout(manifest: Manifest, stage: int, *, trained: bool) -> Layout:
     return layout_of({name: size for name, size in shapes.items() if is_trained(manifest, name) is trained})
 
 
-_Runs: TypeAlias = dict[tuple[int | None, int], list[tuple[int, list[tuple[str, tuple[int, ...]]]]]]
+_PlaneBlocks: TypeAlias = dict[tuple[int | None, int], list[tuple[int, list[tuple[str, tuple[int, ...]]]]]]
 """Maps (expert, chunk size) of a plane to the number of chunks and the parameters of each block."""
 
 
-def _place(runs: _Runs) -> Layout:
-    """Return the layout of these runs: shared planes first, then those of each expert, larger chunks first.
-    The end of each block is padded to a whole chunk."""
+def _place_planes(plane_blocks: _PlaneBlocks) -> Layout:
+    """Return the layout with one plane for each (expert, chunk size). Planes outside experts come first, then
+    those of each expert; larger chunks come first. The end of each block is padded to a whole chunk."""
     entries: list[Entry] = []
     planes: list[Plane] = []
     padding: list[tuple[int, int]] = []
     offset = 0
-    for whose, chunk in sorted(runs, key=lambda run: (-1 if run[0] is None else run[0], -run[1])):
+    in_order = sorted(plane_blocks, key=lambda key: (-1 if key[0] is None else key[0], -key[1]))
+    for expert, chunk in in_order:
         start = offset
-        for chunks, members in runs[whose, chunk]:
+        for chunks, members in plane_blocks[expert, chunk]:
             stop = offset + chunks * chunk
             for name, shape in members:
                 entries.append(Entry(name, shape, offset, block_of(name)))
@@ -208,7 +212,7 @@ def _place(runs: _Runs) -> Layout:
             if offset < stop:
                 padding.append((offset, stop))
             offset = stop
-        planes.append(Plane(start, (offset - start) // chunk, chunk, whose))
+        planes.append(Plane(start, (offset - start) // chunk, chunk, expert))
     return Layout(tuple(entries), tuple(planes), tuple(padding), offset)
 
 

@@ -22,22 +22,27 @@ PER_PROJECTION = 4
 
 
 def operations_per_token(manifest: Manifest, stage: int) -> int:
-    """Return the operations of one token, forward and backward, in a stage. Table lookups are free."""
+    """Return the operations of one token, forward and backward, in a stage. Table lookups are free. Hidden
+    states are projected to and from fewer numbers at narrow boundaries between stages (boundary.py)."""
     shape, span = manifest.model, manifest.span(stage)
     of_experts, others = 0, 0
     for name, size in parameter_shapes(shape, span).items():
-        each = PER_PARAMETER if is_trained(manifest, name) else PER_FROZEN
+        per_number = PER_PARAMETER if is_trained(manifest, name) else PER_FROZEN
         if is_experts(name):
-            of_experts += each * prod(size)
+            of_experts += per_number * prod(size)
         elif len(size) == 2 and name != EMBEDDING and not is_anchors(name):
-            others += each * prod(size)
+            others += per_number * prod(size)
     matrices = others + of_experts * shape.experts.top_k // max(1, shape.experts.num_experts)
-    # A boundary inside the stage is left and entered, one at its end only one of the two.
-    places = shape.boundary.after
-    crossings = sum((span.first < at <= span.stop) + (span.first <= at < span.stop) for at in places)
+    projections = 0
+    for layer in shape.boundary.after:
+        if span.first < layer <= span.stop:  # The stage projects what leaves layer `layer`.
+            projections += 1
+        if span.first <= layer < span.stop:  # The stage projects what enters the next layer.
+            projections += 1
     # With shared directions, the embedding and both ends of a layer are projected to the full width.
-    crossings += 2 * sum(map(shape.boundary.is_shared_at, range(span.first, span.stop)))
-    crossings += shape.boundary.kind == "shared-subspace" and span.has_embedding
-    projections = crossings * shape.boundary.width * shape.hidden_size
+    projections += 2 * sum(map(shape.boundary.is_shared_at, range(span.first, span.stop)))
+    if shape.boundary.kind == "shared-subspace" and span.has_embedding:
+        projections += 1
+    projected = projections * shape.boundary.width * shape.hidden_size
     queries = (span.stop - span.first) * shape.num_attention_heads * shape.head_dim
-    return matrices + PER_PROJECTION * projections + PER_QUERY_AND_TOKEN * queries * manifest.data.seq_len
+    return matrices + PER_PROJECTION * projected + PER_QUERY_AND_TOKEN * queries * manifest.data.seq_len

@@ -36,24 +36,26 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def products(x: Tensor, *weights: Tensor, is_varied: bool = False) -> Sequence[Tensor]:
-    """Return the products of one x with several weights. They and their gradients have the same bits as
-    single products. Set `is_varied` if x has another number of rows each time."""
+    """Return x @ weight.T for each weight, by oneDNN if that is faster. The products and their gradients have
+    the same bits as single products. Set `is_varied` if x has another number of rows each time."""
     x = x.to(weights[0].dtype)
-    fits = x.device.type == "cpu" and x.dtype == weights[0].dtype == torch.float32 and not is_varied
-    are_large = [fits and x.numel() * weight.shape[0] >= SMALL for weight in weights]
+    is_float32_on_cpu = x.device.type == "cpu" and x.dtype == weights[0].dtype == torch.float32
+    may_use_onednn = is_float32_on_cpu and not is_varied
+    are_large = [may_use_onednn and x.numel() * weight.shape[0] >= SMALL for weight in weights]
     if not any(are_large) or not _onednn_is_faster():
         return [functional.linear(x, weight) for weight in weights]
     if not all(are_large):
         return [linear(x, weight) for weight in weights]
-    several: Sequence[Tensor] = _Products.apply(x, *weights)  # type: ignore[no-untyped-call]
-    return several
+    results: Sequence[Tensor] = _Products.apply(x, *weights)  # type: ignore[no-untyped-call]
+    return results
 
 
 def adapted(
     members: Mapping[str, Tensor], shape: ModelShape, x: Tensor, names: Sequence[str], is_varied: bool = False
 ) -> list[Tensor]:
-    """Return the products [..., out] of x [..., in] with the named matrices of a layer and their LoRA
-    factors. `members` has names without `.weight`; `is_varied` as in `products`."""
+    """Return the products [..., out] of x [..., in] with the named matrices of a layer. The product with the
+    LoRA factors of a matrix is added, if it has some. `members` maps names without `.weight` to weights. Set
+    `is_varied` if x has another number of rows each time."""
     plain = products(x, *(members[name] for name in names), is_varied=is_varied)
     if not shape.lora.rank:
         return list(plain)
@@ -66,13 +68,13 @@ def adapted(
 
 
 def _factor_product(members: Mapping[str, Tensor], name: str, x: Tensor, is_varied: bool) -> Tensor:
-    """Return B A x."""
+    """Return B A x, where A and B are the LoRA factors of the matrix `name`."""
     (narrow,) = products(x, members[f"{name}.lora_A"], is_varied=is_varied)
     return products(narrow, members[f"{name}.lora_B"], is_varied=is_varied)[0]
 
 
 def merged(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
-    """Return the float32 tensors of the equivalent plain model by global name: W + alpha / rank B A."""
+    """Return float32 tensors without LoRA factors, by global name. A matrix becomes W + alpha / rank B A."""
     if not shape.lora.rank:
         return dict(weights)
     plain = {name: tensor for name, tensor in weights.items() if not is_factor(name)}
@@ -106,6 +108,8 @@ class _Context(Protocol):
 
 
 class _Products(torch.autograd.Function):
+    """The products of one x [..., in] with several weights [out, in], computed by oneDNN."""
+
     @staticmethod
     def forward(context: _Context, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         context.save_for_backward(x, *weights)
@@ -113,15 +117,16 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def backward(context: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x and of each weight (None if not needed) from those of the products."""
         x, *weights = context.saved_tensors
-        needs_x, *needs = context.needs_input_grad
-        of_x: Tensor | None = None
-        if needs_x:  # Added from the last one on, as autograd adds the gradients of single products.
+        is_x_needed, *are_weights_needed = context.needs_input_grad
+        gradient_of_x: Tensor | None = None
+        if is_x_needed:  # Added from the last one on, as autograd adds the gradients of single products.
             for gradient, weight in zip(reversed(gradients), reversed(weights), strict=True):
                 part = _product(gradient, weight.t())
-                of_x = part if of_x is None else of_x.add_(part)
+                gradient_of_x = part if gradient_of_x is None else gradient_of_x.add_(part)
         x_t = x.flatten(0, -2).t()
-        return of_x, *(
-            _product(gradient.flatten(0, -2).t(), x_t) if needed else None
-            for gradient, needed in zip(gradients, needs, strict=True)
+        return gradient_of_x, *(
+            _product(gradient.flatten(0, -2).t(), x_t) if is_needed else None
+            for gradient, is_needed in zip(gradients, are_weights_needed, strict=True)
         )

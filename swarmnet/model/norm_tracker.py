@@ -1,9 +1,10 @@
 """Compare the norms of received tensors with the usual norm, so that no microbatch dominates a round.
 
 A gradient that is a thousand times too large outweighs all others of its round. Clipping the round's sum only
-scales all of them down together. The usual norm is learnt from recent tensors as the median of the peers'
+scales all of them down together. The *usual norm* is learnt from recent tensors as the median of the peers'
 medians, so that a peer gains no influence by sending much. It adapts within some ten microbatches, because
-norms change tenfold in the first hundred of a run.
+norms change tenfold in the first hundred of a run. The *ratio* of a tensor is its norm over the usual norm.
+Norms and ratios are kept as logarithms.
 
 These decisions affect only the own arithmetic: replicas agree on votes, not on gradients.
 """
@@ -67,92 +68,101 @@ class NormTracker:
     """Norm statistics of one kind of tensor that comes from other peers."""
 
     def __init__(self, weighed: bool = False) -> None:
-        """Create the statistics. `weighed` also scales down peers whose mean norm exceeds `USUAL_WEIGHT`."""
+        """Create the statistics. `weighed` also scales down peers whose mean ratio exceeds `USUAL_WEIGHT`."""
         self._weighed = weighed
         self._recent: dict[Hashable, deque[tuple[PeerId, float]]] = {}
         """Logarithms of norms. With too few peers to outvote one, values beyond the limit are clipped to it.
         The usual norm then grows one step at a time."""
-        self._everywhere: deque[tuple[PeerId, float]] = deque(maxlen=RECENT)
+        self._of_all_kinds: deque[tuple[PeerId, float]] = deque(maxlen=RECENT)
         """Norms of all kinds. Values of a rare kind may be old, and norms change for all kinds at once."""
-        self._slow: dict[Hashable, float] = {}
+        self._slow_average: dict[Hashable, float] = {}
+        """The usual norm of each kind, averaged over `SLOWNESS` microbatches."""
         self._ratios: OrderedDict[PeerId, deque[float]] = OrderedDict()
         """Logarithms of ratios, by the order in which the peers were last seen."""
 
     def judge(self, peer: PeerId, norm: float, kind: Hashable = None) -> NormCheck:
         """Record a norm that `peer` sent and return the verdict on it. Norms are compared within their
-        `kind`, of which the caller has few (a stage and a path length)."""
-        size = log(max(norm, MIN_NORM)) if norm <= MAX_NORM else inf  # No comparison with NaN is true.
+        `kind`, of which there are few. Without a known usual norm, every norm up to `MAX_NORM` is usual."""
+        log_norm = log(max(norm, MIN_NORM)) if norm <= MAX_NORM else inf  # No comparison with NaN is true.
         recent = self._recent.setdefault(kind, deque(maxlen=RECENT))
-        usual = self._usual(recent, self._slow.get(kind))
+        usual = self._usual_norm(recent, self._slow_average.get(kind))
         if usual is None:
-            if size < inf:
-                recent.append((peer, size))
-            return NormCheck(1.0, 1.0) if size < inf else NormCheck(inf, 0.0, far_off=True)
-        slow = self._slow.get(kind, usual)
-        self._slow[kind] = slow + (usual - slow) / SLOWNESS
-        everywhere = self._usual(self._everywhere, slow)
-        away = size - usual
-        if everywhere is not None and len(self._recent) > 1 and size < inf:
-            away = min(away, size - everywhere, key=abs)
-        self._everywhere.append((peer, size if size < inf else usual))
-        here = {peer, *(other for other, _ in recent)}
-        step = log(LIMIT) if len(here) < MIN_PEERS else log(MAX_NORM)
-        recent.append((peer, usual + min(step, max(-step, away))))
-        ratios = self._remembered(peer)
-        ratios.append(away)
-        outlier = abs(away) > log(LIMIT) and self._is_outlier(peer, here)
-        if outlier:
+            if log_norm == inf:
+                return NormCheck(inf, 0.0, far_off=True)
+            recent.append((peer, log_norm))
+            return NormCheck(1.0, 1.0)
+        average = self._slow_average.get(kind, usual)
+        self._slow_average[kind] = average + (usual - average) / SLOWNESS
+        usual_of_all_kinds = self._usual_norm(self._of_all_kinds, average)
+        log_ratio = log_norm - usual
+        if usual_of_all_kinds is not None and len(self._recent) > 1 and log_norm < inf:
+            log_ratio = min(log_ratio, log_norm - usual_of_all_kinds, key=abs)
+        self._of_all_kinds.append((peer, log_norm if log_norm < inf else usual))
+        peers = {peer, *(other for other, _ in recent)}
+        max_step = log(LIMIT) if len(peers) < MIN_PEERS else log(MAX_NORM)
+        recent.append((peer, usual + min(max_step, max(-max_step, log_ratio))))
+        ratios = self._ratios_of(peer)
+        ratios.append(log_ratio)
+        is_outlier = abs(log_ratio) > log(LIMIT) and self._is_outlier(peer, peers)
+        if is_outlier:
             del self._ratios[peer]  # The peer starts anew when it is used again.
-        if away == inf:
-            return NormCheck(inf, 0.0, far_off=True, outlier=outlier)
-        alone = len(here) == 1
-        gain = min(1.0, exp(log(ALONE_LIMIT if alone else LIMIT) - away))
-        weight = _weight(ratios) if self._weighed and not alone else 1.0
-        return NormCheck(exp(away), gain / weight, abs(away) > log(FAR) and not alone, outlier)
+        if log_ratio == inf:
+            return NormCheck(inf, 0.0, far_off=True, outlier=is_outlier)
+        is_alone = len(peers) == 1
+        gain = min(1.0, exp(log(ALONE_LIMIT if is_alone else LIMIT) - log_ratio))
+        divisor = _divisor(ratios) if self._weighed and not is_alone else 1.0
+        is_far_off = abs(log_ratio) > log(FAR) and not is_alone
+        return NormCheck(exp(log_ratio), gain / divisor, is_far_off, is_outlier)
 
     def left(self, peer: PeerId) -> None:
         """Forget a peer that has left, so that it has no vote. The remaining peer would otherwise be compared
         with old norms, and be given hardly any work while it is far from them."""
         for kind, recent in self._recent.items():
-            self._recent[kind] = deque((each for each in recent if each[0] != peer), maxlen=RECENT)
-        self._everywhere = deque((each for each in self._everywhere if each[0] != peer), maxlen=RECENT)
+            self._recent[kind] = deque((norm for norm in recent if norm[0] != peer), maxlen=RECENT)
+        of_others = (norm for norm in self._of_all_kinds if norm[0] != peer)
+        self._of_all_kinds = deque(of_others, maxlen=RECENT)
         self._ratios.pop(peer, None)
 
-    def _remembered(self, peer: PeerId) -> deque[float]:
+    def _ratios_of(self, peer: PeerId) -> deque[float]:
+        """Return the kept ratios of a peer, as the newest one. Forgets the oldest of too many peers."""
         ratios = self._ratios.setdefault(peer, deque(maxlen=KEPT_OF_EACH))
         self._ratios.move_to_end(peer)
         if len(self._ratios) > MAX_PEERS:
             self._ratios.popitem(last=False)
         return ratios
 
-    def _usual(self, recent: deque[tuple[PeerId, float]], slow: float | None) -> float | None:
-        """Return the median of the peers' medians; with too few norms `slow`, the value known before."""
+    def _usual_norm(self, recent: deque[tuple[PeerId, float]], average: float | None) -> float | None:
+        """Return the usual norm: the median of the peers' medians of their newest norms. The slow `average`
+        breaks a tie between an even number of peers, and is returned if there are too few norms."""
         if len(recent) < FEW:
-            return slow
+            return average
         newest: dict[PeerId, list[float]] = {}
-        for peer, size in reversed(recent):
-            sizes = newest.setdefault(peer, [])
-            if len(sizes) < RECENT_OF_EACH:
-                sizes.append(size)
-        voters = [median(sizes) for sizes in newest.values()]
-        if len(voters) % 2 == 0 and slow is not None:
-            voters.append(slow)
-        return median(voters)
+        for peer, log_norm in reversed(recent):
+            norms = newest.setdefault(peer, [])
+            if len(norms) < RECENT_OF_EACH:
+                norms.append(log_norm)
+        medians = [median(norms) for norms in newest.values()]
+        if len(medians) % 2 == 0 and average is not None:
+            medians.append(average)
+        return median(medians)
 
-    def _is_outlier(self, peer: PeerId, here: set[PeerId]) -> bool:
-        """Compare the peer with the others, because the usual norm may change for all peers at once."""
-        typical = {
+    def _is_outlier(self, peer: PeerId, peers: set[PeerId]) -> bool:
+        """Return whether the median ratio of `peer` is beyond `LIMIT` from that of all `peers`. They are
+        compared with each other, because the usual norm may change for all at once. False with too few."""
+        typical_ratios = {
             other: median(self._ratios[other])
-            for other in here
+            for other in peers
             if len(self._ratios.get(other, ())) >= FEW
         }  # fmt: skip
-        if peer not in typical or len(typical) < MIN_PEERS:
+        if peer not in typical_ratios or len(typical_ratios) < MIN_PEERS:
             return False
-        return not abs(typical[peer] - median(typical.values())) <= log(LIMIT)
+        difference = abs(typical_ratios[peer] - median(typical_ratios.values()))
+        return not difference <= log(LIMIT)  # True for NaN, the difference of two infinities.
 
 
-def _weight(ratios: deque[float]) -> float:
-    """Return the divisor for a peer's gradients. Those that it has not sent yet count as usual."""
-    weights = [exp(min(log(LIMIT), away)) for away in ratios]
-    mean = fmean([*weights, *[1.0] * (KEPT_OF_EACH - len(weights))])
+def _divisor(log_ratios: deque[float]) -> float:
+    """Return the divisor for a peer's gradients: the mean of its ratios, each at most `LIMIT`. It is 1 unless
+    that exceeds `USUAL_WEIGHT`. Ratios that the peer has not sent yet count as 1."""
+    ratios = [exp(min(log(LIMIT), log_ratio)) for log_ratio in log_ratios]
+    mean = fmean([*ratios, *[1.0] * (KEPT_OF_EACH - len(ratios))])
     return mean if mean > USUAL_WEIGHT else 1.0

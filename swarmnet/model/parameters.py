@@ -1,8 +1,9 @@
 """List the decoder's parameters by Hugging Face names for any slice of its layers, and which of them are
 trained.
 
-The module does not import torch, so that code that only counts parameters (memory, traffic, reports) starts
-fast.
+At a narrow boundary between two stages (boundary.py) fewer numbers per token cross. *Anchors* are learned
+vectors per token of such a boundary. The module does not import torch, so that code that only counts
+parameters starts fast.
 """
 
 from __future__ import annotations
@@ -46,18 +47,16 @@ def is_router(name: str) -> bool:
 
 
 def active_parameters(shape: ModelShape, span: Span) -> int:
-    """Return the number of parameters that one token uses; only active experts of each layer count."""
+    """Return the number of parameters that one token uses: all, except experts that it does not choose."""
     sizes = {name: prod(size) for name, size in parameter_shapes(shape, span).items()}
-    of_experts = sum(size for name, size in sizes.items() if is_experts(name))
-    left_out = (
-        of_experts * (shape.experts.num_experts - shape.experts.top_k) // max(1, shape.experts.num_experts)
-    )
-    return sum(sizes.values()) - left_out
+    in_experts = sum(size for name, size in sizes.items() if is_experts(name))
+    inactive_experts = shape.experts.num_experts - shape.experts.top_k
+    inactive = in_experts * inactive_experts // max(1, shape.experts.num_experts)
+    return sum(sizes.values()) - inactive
 
 
 def is_experts(name: str) -> bool:
-    """Return whether it belongs to one expert. A token uses `experts.top_k` of `experts.num_experts` of
-    these."""
+    """Return whether it belongs to one expert; a token uses only some experts of each layer."""
     return ".mlp.experts." in name
 
 
@@ -83,12 +82,15 @@ def whole(shape: ModelShape) -> Span:
 
 
 def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]]:
-    """Return the parameters of `span` as global name -> shape, in model order."""
-    queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+    """Return the parameters of `span` as global name -> shape, in model order. At narrow boundaries
+    (boundary.py) there are also tables of anchors, or layers that write fewer numbers than the width."""
+    queries = shape.num_attention_heads * shape.head_dim
+    keys = shape.num_key_value_heads * shape.head_dim
     shapes: dict[str, tuple[int, ...]] = {}
     if span.has_embedding:
         is_shared = shape.boundary.kind == "shared-subspace"
-        shapes[EMBEDDING] = (shape.vocab_size, shape.crossing if is_shared else shape.hidden_size)
+        embedding_width = shape.crossing if is_shared else shape.hidden_size
+        shapes[EMBEDDING] = (shape.vocab_size, embedding_width)
     anchors = (shape.boundary.anchor_rows or shape.vocab_size, shape.hidden_size)
     anchored = shape.boundary.after if shape.boundary.kind == "token-anchored" else ()
     for layer in range(span.first, span.stop):
@@ -96,16 +98,16 @@ def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]
             if layer > span.first:
                 shapes[anchors_before(layer)] = anchors
             shapes[anchors_after(layer)] = anchors
-        written = shape.crossing if shape.boundary.is_shared_at(layer) else shape.hidden_size
+        output_width = shape.crossing if shape.boundary.is_shared_at(layer) else shape.hidden_size
         members: dict[str, tuple[int, ...]] = {
             "input_layernorm": (shape.hidden_size,),
             "self_attn.q_proj": (queries, shape.hidden_size),
             "self_attn.k_proj": (keys, shape.hidden_size),
             "self_attn.v_proj": (keys, shape.hidden_size),
-            "self_attn.o_proj": (written, queries),
+            "self_attn.o_proj": (output_width, queries),
             "post_attention_layernorm": (shape.hidden_size,),
         }
-        members |= _feed_forwards(shape, written)
+        members |= _feed_forward_shapes(shape, output_width)
         if shape.qk_norm:
             members["self_attn.q_norm"] = members["self_attn.k_norm"] = (shape.head_dim,)
         for member, size in members.items():
@@ -122,50 +124,51 @@ def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]
     return shapes
 
 
-def _feed_forwards(shape: ModelShape, written: int) -> dict[str, tuple[int, ...]]:
-    """Return the feed-forward parameters of one layer, which writes `written` numbers per token."""
-    count = shape.experts.num_experts
+def _feed_forward_shapes(shape: ModelShape, output_width: int) -> dict[str, tuple[int, ...]]:
+    """Return the feed-forward parameters of one layer as member name -> shape. With experts, these are a
+    router and a set of matrices for each. A layer adds `output_width` numbers per token."""
+    experts = shape.experts.num_experts
     members: dict[str, tuple[int, ...]] = {}
-    if count:
-        members["mlp.gate"] = (count, shape.hidden_size)
-    for which in [f"mlp.experts.{expert}." for expert in range(count)] if count else ["mlp."]:
-        members[f"{which}gate_proj"] = members[f"{which}up_proj"] = (
-            shape.intermediate_size,
-            shape.hidden_size,
-        )
-        members[f"{which}down_proj"] = (written, shape.intermediate_size)
+    prefixes = ["mlp."]
+    if experts:
+        members["mlp.gate"] = (experts, shape.hidden_size)
+        prefixes = [f"mlp.experts.{expert}." for expert in range(experts)]
+    inwards = (shape.intermediate_size, shape.hidden_size)
+    for prefix in prefixes:
+        members[f"{prefix}gate_proj"] = members[f"{prefix}up_proj"] = inwards
+        members[f"{prefix}down_proj"] = (output_width, shape.intermediate_size)
     return members
 
 
 def residual_init_scale(shape: ModelShape, name: str) -> float:
-    """Return the scale of a parameter's first values and steps, relative to `initializer_range` and learning
-    rate. A model adds 2 x layers branches to the hidden states, so the last matrix of each is scaled by 1 /
-    sqrt(2 x layers). This is GPT-2's rule for first weights. It applies to steps here, because a sign step
-    has the same size for every weight (docs/decisions/0017-quiet-branches.md)."""
+    """Return the scale of a parameter's first values and optimizer steps, relative to `initializer_range` and
+    learning rate. A model adds 2 x layers branches to the hidden states. The last matrix of each is scaled by
+    1 / sqrt(2 x layers), as in GPT-2. Steps are scaled too, because a step by the gradient's sign has the
+    same size for every weight (docs/decisions/0017-quiet-branches.md)."""
     if not name.endswith(BRANCH_ENDS):
         return 1.0
     return shape.residual_init_scale or 1.0 / sqrt(2 * shape.num_hidden_layers)  # Rounded alike everywhere.
 
 
 def drawn_as(shape: ModelShape, name: str) -> str:
-    """Return the name whose draws give a parameter its first values. All anchors begin alike, so that at
-    first a boundary passes on what layers have added. With a row for each token they begin as the embedding,
-    in every stage."""
+    """Return the name that seeds the draws of a parameter's first values: its own, except for tables of
+    anchors. All such tables start equal, so that at first a boundary passes on what layers have added. With a
+    row for each token they start equal to the embedding."""
     if not is_anchors(name):
         return name
     return "model.boundaries" if shape.boundary.anchor_rows else EMBEDDING
 
 
 def first_share(shape: ModelShape, name: str) -> float:
-    """Return the deviation of a parameter's first values, in units of `initializer_range`."""
+    """Return the standard deviation of a parameter's first values, in units of `initializer_range`."""
     if is_anchors(name):  # The sum of two rows is as large as a row of the embedding.
         return sqrt(0.5) if shape.boundary.anchor_rows else 1.0
     return residual_init_scale(shape, name)
 
 
 def first_deviation(shape: ModelShape, name: str, size: tuple[int, ...]) -> float:
-    """Return the standard deviation of a matrix's first values. LoRA's A has that of PEFT's uniform values, 1
-    / sqrt(3 in), and B begins at zero."""
+    """Return the standard deviation of the first values of a matrix of shape `size` [out, in]. LoRA's A has
+    that of PEFT's uniform values, 1 / sqrt(3 in), and LoRA's B is zero at first."""
     if is_factor(name):
         return 1.0 / sqrt(3 * size[1]) if ".lora_A." in name else 0.0
     return shape.initializer_range * first_share(shape, name)
@@ -177,11 +180,13 @@ def has_frozen(manifest: Manifest) -> bool:
 
 
 def is_trained(manifest: Manifest, name: str) -> bool:
-    """Return whether the parameter of this name is trained."""
-    patterns, has_factors = manifest.sync.trainable, manifest.model.lora.rank > 0
+    """Return whether the parameter of this name is trained. If the run limits what is trained, these are LoRA
+    factors and names that match a pattern of `sync.trainable`."""
     if not has_frozen(manifest):
         return True
-    return (has_factors and is_factor(name)) or any(fnmatchcase(name, pattern) for pattern in patterns)
+    if manifest.model.lora.rank > 0 and is_factor(name):
+        return True
+    return any(fnmatchcase(name, pattern) for pattern in manifest.sync.trainable)
 
 
 def check_trained(manifest: Manifest) -> None:

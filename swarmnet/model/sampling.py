@@ -31,15 +31,15 @@ def window_starts(
     sequences: int,
     seq_len: int,
 ) -> tuple[int, ...]:
-    """Return where each of the `sequences` windows of `seq_len` + 1 tokens starts in the corpus.
-    Raises SamplingError if the corpus is shorter than a window."""
-    choices = corpus_tokens - seq_len
-    if choices < 1:
+    """Return the index of the first token of each of the `sequences` windows, of `seq_len` + 1 tokens. A hash
+    of run, seed and microbatch draws them. Raises SamplingError if the corpus is shorter than a window."""
+    possible_starts = corpus_tokens - seq_len
+    if possible_starts < 1:
         raise SamplingError(f"the text has {corpus_tokens} tokens, one window takes {seq_len + 1}: add text")
     name = f"swarmnet sampling/{run_id}/{seed}/{microbatch.origin}/{microbatch.counter}"
     stream = hashlib.shake_256(name.encode()).digest(_DRAW_BYTES * sequences)
     draws = (stream[at : at + _DRAW_BYTES] for at in range(0, len(stream), _DRAW_BYTES))
-    return tuple(int.from_bytes(draw, "little") % choices for draw in draws)
+    return tuple(int.from_bytes(draw, "little") % possible_starts for draw in draws)
 
 
 def drawn(run_id: RunId, seed: int, key: MicrobatchId, corpus: Tensor, data: Data) -> tuple[Tensor, Tensor]:

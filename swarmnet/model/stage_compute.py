@@ -1,9 +1,12 @@
 """Compute forward and backward of one stage, one microbatch at a time, on weights that change between them.
 
-A graph keeps the version of the weights that it was built on, so a step never affects an open microbatch.
-Without open graphs, as always in a run of one stage, a new version overwrites the old one
+A *version* is one published set of weights. A *graph* is what autograd keeps of a forward pass, or only the
+inputs if the stage is recomputed. A microbatch is *open* while its graph waits for the backward pass. A graph
+keeps the version that it was built on, so an optimizer step never affects an open microbatch. Without open
+graphs, as always in a run of one stage, a new version overwrites the old one
 (`computing/whole_weights.py`, on several devices `computing/spread_weights.py`). Gradients are of the
-*summed* loss and are added in one flat vector of the same layout (`computing/gradient_sum.py`).
+*summed* loss and are added in one flat vector of the same layout (`computing/gradient_sum.py`). At a *narrow
+boundary* fewer numbers per token cross than the model is wide, and a stage also needs the tokens.
 
 Only one thread at a time may use a StageCompute. Shape suffixes are as in `swarmnet/model/decoder.py`.
 """
@@ -40,12 +43,13 @@ class LastStageResult:
     """Cross entropy in nats, summed over the tokens."""
     tokens: int
     hidden_gradient: Tensor | None
-    """Gradient of the summed loss at the stage's input; None if the input is tokens. It is [B, T, D], or [B,
-    T, R] after a narrow boundary."""
+    """Gradient of the summed loss at the stage's input, in its shape; None if the input is tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
+    """What is kept of an open microbatch."""
+
     version: object
     inputs: Tensor
     tokens: Tensor | None
@@ -63,12 +67,12 @@ class StageCompute:
         self, shape: ModelShape, span: Span, layout: Layout, computing: Computing = PLAIN,
         device: torch.device | None = None, frozen: Layout = NOTHING, weights: StageWeights | None = None,
     ) -> None:  # fmt: skip
-        """Create the stage. `layout` is of trained and `frozen` of frozen parameters, which `freeze` sets.
-        `weights` are those of this device if there are several, else None: all are on `device`."""
+        """Create the stage. `layout` has the trained parameters, and `frozen` the others, which `freeze`
+        sets. `weights` is this device's part if several hold the stage; None if `device` holds all of it."""
         self._shape, self._span, self._layout = shape, span, layout
         self._frozen_layout = frozen
-        self._crossing = shape.crossing
-        self._forgets = computing.activation_checkpointing == "stage"
+        self._values_per_token = shape.crossing
+        self._recomputes_stage = computing.activation_checkpointing == "stage"
         # The number of tokens per expert varies.
         self._compiles = computing.compile and not shape.experts.num_experts
         self._weights: StageWeights = weights or WholeWeights(
@@ -88,8 +92,7 @@ class StageCompute:
 
     @property
     def routed(self) -> Routed:
-        """Number of trained tokens of each expert by layer. Any thread may read it. Empty without experts or
-        if several devices compute."""
+        """Number of trained tokens of each expert by layer, for any thread. Empty on several devices."""
         return self._weights.routed
 
     def freeze(self, units: Tensor) -> None:
@@ -97,16 +100,17 @@ class StageCompute:
         self._weights.freeze(units)
 
     def publish(self, tiles: Tiles) -> None:
-        """Use these weights from the next forward pass on. Old weights are overwritten unless a graph needs
-        them. `tiles` cover [layout.size]. Raises ValueError if frozen weights are missing."""
-        self._weights.publish(tiles, self._needs)
+        """Use new weights from the next forward pass on. `tiles` cover the flat vector [layout.size]. Old
+        ones are overwritten unless an open graph needs them. Raises ValueError without frozen weights."""
+        self._weights.publish(tiles, self._is_in_use)
 
     def train(self, layout: Layout) -> None:
         """Sum gradients of these parameters only, from zero. Called before `publish`, which applies it."""
         self._weights.train(layout)
 
     def warm_up(self, sequences: int, tokens: int) -> None:
-        """Compile for microbatches of this shape. May take minutes. Called before weights are published."""
+        """Compile the layers for microbatches of [sequences, tokens] by computing one on zero weights. May
+        take minutes. Does nothing without `compile`. Called before real weights are published."""
         if not self._compiles:
             return
         assert isinstance(self._weights, WholeWeights), "peers/compute/stage_part.py allows no other"
@@ -116,7 +120,7 @@ class StageCompute:
         tokens_BT = torch.zeros(sequences, tokens, dtype=torch.int64)
         inputs = tokens_BT
         if not self._span.has_embedding:
-            inputs = torch.zeros(sequences, tokens, self._crossing)
+            inputs = torch.zeros(sequences, tokens, self._values_per_token)
         if self._span.has_head:
             self.finish("warm up", inputs, tokens_BT, tokens_BT)
         else:
@@ -126,34 +130,36 @@ class StageCompute:
     def forward(
         self, key: Hashable, inputs: Tensor, branch_scale: float = 1.0, tokens_BT: Tensor | None = None
     ) -> Tensor:
-        """Compute the stage's hidden_BTD from tokens_BT (first stage) or hidden_BTD; keep the graph as `key`.
-        After a narrow boundary it needs both (`swarmnet.model.decoder.forward`). Its layers add
-        `branch_scale` times as much to the hidden states (`swarmnet.run.path_rules.Rules.branch_scale`).
+        """Compute and return the stage's output hidden_BTD, and keep the graph as `key`. `inputs` are tokens
+        (first stage) or hidden states; after a narrow boundary `tokens_BT` is needed too. The layers add
+        `branch_scale` times as much as usual to the hidden states.
         Raises StageError if the inputs do not fit the model, the result is not finite, or `key` is open."""
         if key in self._graphs:
             raise StageError(f"microbatch {key} is already open in this stage")
-        version, inputs = self._checked(key, inputs)
-        tokens_BT = self._checked_tokens(key, inputs, tokens_BT)
-        whole, rows = inputs.shape[:1], self._weights.rows(len(inputs))
-        inputs, tokens_BT = self._leaf(inputs, rows), _rows_of(tokens_BT, rows)
-        with torch.set_grad_enabled(not self._forgets):
+        version, inputs = self._check_inputs(key, inputs)
+        tokens_BT = self._check_tokens(key, inputs, tokens_BT)
+        sequences, rows = inputs.shape[:1], self._weights.rows(len(inputs))
+        inputs, tokens_BT = self._local_leaf(inputs, rows), _local_tokens(tokens_BT, rows)
+        with torch.set_grad_enabled(not self._recomputes_stage):
             output_BTD = self._weights.run(version, inputs, tokens_BT, branch_scale, rows)
         self._require_finite(key, "hidden states", output_BTD)
-        kept = None if self._forgets else output_BTD
-        shape = whole + output_BTD.shape[1:]
-        self._graphs[key] = _Graph(version, inputs, tokens_BT, kept, shape, branch_scale)
+        kept_output = None if self._recomputes_stage else output_BTD
+        shape = sequences + output_BTD.shape[1:]  # That of all sequences, of which this device has some.
+        self._graphs[key] = _Graph(version, inputs, tokens_BT, kept_output, shape, branch_scale)
         return output_BTD.detach()
 
     def finish(
         self, key: Hashable, inputs: Tensor, labels_BT: Tensor, tokens_BT: Tensor | None = None
     ) -> LastStageResult:
-        """Compute forward, loss and backward of the last stage. Raises StageError if one of them does."""
-        version, inputs = self._checked(key, inputs)
-        labels_BT = self._checked_labels(key, labels_BT, inputs)
-        tokens_BT = self._checked_tokens(key, inputs, tokens_BT)
+        """Compute forward pass, loss and backward pass of the last stage. Returns the loss and the gradient
+        at the inputs; no graph is kept. Raises StageError if the inputs or labels do not fit the model, or if
+        the loss or a gradient is not finite or too large."""
+        version, inputs = self._check_inputs(key, inputs)
+        labels_BT = self._check_labels(key, labels_BT, inputs)
+        tokens_BT = self._check_tokens(key, inputs, tokens_BT)
         rows = self._weights.rows(len(inputs))
         labels_BT = labels_BT[rows.sequences]
-        inputs, tokens_BT = self._leaf(inputs, rows), _rows_of(tokens_BT, rows)
+        inputs, tokens_BT = self._local_leaf(inputs, rows), _local_tokens(tokens_BT, rows)
         with torch.enable_grad():
             logits_BTV = self._weights.run(version, inputs, tokens_BT, 1.0, rows)
             loss = functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum")
@@ -164,9 +170,9 @@ class StageCompute:
         return LastStageResult(loss.item(), labels_BT.numel(), hidden_gradient_BTD)
 
     def backward(self, key: Hashable, hidden_gradient: Tensor) -> Tensor | None:
-        """Add the parameters' gradients, given the gradient at the output (float32 [B, T, D]). Returns the
-        gradient at the stage's input; None in the first stage. Removes the graph in any case. Raises
-        StageError if `key` is not open, the shape is wrong, or the gradient is too large to be summed."""
+        """Add the parameters' gradients to the sum, given the gradient at the output (float32, of its shape).
+        Returns the gradient at the input; None in the first stage. Removes the graph in any case. Raises
+        StageError if `key` is not open, the shape is wrong, or the gradient is too large or not finite."""
         graph = self._graphs.pop(key, None)
         if graph is None:
             raise StageError(f"microbatch {key} is not open in this stage")
@@ -193,41 +199,44 @@ class StageCompute:
         return self._weights.rows(sequences).count
 
     def drop(self, key: Hashable) -> None:
-        """Forget the graph of `key`, if it is open."""
+        """Drop the graph of `key`, if it is open."""
         self._graphs.pop(key, None)
 
     def use_gradient(self, use: Callable[[Tensor], Used]) -> Used:
-        """Return what `use` makes of the gradient [layout.size] that was summed since the last call. The sum
-        is zero afterwards."""
+        """Return `use(gradient)` for the gradient [layout.size] summed since the last call, and zero it."""
         return self._weights.use_gradient(use)
 
-    def _needs(self, version: object) -> bool:
+    def _is_in_use(self, version: object) -> bool:
         """Return whether an open graph was built on this version."""
         return any(graph.version is version for graph in self._graphs.values())
 
     def _accumulate(
         self, key: Hashable, version: object, loss: Tensor, inputs: Tensor, rows: Rows
     ) -> Tensor | None:
-        """Run backward and return the gradient at `inputs`. Raises StageError if it is not finite or too
-        large."""
-        is_good = self._weights.add_gradient_of(version, loss if rows.count else 0.0 * loss, inputs)
-        found, inputs.grad = inputs.grad, None  # It is sent to the stage before and is not summed here.
-        if found is not None:
-            is_good = is_good and bool(torch.linalg.vector_norm(found).isfinite())
+        """Run the backward pass from `loss`, and add the parameters' gradients to the sum. Returns the
+        gradient at `inputs`; None for tokens, and on a device whose result does not count. Raises StageError
+        if a gradient is not finite or too large on any device."""
+        counted_loss = loss if rows.count else 0.0 * loss
+        is_good = self._weights.add_gradient_of(version, counted_loss, inputs)
+        # The gradient at the inputs is sent to the stage before and is not summed here.
+        input_gradient, inputs.grad = inputs.grad, None
+        if input_gradient is not None:
+            is_good = is_good and bool(torch.linalg.vector_norm(input_gradient).isfinite())
         if not self._weights.agreed(is_good):
             raise StageError(f"microbatch {key}: gradient not finite, or too large to be summed")
-        return found if rows.count else None
+        return input_gradient if rows.count else None
 
-    def _checked(self, key: Hashable, inputs: Tensor) -> tuple[object, Tensor]:
-        """Check a microbatch's inputs from an untrusted peer. Returns the newest weights and the inputs."""
+    def _check_inputs(self, key: Hashable, inputs: Tensor) -> tuple[object, Tensor]:
+        """Check a microbatch's inputs from an untrusted peer. Returns the newest version of the weights, and
+        the inputs on their device. Raises StageError if dtype, shape or tokens do not fit the model."""
         version = self._weights.version
         if version is None:
             raise ValueError("publish weights first")
         if self._span.has_embedding:
             kind, fits = "int64 tokens [B, T]", inputs.dtype == torch.int64 and inputs.dim() == 2
         else:
-            kind = f"float32 hidden states [B, T, {self._crossing}]"
-            fits = inputs.dtype == torch.float32 and inputs.shape[2:] == (self._crossing,)
+            kind = f"float32 hidden states [B, T, {self._values_per_token}]"
+            fits = inputs.dtype == torch.float32 and inputs.shape[2:] == (self._values_per_token,)
         if not fits:
             raise StageError(f"microbatch {key}: inputs are {_describe(inputs)}, this stage takes {kind}")
         sequences, tokens = inputs.shape[:2]
@@ -240,7 +249,8 @@ class StageCompute:
             self._require_vocabulary(key, "inputs", inputs)
         return version, inputs.detach().to(self._weights.device)
 
-    def _checked_labels(self, key: Hashable, labels_BT: Tensor, inputs: Tensor) -> Tensor:
+    def _check_labels(self, key: Hashable, labels_BT: Tensor, inputs: Tensor) -> Tensor:
+        """Return the labels on the weights' device. Raises StageError if they do not fit the inputs."""
         if labels_BT.shape != inputs.shape[:2] or labels_BT.dtype != torch.int64:
             raise StageError(
                 f"microbatch {key}: labels are {_describe(labels_BT)}, need int64 {list(inputs.shape[:2])}"
@@ -248,18 +258,19 @@ class StageCompute:
         self._require_vocabulary(key, "labels", labels_BT)
         return labels_BT.to(self._weights.device)
 
-    def _leaf(self, inputs: Tensor, rows: Rows) -> Tensor:
-        """Return the sequences that are computed here, as a leaf of the graph."""
-        here = inputs[rows.sequences]
-        return here if self._span.has_embedding else here.detach().requires_grad_()
+    def _local_leaf(self, inputs: Tensor, rows: Rows) -> Tensor:
+        """Return the sequences that this device computes, as a leaf of the graph."""
+        local_inputs = inputs[rows.sequences]
+        return local_inputs if self._span.has_embedding else local_inputs.detach().requires_grad_()
 
-    def _checked_tokens(self, key: Hashable, inputs: Tensor, tokens_BT: Tensor | None) -> Tensor | None:
-        """Check the tokens of hidden states after a narrow boundary. Returns None if the stage needs none."""
+    def _check_tokens(self, key: Hashable, inputs: Tensor, tokens_BT: Tensor | None) -> Tensor | None:
+        """Check the tokens of hidden states after a narrow boundary, and return them on the inputs' device.
+        Returns None if the stage needs none. Raises StageError if they do not fit the inputs."""
         if self._span.first not in self._shape.boundary.after:
             return None
         if tokens_BT is None or tokens_BT.shape != inputs.shape[:2] or tokens_BT.dtype != torch.int64:
-            came, need = "none" if tokens_BT is None else _describe(tokens_BT), list(inputs.shape[:2])
-            raise StageError(f"microbatch {key}: tokens beside hidden states are {came}, need int64 {need}")
+            got, need = "none" if tokens_BT is None else _describe(tokens_BT), list(inputs.shape[:2])
+            raise StageError(f"microbatch {key}: tokens beside hidden states are {got}, need int64 {need}")
         self._require_vocabulary(key, "tokens beside hidden states", tokens_BT)
         return tokens_BT.to(inputs.device)
 
@@ -269,11 +280,11 @@ class StageCompute:
             raise StageError(f"microbatch {key}: {what} not finite")
 
     def _require_vocabulary(self, key: Hashable, what: str, tokens_BT: Tensor) -> None:
-        """Check tokens in host memory, because reading from a GPU would wait for it."""
-        least, most = (int(bound) for bound in torch.aminmax(tokens_BT))
-        if least < 0 or most >= self._shape.vocab_size:
+        """Raise StageError if a token is outside the vocabulary. Reading a GPU's memory would wait for it."""
+        smallest, largest = (int(bound) for bound in torch.aminmax(tokens_BT))
+        if smallest < 0 or largest >= self._shape.vocab_size:
             raise StageError(
-                f"microbatch {key}: {what} hold token {least if least < 0 else most}, "
+                f"microbatch {key}: {what} hold token {smallest if smallest < 0 else largest}, "
                 f"the vocabulary is 0 to {self._shape.vocab_size - 1}"
             )
 
@@ -283,7 +294,7 @@ def copied(weights: Tensor) -> Tiles:
     return [(0, weights)]
 
 
-def _rows_of(tokens_BT: Tensor | None, rows: Rows) -> Tensor | None:
+def _local_tokens(tokens_BT: Tensor | None, rows: Rows) -> Tensor | None:
     return None if tokens_BT is None else tokens_BT[rows.sequences]
 
 

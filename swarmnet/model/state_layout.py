@@ -1,8 +1,9 @@
 """Lay out the whole state of a group: trained weights, then its outer momentum if it has one, then frozen
 weights.
 
-All are int32 on the same grid in one vector with one digest. Snapshots, checkpoints and archives therefore
-contain momentum and frozen weights without special treatment.
+A group consists of the peers of one stage. A *layout* says where each parameter lies in one flat vector of
+int32 (`flat_layout.py`). One vector with one digest holds the whole state. Snapshots, checkpoints and
+archives therefore contain momentum and frozen weights without special treatment.
 """
 
 from __future__ import annotations
@@ -23,20 +24,21 @@ MOMENTUM = "outer_momentum."
 
 
 def state_of(layout: Layout, sync: Sync) -> Layout:
-    """Return the layout of what a stage settles: trained weights, and a momentum as large if it has one."""
+    """Return the layout of what a stage settles: the trained weights of `layout`. The outer momentum of each
+    follows if the run settles it."""
     if not sync.settles_momentum:
         return layout
-    momentum = replace(layout, entries=tuple(
-        replace(each, name=MOMENTUM + each.name, block=MOMENTUM + each.block) for each in layout.entries
-    ))  # fmt: skip
-    return behind(layout, momentum)
+    momentum_entries = tuple(
+        replace(entry, name=MOMENTUM + entry.name, block=MOMENTUM + entry.block) for entry in layout.entries
+    )
+    return behind(layout, replace(layout, entries=momentum_entries))
 
 
 def behind(first: Layout, second: Layout) -> Layout:
-    """Return the layout of both in one vector."""
+    """Return the layout of one vector that holds `first` and behind it `second`."""
     size = first.size
     return Layout(
-        (*first.entries, *(replace(each, offset=size + each.offset) for each in second.entries)),
+        (*first.entries, *(replace(entry, offset=size + entry.offset) for entry in second.entries)),
         (*first.planes, *(replace(plane, offset=size + plane.offset) for plane in second.planes)),
         (*first.padding, *((size + start, size + stop) for start, stop in second.padding)),
         size + second.size,
@@ -64,9 +66,9 @@ def first_state(
     for entry in state.entries:
         if entry.name.startswith(MOMENTUM):
             continue
-        found = given(entry.name)
-        if found is None:
+        first_values = given(entry.name)
+        if first_values is None:
             units[entry.place] = drawn_units(manifest.model, entry.name, entry.shape, manifest.seed)
         else:
-            units[entry.place] = to_units(found.flatten())
+            units[entry.place] = to_units(first_values.flatten())
     return units

@@ -1,9 +1,11 @@
 """Decide how many microbatches an origin keeps in flight: enough to keep the computers busy, and few more.
 
-With too few, the peers below wait for the network. With too many, microbatches wait in queues, which costs
-memory and increases the loss when a peer fails. By Little's law the average number that wait for compute is
-(number in flight) * (share of their time that they wait for compute). The window keeps this number between
-two bounds, as TCP Vegas does (Brakmo and Peterson 1995, alpha and beta). Vegas infers the queue from the
+The *origin* of a microbatch is the peer of the first stage that starts it. Its *window* is the number that it
+keeps in flight. With too few, the peers of later stages wait for the network. With too many, microbatches
+wait in queues, which costs memory and increases the loss when a peer fails. By Little's law the average
+number that wait for compute is (number in flight) * (share of their time that they wait for compute). The
+window keeps this number between two bounds, as TCP Vegas does (Brakmo and Peterson 1995, alpha and beta).
+An *epoch* is the number of answers after which the window is adjusted. Vegas infers the queue from the
 shortest answer, which mistakes repeated packets on a lossy link for a queue. Here each answer reports how
 long the microbatch waited for compute and how long it computed. The remaining time is network.
 
@@ -59,22 +61,24 @@ def graph_at_work(manifest: Manifest, stage: int, computing: Computing = PLAIN) 
     """Estimate the additional bytes of the one microbatch whose backward pass is being computed. They hold
     recomputed activations and, at the head, the logits, their softmax and their gradient."""
     layers = {"none": 0, "stage": manifest.stages[stage], "layer": 1}[computing.activation_checkpointing]
-    of_token = layers * _layer_bytes(manifest.model, computing)
+    bytes_per_token = layers * _layer_bytes(manifest.model, computing)
     if manifest.span(stage).has_head:
-        of_token += 3 * FLOAT_BYTES * manifest.model.vocab_size
-    return manifest.microbatch_tokens * of_token
+        bytes_per_token += 3 * FLOAT_BYTES * manifest.model.vocab_size
+    return manifest.microbatch_tokens * bytes_per_token
 
 
 def _layer_bytes(model: ModelShape, computing: Computing) -> int:
-    """Return the bytes per token that a layer keeps for its backward pass."""
-    heads = (
-        (model.num_attention_heads + model.num_key_value_heads) * model.head_dim * (2 if model.qk_norm else 1)
-    )
-    feeds = 4 * model.active_feed_forward
+    """Return the bytes per token that a layer keeps for its backward pass. They are counted as numbers of
+    the width of hidden states, of attention heads and of the feed-forward layer."""
+    head_numbers = (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
+    if model.qk_norm:
+        head_numbers *= 2
+    feed_forward_numbers = 4 * model.active_feed_forward
+    inner_numbers = 2 * head_numbers + feed_forward_numbers
     if computing.dtype == "fp32":
-        return FLOAT_BYTES * (6 * model.hidden_size + 2 * heads + feeds)
+        return FLOAT_BYTES * (6 * model.hidden_size + inner_numbers)
     # Hidden states and inputs of norms stay float32; inputs and outputs of matrices are bfloat16.
-    return 2 * FLOAT_BYTES * model.hidden_size + BF16_BYTES * (4 * model.hidden_size + 2 * heads + feeds)
+    return 2 * FLOAT_BYTES * model.hidden_size + BF16_BYTES * (4 * model.hidden_size + inner_numbers)
 
 
 def graphs_that_fit(manifest: Manifest, stage: int, memory_bytes: int, computing: Computing = PLAIN) -> int:
@@ -90,31 +94,33 @@ class Flow:
         self.limit = limit
         self.window = max(1, min(FIRST_WINDOW, limit))
         self.least_waiting, self.most_waiting = MIN_WAITING, MAX_WAITING
+        """Bounds for the number of microbatches that wait for compute; see `aim`."""
         self.network_floor: float | None = None
         """Mean network seconds of a microbatch in the fastest epoch; None before the first epoch."""
         self._grew_only = True
         """Whether the window has only grown so far (slow start)."""
         self._full_epochs = 0
         """Number of epochs in which the link was full."""
-        self._passed_over = 0
-        """Number of further answers to ignore, because their microbatches started before the window
-        changed."""
+        self._answers_to_ignore = 0
+        """Number of next answers to ignore, because their microbatches started before the window changed."""
         self._answers = 0
+        """Number of answers in this epoch. The next four are sums over these."""
         self._total = self._queue = self._network = 0.0
         self._under_way = 0
 
     def aim(self, stages: int, peers_here: int, peers_below: int) -> None:
-        """Set the target for the number that wait: one per stage for each peer of the next stage per origin.
-        Each of these peers needs a queue (docs/benchmarks/removed.md)."""
+        """Set the bounds for the number of this origin's microbatches that wait for compute. The lower bound
+        is one per stage, times the peers of the next stage per origin (`peers_below` / `peers_here`). Each of
+        these peers needs a queue (docs/benchmarks/removed.md)."""
         self.least_waiting = max(MIN_WAITING, stages * max(1.0, peers_below / max(1, peers_here)))
         self.most_waiting = MAX_WAITING / MIN_WAITING * self.least_waiting
 
     def done(self, total: float, compute: float, queue: float, under_way: int) -> None:
-        """Record a committed microbatch of this origin. `total` is its seconds from start to end. `compute`
-        and `queue` are its seconds of compute and of waiting for compute, summed over all stages. `under_way`
-        is how many were in flight with it."""
-        if self._passed_over > 0:  # It was started before the window changed.
-            self._passed_over -= 1
+        """Record a committed microbatch of this origin. It took `total` seconds from start to end. `compute`
+        and `queue` are the seconds of compute and of waiting for it. `under_way` microbatches were in
+        flight."""
+        if self._answers_to_ignore > 0:
+            self._answers_to_ignore -= 1
             return
         self._answers += 1
         self._total += total
@@ -125,13 +131,15 @@ class Flow:
             self._adapt()
 
     def _adapt(self) -> None:
-        """End an epoch: adjust the window by the mean queue and network times, and reset the sums."""
-        answers, under_way = self._answers, self._under_way / self._answers
-        network = self._network / answers
+        """End an epoch: adjust the window by the mean queue and network times, and reset the sums. The window
+        shrinks if too many microbatches wait or the network is full, and grows if too few wait. After
+        `PROBE_EPOCHS` with a full network it starts small again, to measure the free network anew."""
+        under_way = self._under_way / self._answers
+        network = self._network / self._answers
         waiting = under_way * self._queue / max(self._total, 1e-9)
         self.network_floor = min(self.network_floor or network, network)
         window = self.window
-        used = under_way > window - 1.0  # Otherwise something else limits the number in flight.
+        is_window_used = under_way > window - 1.0  # Otherwise something else limits the number in flight.
         if waiting > max(self.most_waiting, MAX_SHARE * under_way):
             self._grew_only = False
             window -= max(1, window // 8)
@@ -139,13 +147,14 @@ class Flow:
             self._grew_only = False
             self._full_epochs += 1
             window -= max(1, window // 8)
-        elif waiting < max(self.least_waiting, MIN_SHARE * under_way) and used:
-            window += max(1, window // (2 if self._grew_only else 8))
+        elif waiting < max(self.least_waiting, MIN_SHARE * under_way) and is_window_used:
+            growth_divisor = 2 if self._grew_only else 8
+            window += max(1, window // growth_divisor)
         if self._full_epochs >= PROBE_EPOCHS:
             window, self.network_floor = min(FIRST_WINDOW, window), None
             self._grew_only, self._full_epochs = True, 0
         window = max(1, min(window, self.limit))
-        self._passed_over = self.window if window != self.window else 0
+        self._answers_to_ignore = self.window if window != self.window else 0
         self.window = window
         self._answers = self._under_way = 0
         self._total = self._queue = self._network = 0.0

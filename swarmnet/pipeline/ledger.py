@@ -21,19 +21,19 @@ class RecentLoss:
     def __init__(self) -> None:
         self.newest: float | None = None
         """Loss of the newest microbatch alone, in nats per token."""
-        self._seen: deque[tuple[float, int]] = deque(maxlen=MICROBATCHES_OF_LOSS)
+        self._recent: deque[tuple[float, int]] = deque(maxlen=MICROBATCHES_OF_LOSS)
 
     def add(self, loss_sum: float, tokens: int) -> None:
         """Add the loss of a microbatch, in nats summed over its tokens."""
         if tokens > 0:
             self.newest = loss_sum / tokens
-            self._seen.append((loss_sum, tokens))
+            self._recent.append((loss_sum, tokens))
 
     @property
     def mean(self) -> float | None:
         """Mean loss in nats per token; None before the first microbatch."""
-        tokens = sum(tokens for _, tokens in self._seen)
-        return sum(loss for loss, _ in self._seen) / tokens if tokens else None
+        token_count = sum(tokens for _, tokens in self._recent)
+        return sum(loss for loss, _ in self._recent) / token_count if token_count else None
 
 
 class CommittedTwice(AssertionError):
@@ -58,12 +58,14 @@ class MicrobatchLedger:
     late_answers: int = 0
     """Number of GRADs that no microbatch needed any more."""
     _newest: OrderedDict[Hashable, None] = field(default_factory=OrderedDict)
+    """The newest committed microbatches, at most `REMEMBERED`, oldest first."""
 
     def is_committed(self, key: Hashable) -> bool:
         return key in self._newest
 
     def commit(self, key: Hashable, tokens: int) -> None:
-        """Commit a microbatch, or a request to routed experts. Raises CommittedTwice on a repetition."""
+        """Count a microbatch (or a request to routed experts) whose gradient over `tokens` tokens was added
+        here. Raises CommittedTwice if it was counted before."""
         if self.is_committed(key):
             raise CommittedTwice(str(key))
         self._newest[key] = None

@@ -1,6 +1,9 @@
 """Carry every microbatch through one peer: forward to the next stage, gradient back to the previous one.
 
-A microbatch is *committed* when its gradient has been added to the open round, once on each peer.
+A microbatch starts at its *origin*, a peer of the first stage. *Above* are earlier stages, *below* are later
+ones. The message ACT sends hidden states below, and GRAD sends their gradient back. BUSY and NACK refuse an
+ACT, and CANCEL withdraws it. An *attempt* is one ACT to one peer; attempts are counted. A microbatch is
+*committed* when its gradient has been added to the open round, once on each peer.
 
     origin:  start -> forward -> (ACT to a peer of the next stage) -> GRAD -> backward, committed
     middle:  ACT   -> forward -> ACT onwards                       -> GRAD -> backward, committed -> GRAD back
@@ -10,8 +13,9 @@ The sender of an ACT keeps its output until GRAD comes. The next peer may die, r
 Then the *nearest* sender sends the kept output to another peer, so the work above is not lost. A repeated ACT
 gets the kept GRAD again and adds nothing. Deadlines are durations, and each hop shortens them.
 
-The state machine does no IO and holds no tensors. `handle(event, now)` returns what the caller must do. The
-caller keeps the bodies under the microbatch's id. Times are seconds on the caller's clock.
+The *router* chooses the next peer. A *guide*, if there is one, reserves paths ahead and chooses instead. The
+state machine does no IO and holds no tensors. `handle(event, now)` returns what the caller must do. The
+caller keeps the tensors under the microbatch's id. Times are seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -41,9 +45,8 @@ a pause comes earlier. It equals the heartbeat interval, by which new neighbours
 GUIDED_RETRY_SECONDS = 0.1
 """Retry interval where places are reserved ahead: this module does not see what the guide waits for."""
 IS_WELL = frozenset({"committed", "other_path", "cancelled", "outlier"})
-"""Codes of refusals after which a peer still counts as healthy. It computed this microbatch before, it
-received a cancel, or it rejects the values as outliers. All peers see outliers at the same moment when an
-optimizer step was large."""
+"""Codes of refusals after which a peer still counts as healthy: it computed this microbatch before, it
+received a cancel, or it rejects outliers. All peers see outliers at once when a step was large."""
 MAX_ASKERS = 4
 """Maximum number of peers that wait for one answer. Each was tried and has not sent CANCEL."""
 MAX_OVERTAKEN = 256
@@ -53,6 +56,8 @@ KEEP_SECONDS = 30.0
 
 
 Phase = Literal["door", "forward", "unrouted", "waiting", "backward", "done"]
+"""door: the input waits for memory. unrouted: the output waits for a next peer. waiting: the output was sent,
+and its GRAD has not come. done: the microbatch is committed. In the other two it is being computed."""
 
 
 @dataclass(slots=True)
@@ -78,20 +83,18 @@ class Job:
     """Peer whose gradient is in the backward pass now."""
     answer_seconds: float | None = None
     """Seconds until that gradient came, if it answers the newest attempt."""
-    spoilt: set[PeerId] = field(default_factory=set)
+    rejected: set[PeerId] = field(default_factory=set)
     """Peers whose gradient was invalid. No further gradient from them is accepted."""
     rerouted: str = ""
-    """Reason why the newest peer did not do it (`peers/telemetry/reasons.py`)."""
+    """Reason why the newest peer that was tried gave no answer (`peers/telemetry/reasons.py`)."""
     retry_at: float = float("inf")
     done_at: float = float("inf")
 
 
 class Pipeline:
-    """The state machine of all microbatches on one peer.
-
-    `candidates(key, tried)` returns the live peers to which the microbatch `key` may go after it was sent to
-    `tried`. If `key` is None, it answers for a microbatch that this peer would start now. The last stage has
-    no candidates."""
+    """The state machine of all microbatches on one peer. `candidates(key, tried)` returns the live peers to
+    which microbatch `key` may go after it was sent to `tried`. With None as `key`, they are those for a
+    microbatch that would start now. The last stage has no candidates."""
 
     def __init__(
         self,
@@ -102,7 +105,8 @@ class Pipeline:
         ledger: MicrobatchLedger,
         body_bytes: int = 0,
     ) -> None:
-        """Create the machine. `body_bytes` is the size of a body between stages; it sets first deadlines."""
+        """Create the machine. `slots` is how many microbatches fit into memory. `body_bytes` is the size of a
+        body between stages; it sets the deadlines before any answer is measured."""
         self.stages_below = stages_below
         self.router = router
         self.candidates = candidates
@@ -110,14 +114,15 @@ class Pipeline:
         self.ledger = ledger
         self.guide: Guide | None = None
         self.jobs: dict[MicrobatchId, Job] = {}
-        """All jobs. Each is also in `_open` or in `_kept`, so that no event scans everything that is kept."""
+        """All jobs. Each is also in `_open` or in `_done`, so that no event scans all jobs."""
         self._open: dict[MicrobatchId, Job] = {}
+        """Jobs that are not done."""
         self._queued: dict[MicrobatchId, Job] = {}
         """Jobs of `_open` that came before there was memory for them. Only their input is kept."""
-        self._kept: OrderedDict[MicrobatchId, Job] = OrderedDict()
-        """Jobs that are done, in the order in which they were."""
-        self._overtaken: OrderedDict[tuple[PeerId, MicrobatchId], int] = OrderedDict()
-        """Maps (peer, microbatch) to the attempt that was cancelled before it came."""
+        self._done: OrderedDict[MicrobatchId, Job] = OrderedDict()
+        """Jobs that are done, oldest first. Their GRAD is kept for `KEEP_SECONDS`."""
+        self._cancelled_early: OrderedDict[tuple[PeerId, MicrobatchId], int] = OrderedDict()
+        """Maps (peer, microbatch) to the attempt whose CANCEL came before its ACT."""
         self.answers = AnswerTimes(router, stages_below, body_bytes)
         self._effects: list[events.Effect] = []
 
@@ -131,12 +136,14 @@ class Pipeline:
         return sum(job.own for job in self._open.values())
 
     def has_room_ahead(self, now: float) -> bool:
-        """Return whether an origin may start one more: a peer would take it, and none waits for a route."""
+        """Return whether an origin may start one more microbatch. A peer of the next stage must have room,
+        and no microbatch may wait for a next peer. Always True on the last stage, which has no next peer."""
         if not self.stages_below:
             return True
         if any(job.phase == "unrouted" for job in self._open.values()):
             return False
-        return (self.guide or self.router).has_room(self.candidates(None, ()), now)
+        chooser = self.guide or self.router
+        return chooser.has_room(self.candidates(None, ()), now)
 
     def grant(self, peer: PeerId) -> int:
         """Return how many microbatches `peer` of the stage above may have in flight here."""
@@ -148,32 +155,26 @@ class Pipeline:
         job = self.jobs.get(key)
         if job is None or job.phase not in ("waiting", "unrouted"):
             return False
-        return peer in job.tried and peer not in job.spoilt
+        return peer in job.tried and peer not in job.rejected
 
     def handle(self, event: events.Event, now: float) -> list[events.Effect]:
-        """Process an event, then admit queued microbatches if there is memory. Returns what the caller must
-        do, in order. The class of the event says which step of a microbatch it reports (events.py)."""
+        """Process an event, which reports one step of a microbatch, the loss of a peer or passed time. Then
+        begin queued microbatches if there is memory. Returns what the caller must do, in order."""
         self._effects = []
         match event:
             case events.MicrobatchCut(key):
-                self._begin(
-                    key,
-                    Job(
-                        "forward",
-                        now + MAX_ATTEMPTS * self.answers.of_an_attempt(self.candidates(None, ())),
-                        own=True,
-                    ),
-                )
+                seconds = MAX_ATTEMPTS * self.answers.of_an_attempt(self.candidates(None, ()))
+                self._begin(key, Job("forward", now + seconds, own=True))
             case events.ActArrived():
-                self._act(event, now)
+                self._accept_act(event, now)
             case events.ForwardDone(key):
                 self._route(key, now)
             case events.LastDone(key) | events.BackwardDone(key):
-                self._committed(key, event.tokens, now)
+                self._finish(key, event.tokens, now)
             case events.ComputeFailed():
-                self._failed(event, now)
+                self._handle_failure(event, now)
             case events.GradArrived(peer, key):
-                self._grad(peer, key, now)
+                self._accept_grad(peer, key, now)
             case events.BusyArrived(peer, key, attempt):
                 if self._is_current(peer, key, attempt):
                     self.router.busy(peer, now)
@@ -184,38 +185,41 @@ class Pipeline:
                         self.router.failed(peer, now)
                     self._reroute(key, code, now)
             case events.CancelArrived(peer, key, attempt):
-                self._called_off(peer, key, attempt)
+                self._handle_cancel(peer, key, attempt)
             case events.PeerLost(peer):
-                self._lost(peer, now)
+                self._handle_lost_peer(peer, now)
             case events.PipelineTick():
-                self._tick(now)
+                self._handle_tick(now)
         if self._queued:
-            self._admit(now)
+            self._begin_queued(now)
         return self._effects
 
     def next_deadline(self) -> float:
-        """Return when to send a Tick if nothing else happens."""
+        """Return when the caller must pass a `PipelineTick` if no other event comes before; infinity:
+        never."""
         due = float("inf")
         for job in self._open.values():
             if job.phase == "waiting":
                 due = min(due, job.next_deadline)
             elif job.phase == "unrouted":
                 due = min(due, job.deadline, job.retry_at)
-        oldest = next(iter(self._kept.values()), None)
-        return due if oldest is None else min(due, oldest.done_at + KEEP_SECONDS)
+        oldest_done = next(iter(self._done.values()), None)
+        return due if oldest_done is None else min(due, oldest_done.done_at + KEEP_SECONDS)
 
     # -- events ---------------------------------------------------------------------------------------
 
-    def _act(self, act: events.ActArrived, now: float) -> None:
-        """Accept, repeat or refuse a microbatch that a peer of the stage above sent."""
+    def _accept_act(self, act: events.ActArrived, now: float) -> None:
+        """Handle an ACT: begin a new microbatch if there is memory. Else it waits if it has a reservation, or
+        gets BUSY. NACK answers a cancelled attempt, and a committed microbatch whose GRAD is not kept."""
         job = self.jobs.get(act.key)
-        if self._overtaken.pop((act.peer, act.key), 0) >= act.attempt:
+        cancelled_attempt = self._cancelled_early.pop((act.peer, act.key), 0)
+        if cancelled_attempt >= act.attempt:
             # Send a reply anyway, because the sender may have restarted and count attempts from one again.
             reason = "this attempt was called off before it came"
             self._effects.append(events.SendNack(act.key, act.peer, act.attempt, "cancelled", reason))
             return
         if job is not None:
-            self._asked_again(job, act, now)
+            self._handle_repeated_act(job, act, now)
             return
         if self.ledger.is_committed(act.key):
             reason = "its gradient was added here and its answer is no longer kept"
@@ -231,9 +235,10 @@ class Pipeline:
             self.ledger.refused += 1
             self._effects.append(events.SendBusy(act.key, act.peer, act.attempt))
 
-    def _asked_again(self, job: Job, act: events.ActArrived, now: float) -> None:
+    def _handle_repeated_act(self, job: Job, act: events.ActArrived, now: float) -> None:
         """Handle an ACT for a known microbatch, from the same sender (its link broke) or from another peer
-        after a re-route above. Earlier senders may still wait, so no sender replaces another."""
+        after a re-route above. If it is done, GRAD is sent again. Otherwise the sender waits too, beside the
+        earlier ones, or gets BUSY if too many wait."""
         if job.phase == "done":
             self.ledger.repeated += 1
             self._effects.append(events.SendGrad(act.key, act.peer, act.attempt))
@@ -244,8 +249,8 @@ class Pipeline:
             job.cancelled = False
             job.deadline = max(job.deadline, now + act.deadline_seconds)
 
-    def _admit(self, now: float) -> None:
-        """Begin waiting microbatches in order of arrival while there is memory."""
+    def _begin_queued(self, now: float) -> None:
+        """Begin queued microbatches in order while there is memory. Drop those whose deadline has passed."""
         while self._queued and self.under_way - len(self._queued) < self.slots:
             key = next(iter(self._queued))
             job = self._queued.pop(key)
@@ -258,47 +263,52 @@ class Pipeline:
     def _route(
         self, key: MicrobatchId, now: float, full: Collection[PeerId] | None = None
     ) -> Collection[PeerId] | None:
-        """Send a ready output to the best peer of the next stage. `full` are candidates that were just found
-        to have no room. Returns the candidates known to be full now."""
+        """Send a ready output to the best peer of the next stage. Without a peer that has room, try again
+        later. Drop a microbatch that is cancelled, late or out of attempts. `full` are candidates that were
+        just found to have no room. Returns the candidates known to have none now; None if unknown."""
         job = self.jobs[key]
         if job.cancelled:
             self.ledger.drop("cancelled")
             self._forget(key)
             return full
-        hopeless = job.attempt > 0 and job.deadline - now < MIN_SHARE * (self.answers.usual or 0.0)
-        if job.deadline <= now or hopeless or job.failures >= MAX_ATTEMPTS:
+        time_left = job.deadline - now
+        # Another attempt could not finish in this time.
+        is_too_short = job.attempt > 0 and time_left < MIN_SHARE * (self.answers.usual or 0.0)
+        if time_left <= 0.0 or is_too_short or job.failures >= MAX_ATTEMPTS:
             self._abandon(key, "deadline", "no peer of the next stage did it in time", now)
             return full
         candidates = self.candidates(key, job.tried)
         if self.guide is not None:
             peer = self.guide.choose(key, candidates, now, job.tried)
+        elif candidates == full:
+            peer = None
         else:
-            peer = None if candidates == full else self.router.choose(candidates, now, avoid=job.tried)
+            peer = self.router.choose(candidates, now, avoid=job.tried)
         if peer is None:
             job.phase, job.retry_at = "unrouted", now + GUIDED_RETRY_SECONDS
             if self.guide is None:
                 job.retry_at = min(now + RETRY_SECONDS, self.router.room_at(candidates, now))
             return candidates
-        left = job.deadline - now
-        leaves = left * (1.0 - min(MAX_MARGIN, 1.0 / (self.stages_below + 1)))
-        patience = min(self.answers.patience(peer, 0.0 if job.own else left), leaves)
+        kept_share = min(MAX_MARGIN, 1.0 / (self.stages_below + 1))
+        wait_seconds = self.answers.patience(peer, 0.0 if job.own else time_left)
+        wait_seconds = min(wait_seconds, time_left * (1.0 - kept_share))
         job.phase, job.next, job.sent_at = "waiting", peer, now
         job.attempt += 1
         job.tried.setdefault(peer, now)
-        job.next_deadline = now + patience
+        job.next_deadline = now + wait_seconds
         self.router.sent(peer)
-        self._effects.append(events.SendAct(key, peer, job.attempt, patience))
+        self._effects.append(events.SendAct(key, peer, job.attempt, wait_seconds))
         return None
 
-    def _grad(self, peer: PeerId, key: MicrobatchId, now: float) -> None:
-        """Accept the first answer from any peer that was tried. All are true gradients of this microbatch."""
+    def _accept_grad(self, peer: PeerId, key: MicrobatchId, now: float) -> None:
+        """Start the backward pass with the first GRAD from any peer that was tried; any of them is right. If
+        an earlier attempt answered, cancel the newest. A GRAD that no microbatch needs is only counted."""
         if not self.expects_answer(key, peer):
             self.ledger.late_answers += 1
             return
         job = self.jobs[key]
-        took = now - job.tried[peer]
         if peer == job.next:
-            job.answer_seconds = took
+            job.answer_seconds = now - job.tried[peer]
             self.router.ended(peer)
         elif job.phase == "waiting" and job.next is not None:
             self.router.ended(job.next)
@@ -306,9 +316,9 @@ class Pipeline:
         job.phase, job.next, job.next_deadline = "backward", None, float("inf")
         job.answered_by = peer
         self._effects.append(events.ComputeBackward(key))
-        self._offer(now)
+        self._route_all_unrouted(now)
 
-    def _committed(self, key: MicrobatchId, tokens: int, now: float) -> None:
+    def _finish(self, key: MicrobatchId, tokens: int, now: float) -> None:
         """Count a microbatch as committed and send its gradient to all peers that wait for it."""
         job = self.jobs[key]
         self.ledger.commit(key, tokens)  # It counts even if it was cancelled while it was computed.
@@ -316,52 +326,53 @@ class Pipeline:
             self.router.answered(job.answered_by, job.answer_seconds)
             self.answers.took(job.answer_seconds)
         job.phase, job.done_at = "done", now
-        self._kept[key] = self._open.pop(key)
+        self._done[key] = self._open.pop(key)
         if job.own:
             self._forget(key)
         elif not job.cancelled:
             self._effects += [events.SendGrad(key, peer, attempt) for peer, attempt in job.above.items()]
 
-    def _lost(self, peer: PeerId, now: float) -> None:
-        """Re-route what waits for a lost peer, and cancel what only that peer wanted."""
+    def _handle_lost_peer(self, peer: PeerId, now: float) -> None:
+        """Send what waits for a lost peer to other peers, and cancel what only the lost peer wanted."""
         for key, job in list(self._open.items()):
             if job.phase == "waiting" and job.next == peer:
                 self._reroute(key, "gone", now)
             elif peer in job.above:
-                self._gone_above(key, job, peer)
+                self._remove_waiting_peer(key, job, peer)
         self.router.failed(peer, now)
 
-    def _called_off(self, peer: PeerId, key: MicrobatchId, attempt: int) -> None:
-        """Cancel a microbatch for one peer above. The short cancel message may overtake the body."""
+    def _handle_cancel(self, peer: PeerId, key: MicrobatchId, attempt: int) -> None:
+        """Handle a CANCEL from a peer above, for its attempts up to `attempt`. The short CANCEL may arrive
+        before the long ACT; it is then remembered for the ACT."""
         job = self.jobs.get(key)
-        if job is None or job.above.get(peer, 0) < attempt:
-            self._overtaken[peer, key] = attempt
-            if len(self._overtaken) > MAX_OVERTAKEN:
-                self._overtaken.popitem(last=False)
-        if job is not None and job.phase != "done" and job.above.get(peer, attempt + 1) <= attempt:
-            self._gone_above(key, job, peer)
+        newest_attempt = job.above.get(peer, 0) if job is not None else 0
+        if job is None or newest_attempt < attempt:
+            self._cancelled_early[peer, key] = attempt
+            if len(self._cancelled_early) > MAX_OVERTAKEN:
+                self._cancelled_early.popitem(last=False)
+        if job is not None and job.phase != "done" and peer in job.above and newest_attempt <= attempt:
+            self._remove_waiting_peer(key, job, peer)
 
-    def _gone_above(self, key: MicrobatchId, job: Job, peer: PeerId) -> None:
-        """Remove `peer` from those that wait for the answer. The microbatch is cancelled if no other peer
-        waits."""
+    def _remove_waiting_peer(self, key: MicrobatchId, job: Job, peer: PeerId) -> None:
+        """Remove `peer` from those that wait for the answer. Cancel the microbatch if no other peer waits."""
         del job.above[peer]
         if not job.above:
             self._cancel(key)
 
-    def _failed(self, failed: events.ComputeFailed, now: float) -> None:
-        """Try another peer if only the received gradient was invalid. Otherwise drop the microbatch."""
+    def _handle_failure(self, failed: events.ComputeFailed, now: float) -> None:
+        """Try another peer if only the gradient was invalid and a peer still waits. Otherwise drop it."""
         job = self.jobs[failed.key]
-        # Without an answer the fault may lie in what came from above.
+        # Without an answer from below, the fault may lie in what came from above.
         if failed.again and job.answered_by is not None:
             self.router.failed(job.answered_by, now)
-            job.spoilt.add(job.answered_by)
+            job.rejected.add(job.answered_by)
         if failed.again and not job.cancelled:
             self._reroute(failed.key, failed.code, now)
         else:
             self._abandon(failed.key, failed.code, failed.reason, now)
 
-    def _tick(self, now: float) -> None:
-        """Handle missed deadlines, retry routes, and forget answers that were kept long enough."""
+    def _handle_tick(self, now: float) -> None:
+        """Handle missed deadlines, look for a next peer again, and free GRADs that were kept long enough."""
         full: Collection[PeerId] | None = None
         for key, job in list(self._open.items()):
             if job.phase == "waiting" and now >= job.next_deadline:
@@ -377,11 +388,12 @@ class Pipeline:
                     self._abandon(key, "deadline", "no peer of the next stage has room", now)
                 else:
                     full = self._route(key, now, full)
-        for key in list(takewhile(lambda key: now >= self._kept[key].done_at + KEEP_SECONDS, self._kept)):
+        expired = takewhile(lambda key: now >= self._done[key].done_at + KEEP_SECONDS, self._done)
+        for key in list(expired):
             self._forget(key)
 
-    def _offer(self, now: float) -> None:
-        """Route waiting microbatches first when a peer below has room again."""
+    def _route_all_unrouted(self, now: float) -> None:
+        """Look for a next peer for all microbatches without one, because a peer below has room again."""
         full: Collection[PeerId] | None = None
         for key in [key for key, job in self._open.items() if job.phase == "unrouted"]:
             full = self._route(key, now, full)
@@ -394,7 +406,8 @@ class Pipeline:
         return job is not None and job.phase == "waiting" and job.next == peer and job.attempt == attempt
 
     def _reroute(self, key: MicrobatchId, code: str, now: float) -> None:
-        """Count the failed attempt and send the microbatch to another peer."""
+        """Count the failed attempt under the reason `code`, and send the microbatch to another peer. After
+        BUSY the same peer may be tried again, and the attempt is no failure."""
         job = self.jobs[key]
         if job.next is not None:
             self.router.ended(job.next)
@@ -408,7 +421,7 @@ class Pipeline:
         self._route(key, now)
 
     def _abandon(self, key: MicrobatchId, code: str, reason: str, now: float) -> None:
-        """Drop a microbatch and send NACK to the peers that wait for it."""
+        """Drop a microbatch. Sends NACK to the peers that wait for it, unless it is cancelled."""
         job = self.jobs[key]
         self.ledger.drop(code)
         if not job.cancelled:
@@ -418,7 +431,8 @@ class Pipeline:
         self._forget(key)
 
     def _cancel(self, key: MicrobatchId) -> None:
-        """Drop a microbatch that no peer wants, or mark it if it is being computed."""
+        """Drop a microbatch that no peer wants, and cancel its attempt below. If it is being computed, only
+        mark it; the result decides how it ends."""
         job = self.jobs[key]
         if job.phase in ("forward", "backward"):
             job.cancelled = True
@@ -434,15 +448,16 @@ class Pipeline:
         self._effects.append(events.ComputeForward(key))
 
     def _forget(self, key: MicrobatchId) -> None:
-        for held in (self.jobs, self._open, self._kept, self._queued):
-            held.pop(key, None)
+        for jobs in (self.jobs, self._open, self._done, self._queued):
+            jobs.pop(key, None)
         self._effects.append(events.Forget(key))
 
 
 def granted(peer: PeerId, askers: Iterable[PeerId], free: int) -> int:
-    """Return how many microbatches `peer` may have in flight at the receiver (CREDIT). It is what the peer
-    has there, and its share of the `free` slots among all peers that have some. `askers` has one entry for
-    each microbatch in flight there."""
-    taken = Counter(askers)
-    own = taken[peer]
-    return max(1, own + -(-free // max(1, len(taken) + (not own))))
+    """Return how many microbatches `peer` may have in flight at the receiver (CREDIT), at least 1. They are
+    those that it has there, and a share of the `free` slots. All peers that have some there get equal shares,
+    rounded up. `askers` has one entry for each microbatch in flight: the peer that sent it."""
+    in_flight = Counter(askers)
+    peers = in_flight.keys() | {peer}
+    free_share = -(-free // len(peers))
+    return max(1, in_flight[peer] + free_share)

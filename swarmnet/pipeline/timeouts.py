@@ -1,4 +1,8 @@
-"""Derive the deadline for the answer to an ACT from measured answer times. Times are seconds."""
+"""Derive the deadline for the answer to an ACT from measured answer times. Times are seconds.
+
+ACT sends a microbatch to the next stage. The answer is GRAD, its gradient, after all stages *below* (the
+later ones) have computed it.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +27,7 @@ SLOWEST_FACTOR, SLOWEST_DECAY = 2.0, 0.98
 """Answers through a slow peer are rare and take ten times the average. The deadline is at least twice the
 slowest recent answer, whose weight halves in 35 answers."""
 LONGEST_EXPECTED_SECONDS = 30.0
-"""Maximum expected answer time of a peer that has not answered; the deadline is five times that. Such a peer
-may swallow all that it is sent."""
+"""Maximum expected answer time of a peer that has not answered and may never do it."""
 SMOOTHING = 0.1
 """Weight of a new answer."""
 
@@ -33,13 +36,15 @@ class AnswerTimes:
     """Measured times of the answers to one peer's ACTs."""
 
     def __init__(self, router: Router, stages_below: int, body_bytes: int = 0) -> None:
-        """Create the statistics. `router` knows how peers differ, and `body_bytes` is the size of a body."""
+        """Create the statistics. `router` estimates the answer time of each peer. `stages_below` is the
+        number of later stages, and `body_bytes` the size of the hidden states of a microbatch."""
         self.router = router
         self.stages_below = stages_below
         bodies = 2 * stages_below  # Each body goes down, and its gradient comes back up.
         self.first = max(FIRST_DEADLINE_SECONDS, DEADLINE_FACTOR * bodies * body_bytes / SLOW_LINE)
         """Deadline before any measurement."""
         self._raised_at = 0.0
+        """When `first` was last doubled."""
         self.usual: float | None = None
         """Smoothed seconds from sending an ACT to its GRAD; None before the first answer."""
         self.slowest = 0.0
@@ -57,24 +62,23 @@ class AnswerTimes:
             self._raised_at = now
 
     def of_an_attempt(self, candidates: Iterable[PeerId]) -> float:
-        """Return the seconds that an origin allows for each attempt of a microbatch. If all candidates have
-        become slow, their expected time decides, because answers that are not awaited are never measured."""
-        known = [self.router.expected_seconds(peer) for peer in candidates]
-        fastest = min((seconds or 0.0 for seconds in known), default=0.0)  # None means not tried yet.
+        """Return the seconds that an origin allows for each attempt to send a microbatch. If all candidates
+        have become slow, the fastest one decides, because answers that are not awaited are never measured."""
+        expected = [self.router.expected_seconds(peer) for peer in candidates]
+        fastest = min((seconds or 0.0 for seconds in expected), default=0.0)  # None means not tried yet.
         return max(self.patience(), DEADLINE_FACTOR * min(fastest, LONGEST_EXPECTED_SECONDS))
 
     def patience(self, peer: PeerId | None = None, given: float = 0.0) -> float:
-        """Return how long to wait for GRAD before another peer is tried. A slow peer gets the time that it
-        needs. `given` is how long the peer above waits, maybe by measurements. A hop without measurements
-        uses the share of it for the remaining path."""
-        slow = self.router.expected_seconds(peer) if peer is not None else None
+        """Return the seconds to wait for GRAD from `peer` before another peer is tried. They are a multiple
+        of the usual time, or of the peer's own if it is slower. `given` is how long the peer above waits for
+        this one. Without measurements, this peer waits at least for the share of the stages below in
+        `given`."""
+        of_peer = self.router.expected_seconds(peer) if peer is not None else None
         if self.usual is None:
-            way_left = given * self.stages_below / (self.stages_below + 1)
-            return max(self.first, way_left, DEADLINE_FACTOR * min(slow or 0.0, LONGEST_EXPECTED_SECONDS))
-        expected = max(self.usual, slow or 0.0)
-        unknown = peer is not None and slow is None
-        return max(
-            FIRST_DEADLINE_SECONDS if unknown else SHORTEST_DEADLINE_SECONDS * self.stages_below,
-            DEADLINE_FACTOR * expected,
-            SLOWEST_FACTOR * self.slowest,
-        )
+            share_of_given = given * self.stages_below / (self.stages_below + 1)
+            of_slow_peer = DEADLINE_FACTOR * min(of_peer or 0.0, LONGEST_EXPECTED_SECONDS)
+            return max(self.first, share_of_given, of_slow_peer)
+        expected = max(self.usual, of_peer or 0.0)
+        is_untried = peer is not None and of_peer is None
+        shortest = FIRST_DEADLINE_SECONDS if is_untried else SHORTEST_DEADLINE_SECONDS * self.stages_below
+        return max(shortest, DEADLINE_FACTOR * expected, SLOWEST_FACTOR * self.slowest)

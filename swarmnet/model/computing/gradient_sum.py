@@ -1,7 +1,8 @@
 """Sum the gradients of microbatches while their backward pass still runs.
 
-Each parameter's gradient is added as soon as it is computed and then freed. No microbatch's whole gradient is
-ever in memory.
+The sum is one flat vector in the layout of the parameters. A *leaf* is a tensor of weights that autograd
+computes a gradient for. A hook of the leaf adds its gradient as soon as it is computed, and frees it. No
+microbatch's whole gradient is ever in memory.
 """
 
 from __future__ import annotations
@@ -22,66 +23,71 @@ Used = TypeVar("Used")
 class GradientSum:
     """The gradient sum of one stage. It stays finite and bounded, whatever peers send."""
 
-    def __init__(self, layout: Layout, device: torch.device, number: torch.dtype) -> None:
-        self._number, self._device = number, device
-        self.gather(layout)
+    def __init__(self, layout: Layout, device: torch.device, dtype: torch.dtype) -> None:
+        self._dtype, self._device = dtype, device
+        self.restart(layout)
         self._squares = torch.zeros((), device=device)
-        """Sum of squares of the current gradient so far. For a CPU `_squares_here` is used instead, because
+        """Sum of squares of the current gradient so far. For a CPU `_cpu_squares` is used instead, because
         four small tensors for each parameter took longer than adding its gradient."""
-        self._squares_here = 0.0
+        self._cpu_squares = 0.0
 
-    def gather(self, layout: Layout) -> None:
+    def restart(self, layout: Layout) -> None:
         """Sum the gradients of these parameters from now on, from zero. Gradients of others are dropped."""
-        self._flat = torch.zeros(layout.size, dtype=self._number, device=self._device)
+        self._flat = torch.zeros(layout.size, dtype=self._dtype, device=self._device)
         self._views = views_of(self._flat, layout)
 
-    def follows(self, name: str) -> bool:
+    def sums_parameter(self, name: str) -> bool:
+        """Return whether the gradient of the parameter `name` is summed."""
         return name in self._views
 
-    def follow(self, name: str, leaf: Tensor) -> None:
-        """Add the gradient of this leaf, which is the parameter `name`."""
-        self._hook(lambda: self._views.get(name), _let_go, leaf)
+    def watch_leaf(self, name: str, leaf: Tensor) -> None:
+        """Add each gradient of this leaf, which is the parameter `name`, from now on."""
+        self._register_hook(lambda: self._views.get(name), _pop_grad, leaf)
 
-    def follow_rows(self, start: int, stop: int, leaf: Tensor, let_go: Callable[[Tensor], Tensor]) -> None:
-        """Add the gradient of a leaf to this range of the sum. `let_go` removes it from the leaf."""
-        self._hook(lambda: self._flat[start:stop], let_go, leaf)
+    def watch_rows(self, start: int, stop: int, leaf: Tensor, pop_grad: Callable[[Tensor], Tensor]) -> None:
+        """Add each gradient of this leaf to the range `start` to `stop` of the sum from now on.
+        `pop_grad` removes the gradient from the leaf and returns it as a vector."""
+        self._register_hook(lambda: self._flat[start:stop], pop_grad, leaf)
 
-    def _hook(
-        self, place: Callable[[], Tensor | None], let_go: Callable[[Tensor], Tensor], leaf: Tensor
+    def _register_hook(
+        self, get_sum: Callable[[], Tensor | None], pop_grad: Callable[[Tensor], Tensor], leaf: Tensor
     ) -> None:
-        take = partial(self._take, place, let_go)
-        leaf.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
+        """Make autograd call `_add_gradient` whenever it has computed the gradient of `leaf`."""
+        hook = partial(self._add_gradient, get_sum, pop_grad)
+        leaf.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def add_gradient_of(self, loss: Tensor, leaves: list[Tensor]) -> bool:
-        """Run backward and return whether the gradient was finite and small enough to be summed. If not,
-        values after the invalid one are left out."""
+        """Run the backward pass; the hooks add the gradients of `leaves`. Returns whether the gradient was
+        finite and small enough to be summed. If not, what came after the limit was exceeded is left out."""
         self.begin()
         torch.autograd.backward(loss, inputs=leaves)
         return self.was_within(lambda squares: squares)
 
     def begin(self) -> None:
         """Start the gradient of a microbatch."""
-        self._squares_here = 0.0
+        self._cpu_squares = 0.0
         self._squares.zero_()
 
     def was_within(self, total: Callable[[Tensor], Tensor]) -> bool:
-        """Return whether the gradient was finite and small enough. `total` sums over several devices."""
-        squares = total(self._squares + self._squares_here)
+        """Return whether the microbatch's gradient was finite and its norm at most `MAX_NORM`. `total` sums a
+        number over all devices that hold the stage together."""
+        squares = total(self._squares + self._cpu_squares)
         return squares.item() <= MAX_NORM**2  # The only wait for the device.
 
     def use(self, use: Callable[[Tensor], Used]) -> Used:
-        """Return what `use` makes of the sum since the last call: [layout.size], zero in the padding. The sum
-        is zero afterwards, even if `use` raises."""
+        """Call `use` with the sum since the last call, [layout.size] with zero in the padding, and return its
+        result. The sum is zero afterwards, even if `use` raises."""
         try:
             return use(self._flat)
         finally:
             self._flat.zero_()
 
-    def _take(
-        self, place: Callable[[], Tensor | None], let_go: Callable[[Tensor], Tensor], leaf: Tensor
+    def _add_gradient(
+        self, get_sum: Callable[[], Tensor | None], pop_grad: Callable[[Tensor], Tensor], leaf: Tensor
     ) -> None:
-        """Add the gradient of a leaf to its place unless the microbatch has exceeded the norm limit."""
-        gradient, sum = let_go(leaf), place()
+        """Add the gradient of a leaf to its part of the sum, unless the microbatch's gradient has exceeded
+        the norm limit so far. `get_sum` returns that part; None if it is no longer summed."""
+        gradient, sum = pop_grad(leaf), get_sum()
         if sum is None:  # Its graph is older than the current layout.
             return
         norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
@@ -89,13 +95,13 @@ class GradientSum:
             self._squares.addcmul_(norm, norm)
             sum += torch.where(self._squares <= MAX_NORM**2, gradient, 0)
             return
-        found = norm.item()
-        self._squares_here += found * found
-        if self._squares_here <= MAX_NORM**2:  # No comparison with NaN is true.
+        norm_value = norm.item()
+        self._cpu_squares += norm_value * norm_value
+        if self._cpu_squares <= MAX_NORM**2:  # No comparison with NaN is true.
             sum += gradient
 
 
-def _let_go(leaf: Tensor) -> Tensor:
+def _pop_grad(leaf: Tensor) -> Tensor:
     gradient, leaf.grad = leaf.grad, None
     assert gradient is not None, "this is called when it is there"
     return gradient

@@ -16,18 +16,19 @@ from swarmnet.run.manifest import ModelShape
 
 
 def recomputed(run: RunLayer) -> RunLayer:
-    """Return the same layer, equal to the bit, that keeps only its input."""
+    """Return a function that computes the same layer, equal to the bit. It keeps only the layer's inputs for
+    the backward pass, which calls `run` again."""
 
-    def run_again(
+    def run_recomputed(
         members: Mapping[str, Tensor], shape: ModelShape, hidden_BTD: Tensor, rotation: Rotation
     ) -> Tensor:
         def layer(hidden_BTD: Tensor, *tensors: Tensor) -> Tensor:
             return run(dict(zip(members, tensors, strict=True)), shape, hidden_BTD, rotation)
 
-        found: Tensor = _Again.apply(layer, hidden_BTD, *members.values())  # type: ignore[no-untyped-call]
-        return found
+        output: Tensor = _Recomputed.apply(layer, hidden_BTD, *members.values())  # type: ignore[no-untyped-call]
+        return output
 
-    return run_again
+    return run_recomputed
 
 
 class _Context(Protocol):
@@ -38,7 +39,9 @@ class _Context(Protocol):
     def save_for_backward(self, *tensors: Tensor) -> None: ...
 
 
-class _Again(torch.autograd.Function):
+class _Recomputed(torch.autograd.Function):
+    """The output of a layer for its input hidden_BTD and its weights, which are the `tensors`."""
+
     @staticmethod
     def forward(context: _Context, layer: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         context.layer = layer
@@ -47,13 +50,15 @@ class _Again(torch.autograd.Function):
 
     @staticmethod
     def backward(context: _Context, gradient_BTD: Tensor) -> tuple[Tensor | None, ...]:
-        needs = context.needs_input_grad[1:]
+        """Compute the layer again and return its gradients: None for `layer`, and one for each tensor that
+        needs it, else None. `gradient_BTD` is the gradient at the layer's output."""
+        are_needed = context.needs_input_grad[1:]
         leaves = [
-            tensor.detach().requires_grad_(wanted)
-            for tensor, wanted in zip(context.saved_tensors, needs, strict=True)
+            tensor.detach().requires_grad_(is_needed)
+            for tensor, is_needed in zip(context.saved_tensors, are_needed, strict=True)
         ]
         with torch.enable_grad():
-            # As in `StageCompute.backward`: passing the gradient directly makes torch import sympy.
+            # The sum has gradient `gradient_BTD` at the output. Passing it itself makes torch import sympy.
             product = (context.layer(*leaves) * gradient_BTD).sum()
-        found = iter(torch.autograd.grad(product, [leaf for leaf in leaves if leaf.requires_grad]))
-        return None, *(next(found) if wanted else None for wanted in needs)
+        gradients = iter(torch.autograd.grad(product, [leaf for leaf in leaves if leaf.requires_grad]))
+        return None, *(next(gradients) if is_needed else None for is_needed in are_needed)

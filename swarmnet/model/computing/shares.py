@@ -1,9 +1,10 @@
-"""Divide a stage among several devices: each one has its rows of every piece.
+"""Divide the weights of a stage among several devices, as torch.distributed.fsdp does.
 
-A *piece* is the part of one block in one plane of the flat vector: its matrices or its vectors, in whole
-chunks. A device's *share* is a range of chunks of each piece, cut as torch.chunk does. torch.distributed.fsdp
-cuts a parameter [chunks, chunk] the same way. A share has its own layout, and a method works in it as in that
-of any stage, because chunks are independent.
+All weights of a stage are one flat vector. It consists of planes, and a plane of chunks of one size
+(`flat_layout.py`). A *block* is a layer, the embedding or the head. A *piece* is the part of one block in one
+plane: its matrices or its vectors. A device's *share* is a range of chunks (*rows*) of each piece, cut as
+torch.chunk does; FSDP cuts a parameter [chunks, chunk] the same way. A share has its own layout. An optimizer
+works in it as in that of a whole stage, because chunks are independent.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ class Piece:
     """Its parameters, with places in the whole flat vector."""
 
     def rows(self, device: int, devices: int) -> slice:
-        """Return the rows of the plane that belong to one of `devices` devices; they may be empty."""
-        each = -(-self.chunks // devices)
-        start, stop = (self.first + min(number * each, self.chunks) for number in (device, device + 1))
+        """Return the rows of the plane that one of `devices` devices has of this piece; they may be empty."""
+        rows_per_device = -(-self.chunks // devices)
+        start = self.first + min(device * rows_per_device, self.chunks)
+        stop = self.first + min((device + 1) * rows_per_device, self.chunks)
         return slice(start, stop)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class DeviceRange:
     """A contiguous range of the whole flat vector that lies on one device."""
 
     device: int
@@ -55,37 +57,43 @@ class Shares:
         return list(pieces_of(self.whole))
 
     def rows(self, plane: int, device: int) -> list[slice]:
-        """Return the ranges of a plane's chunks that one device has."""
-        every = (piece.rows(device, self.devices) for piece in self.pieces if piece.plane == plane)
-        return [rows for rows in every if rows.start < rows.stop]
+        """Return the ranges of a plane's chunks that one device has, one for each piece that is not empty."""
+        of_pieces = (piece.rows(device, self.devices) for piece in self.pieces if piece.plane == plane)
+        return [rows for rows in of_pieces if rows.start < rows.stop]
 
-    def runs(self) -> Iterator[Run]:
-        """Yield all of the flat vector in order. A device's share is its own runs, one after the other."""
+    def runs(self) -> Iterator[DeviceRange]:
+        """Yield the ranges of the flat vector in order, each with the device that has it. A device's share
+        consists of its own ranges, one after the other."""
         for piece in self.pieces:
             plane = self.whole.planes[piece.plane]
             for device in range(self.devices):
                 rows = piece.rows(device, self.devices)
                 if rows.start < rows.stop:
-                    start, stop = (plane.offset + row * plane.chunk for row in (rows.start, rows.stop))
-                    yield Run(device, start, stop)
+                    start = plane.offset + rows.start * plane.chunk
+                    stop = plane.offset + rows.stop * plane.chunk
+                    yield DeviceRange(device, start, stop)
 
     def layout(self, device: int) -> Layout:
         """Return the layout of a device's share. It has all parameters of the stage in the same order,
-        because some code identifies them by number. Each is a row of the numbers that the device has."""
-        runs, places, offset = [run for run in self.runs() if run.device == device], [], 0
-        for run in runs:
-            places.append((run, offset))
-            offset += run.stop - run.start
-        entries = tuple(_within(entry, places) for entry in self.whole.entries)
-        padding = tuple(
-            (shift + max(start, run.start) - run.start, shift + min(stop, run.stop) - run.start)
-            for run, shift in places for start, stop in self.whole.padding
-            if max(start, run.start) < min(stop, run.stop)
-        )  # fmt: skip
-        return Layout(entries, tuple(self._planes(device)), padding, offset)
+        because some code identifies them by number. Each is a vector, empty if the device has none of it."""
+        placed: list[tuple[DeviceRange, int]] = []
+        size = 0
+        for device_range in self.runs():
+            if device_range.device == device:
+                placed.append((device_range, size))
+                size += device_range.stop - device_range.start
+        entries = tuple(_part_of(entry, placed) for entry in self.whole.entries)
+        padding: list[tuple[int, int]] = []
+        for device_range, offset in placed:
+            shift = offset - device_range.start
+            for start, stop in self.whole.padding:
+                first, last = max(start, device_range.start), min(stop, device_range.stop)
+                if first < last:
+                    padding.append((shift + first, shift + last))
+        return Layout(entries, tuple(self._planes(device)), tuple(padding), size)
 
     def _planes(self, device: int) -> Iterator[Plane]:
-        """Yield the planes of which the device has a part."""
+        """Yield the planes of a device's share: the chunks that it has of each plane of the stage."""
         offset = 0
         for number, plane in enumerate(self.whole.planes):
             chunks = sum(rows.stop - rows.start for rows in self.rows(number, device))
@@ -95,21 +103,24 @@ class Shares:
 
 
 def pieces_of(layout: Layout) -> Iterator[Piece]:
-    """Yield the pieces in the order of the flat vector."""
+    """Yield the pieces of a stage in the order of the flat vector. A piece ends where the next begins."""
     for number, plane in enumerate(layout.planes):
         inside = [entry for entry in layout.entries if plane.offset <= entry.offset < plane.stop]
         inside.sort(key=lambda entry: entry.offset)
         grouped = groupby(inside, lambda entry: (entry.block, entry.is_vector))
-        found = [tuple(entries) for _, entries in grouped]
-        firsts = [(entries[0].offset - plane.offset) // plane.chunk for entries in found]
-        for entries, first, stop in zip(found, firsts, [*firsts[1:], plane.chunks], strict=True):
+        entries_of_pieces = [tuple(entries) for _, entries in grouped]
+        firsts = [(entries[0].offset - plane.offset) // plane.chunk for entries in entries_of_pieces]
+        stops = [*firsts[1:], plane.chunks]
+        for entries, first, stop in zip(entries_of_pieces, firsts, stops, strict=True):
             yield Piece(entries[0].block, number, first, stop - first, entries)
 
 
-def _within(entry: Entry, places: list[tuple[Run, int]]) -> Entry:
-    """Return a parameter's part in a share. A parameter is in one piece, so in one run of a device."""
-    for run, shift in places:
-        start, stop = max(entry.offset, run.start), min(entry.offset + entry.size, run.stop)
+def _part_of(entry: Entry, placed: list[tuple[DeviceRange, int]]) -> Entry:
+    """Return the part of a parameter that a device has, as a vector, or an empty one. `placed` are the
+    device's ranges with their offsets in its share. A parameter is in one piece, so in at most one range."""
+    for device_range, offset in placed:
+        start = max(entry.offset, device_range.start)
+        stop = min(entry.offset + entry.size, device_range.stop)
         if start < stop:
-            return replace(entry, shape=(stop - start,), offset=shift + start - run.start)
+            return replace(entry, shape=(stop - start,), offset=offset + start - device_range.start)
     return replace(entry, shape=(0,), offset=0)

@@ -4,7 +4,8 @@
 A piece is the matrices or the vectors of one block, such as a decoder layer (`shares.py`). Each device holds
 some rows of every piece and gathers a whole layer only while it is computed. A microbatch's sequences are
 divided between the devices. Gradients are summed over all devices, and each device receives the sum for its
-own rows. All devices make the same calls in the same order.
+own rows. All devices make the same calls in the same order. A *version* is one published set of weights. A
+graph of autograd that waits for its backward pass needs the version that it was built on.
 
 For FSDP a piece is one parameter [chunks, chunk]. FSDP shards it by rows, and a row is a chunk of the flat
 vector, the unit in which the synchronization methods compress. Gains of norms are gathered once for all
@@ -50,15 +51,14 @@ class SpreadWeights:
         self.device = device
         self._rank, self._ranks = group.get_rank(), group.get_world_size()
         shares = Shares(layout, self._ranks)
-        self._stage = _Stage(
-            shape, span, layout, recomputed if computing.activation_checkpointing == "layer" else None
-        )
-        _spread(self._stage, init_device_mesh(device.type, (self._ranks,)), computing)
+        recompute = recomputed if computing.activation_checkpointing == "layer" else None
+        self._stage = _Stage(shape, span, layout, recompute)
+        _shard_modules(self._stage, init_device_mesh(device.type, (self._ranks,)), computing)
         self._stage.to_empty(device=device)
         self._gradient = GradientSum(shares.layout(self._rank), device, torch.float32)
-        self._places: list[tuple[int, nn.Parameter]] = []
+        self._placed: list[tuple[int, nn.Parameter]] = []
         """Offset of each parameter's rows in this device's share."""
-        self._follow(shares)
+        self._collect_gradients(shares)
         self._newest: _Version | None = None
         self._loaded: _Version | None = None
         """The version that the parameters contain now."""
@@ -67,38 +67,37 @@ class SpreadWeights:
     def routed(self) -> Routed:
         return {}
 
-    def _follow(self, shares: Shares) -> None:
-        """Record where each parameter's rows lie in this device's share, and collect their gradients
-        there."""
-        parameters, at = self._stage.by_piece(), 0
+    def _collect_gradients(self, shares: Shares) -> None:
+        """Record where each parameter's rows lie in this device's share, and sum their gradients there. Empty
+        gradients, of pieces without rows here, are dropped, because FSDP would keep them."""
+        parameters, offset = self._stage.by_piece(), 0
         for piece in shares.pieces:
             rows = piece.rows(self._rank, self._ranks)
             if rows.start < rows.stop:
                 parameter = parameters[piece.plane, piece.first]
-                self._places.append((at, parameter))
+                self._placed.append((offset, parameter))
                 size = (rows.stop - rows.start) * shares.whole.planes[piece.plane].chunk
-                self._gradient.follow_rows(at, at + size, parameter, _rows_of_gradient)
-                at += size
+                self._gradient.watch_rows(offset, offset + size, parameter, _pop_local_gradient)
+                offset += size
         for parameter in parameters.values():
-            # Also for pieces without rows here: FSDP would keep the empty gradients.
-            if all(parameter is not placed for _, placed in self._places):
-                parameter.register_post_accumulate_grad_hook(_forget)  # type: ignore[no-untyped-call]
+            if all(parameter is not placed for _, placed in self._placed):
+                parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
 
     @property
     def version(self) -> _Version | None:
         return self._newest
 
     def publish(self, tiles: Tiles, in_use: Callable[[object], bool]) -> None:
-        """Write the new weights (`tiles`) into the parameters as a new version. Copies the loaded version
-        first if `in_use` says that an open graph needs it."""
+        """Write new weights into this device's parameters as a new version. `tiles` are (offset, values) of
+        its share. The loaded version is copied first if `in_use` says that an open graph needs it."""
         if self._loaded is not None and in_use(self._loaded) and self._loaded.copy is None:
-            self._loaded.copy = [_numbers(parameter).clone() for _, parameter in self._places]
+            self._loaded.copy = [_local_vector(parameter).clone() for _, parameter in self._placed]
         for start, tile in tiles:
-            for offset, parameter in self._places:
-                numbers = _numbers(parameter)
-                first, stop = max(offset, start), min(offset + len(numbers), start + len(tile))
+            for offset, parameter in self._placed:
+                values = _local_vector(parameter)
+                first, stop = max(offset, start), min(offset + len(values), start + len(tile))
                 if first < stop:
-                    numbers[first - offset : stop - offset] = tile[first - start : stop - start]
+                    values[first - offset : stop - offset] = tile[first - start : stop - start]
         self._newest = self._loaded = _Version()
 
     def freeze(self, units: Tensor) -> None:
@@ -109,20 +108,18 @@ class SpreadWeights:
         raise ValueError("several devices train all of a stage (not_divisible)")
 
     def _load(self, version: object) -> None:
-        """Copy the values of this version into the FSDP parameters. Does nothing if they are there already.
-
-        The parameters hold one version at a time. The version that they held so far is copied first, unless a
-        copy of it exists. If `version` is the newest, its copy is dropped, because the parameters now hold
-        the same values."""
+        """Copy the values of this version into the FSDP parameters, unless they are there already. The
+        parameters hold one version at a time; the one that they held is copied first, unless a copy exists.
+        The copy of the newest version is dropped once the parameters hold it."""
         if version is self._loaded:
             return
         assert isinstance(version, _Version)
         assert version.copy is not None, "`publish` copies a version that is in use"
         assert self._loaded is not None
         if self._loaded.copy is None:
-            self._loaded.copy = [_numbers(parameter).clone() for _, parameter in self._places]
-        for values, (_, parameter) in zip(version.copy, self._places, strict=True):
-            _numbers(parameter).copy_(values)
+            self._loaded.copy = [_local_vector(parameter).clone() for _, parameter in self._placed]
+        for values, (_, parameter) in zip(version.copy, self._placed, strict=True):
+            _local_vector(parameter).copy_(values)
         self._loaded = version
         if version is self._newest:
             version.copy = None
@@ -130,9 +127,11 @@ class SpreadWeights:
     def rows(self, sequences: int) -> Rows:
         """Return the sequences of a microbatch that this device computes. A device without any computes the
         first one, so that it makes the same collective calls, and its result is not counted."""
-        each, more = divmod(sequences, self._ranks)
-        start = self._rank * each + min(self._rank, more)
-        stop = start + each + (self._rank < more)
+        per_device, remainder = divmod(sequences, self._ranks)
+        start = self._rank * per_device + min(self._rank, remainder)
+        stop = start + per_device
+        if self._rank < remainder:
+            stop += 1
         return Rows(slice(start, stop)) if start < stop else Rows(slice(0, 1), count=False)
 
     def run(
@@ -149,8 +148,9 @@ class SpreadWeights:
         return self._gradient.was_within(total)
 
     def agreed(self, here: bool) -> bool:
-        dissent = torch.tensor(float(not here), device=self.device)
-        return not bool(total(dissent))
+        """Return whether `here` is true on all devices."""
+        devices_where_false = torch.tensor(float(not here), device=self.device)
+        return not bool(total(devices_where_false))
 
     def use_gradient(self, use: Callable[[Tensor], Used]) -> Used:
         return self._gradient.use(use)
@@ -161,14 +161,14 @@ class _Version:
 
     def __init__(self) -> None:
         self.copy: list[Tensor] | None = None
-        """Copy of this device's rows of each piece, made when another version overwrites the parameters. None
-        while the parameters hold this version."""
+        """Copy of this device's rows, made when another version overwrites the parameters; else None."""
 
 
 class _Pieces(nn.Module):
     """A module with some pieces of a stage as parameters."""
 
     def __init__(self, pieces: Sequence[Piece], layout: Layout) -> None:
+        """Create a parameter [chunks, chunk] for each piece; its memory is allocated after sharding."""
         super().__init__()
         self._pieces = tuple(pieces)
         for number, piece in enumerate(pieces):
@@ -185,17 +185,17 @@ class _Pieces(nn.Module):
         }
 
     def views(self) -> dict[str, Tensor]:
-        """Return a view of each model parameter. One copy puts their gradients together again."""
-        found: dict[str, Tensor] = {}
+        """Return a view of each model parameter in these pieces, by name, without the padding at a piece's
+        end. The views of a piece come from one torch.split, whose backward pass copies once."""
+        views: dict[str, Tensor] = {}
         for number, piece in enumerate(self._pieces):
             flat = self.get_parameter(f"piece_{number}").flatten()
             sizes = [entry.size for entry in piece.entries]
-            parts = torch.split(flat, [*sizes, len(flat) - sum(sizes)])
-            found |= {
-                entry.name: part.view(entry.shape)
-                for entry, part in zip(piece.entries, parts[:-1], strict=True)
-            }
-        return found
+            padding = len(flat) - sum(sizes)
+            parts = torch.split(flat, [*sizes, padding])
+            for entry, part in zip(piece.entries, parts[:-1], strict=True):
+                views[entry.name] = part.view(entry.shape)
+        return views
 
 
 class _Gains(_Pieces):
@@ -213,10 +213,11 @@ class _Layer(_Pieces):
         self._number, self._run_layer = number, run_layer
 
     def forward(
-        self, hidden_BTD: Tensor, beside: dict[str, Tensor], rotation: Rotation, branch_scale: float,
+        self, hidden_BTD: Tensor, vectors: dict[str, Tensor], rotation: Rotation, branch_scale: float,
         shape: ModelShape,
     ) -> Tensor:  # fmt: skip
-        members = by_layer(scaled(self.views(), branch_scale))[self._number] | beside
+        """Run the layer and return its hidden states. `vectors` are its gains of norms by member name."""
+        members = by_layer(scaled(self.views(), branch_scale))[self._number] | vectors
         return self._run_layer(members, shape, hidden_BTD, rotation)
 
 
@@ -225,33 +226,34 @@ class _Stage(_Pieces):
     the anchors (learned vectors per token at narrow boundaries, swarmnet/model/boundary.py)."""
 
     def __init__(
-        self, shape: ModelShape, span: Span, layout: Layout, again: Callable[[RunLayer], RunLayer] | None
+        self, shape: ModelShape, span: Span, layout: Layout, recompute: Callable[[RunLayer], RunLayer] | None
     ) -> None:
+        """Create the modules: one for all vectors, and one for the matrices of each layer. `recompute` wraps
+        a layer so that it keeps only its inputs; None if it keeps everything."""
         pieces = list(pieces_of(layout))
         vectors = [piece for piece in pieces if piece.entries[0].is_vector]
         matrices = [piece for piece in pieces if not piece.entries[0].is_vector]
         super().__init__([piece for piece in matrices if _layer_of(piece) is None], layout)
         self._shape, self._span = shape, span
         self.gains = _Gains(vectors, layout)
-        run_layer: RunLayer = one_layer if again is None else again(one_layer)
+        run_layer: RunLayer = one_layer if recompute is None else recompute(one_layer)
         self.layers = nn.ModuleList(
             _Layer(number, [piece for piece in matrices if _layer_of(piece) == number], layout, run_layer)
             for number in range(span.first, span.stop)
         )
 
     def by_piece(self) -> dict[tuple[int, int], nn.Parameter]:
-        found: dict[tuple[int, int], nn.Parameter] = {}
+        """Return the FSDP parameter of each piece of the stage, by plane and first chunk."""
+        parameters: dict[tuple[int, int], nn.Parameter] = {}
         for module in self.modules():
             if isinstance(module, _Pieces):
-                found |= module.parameters_of_pieces()
-        return found
+                parameters |= module.parameters_of_pieces()
+        return parameters
 
     def forward(self, inputs: Tensor, tokens_BT: Tensor | None, branch_scale: float, count: bool) -> Tensor:
-        """Run the stage's layers, each through its own FSDP module.
-
-        Returns hidden states, or the loss on the last stage. `count` is False if this device only takes part
-        so that all make the same calls. The experts' balance loss is then disabled, and the caller ignores
-        the output."""
+        """Run the stage's layers, each through its own FSDP module. Returns hidden states, or the logits on
+        the last stage. `count` is False if this device only makes the same calls as the others. The experts'
+        balance loss is then disabled, and the caller ignores the output."""
         layers = iter(self.layers)  # They are called in this order.
         shape = self._shape
         # Backward adds the experts' balance loss even if the output is ignored.
@@ -261,16 +263,17 @@ class _Stage(_Pieces):
         def run_layer(
             members: Mapping[str, Tensor], shape: ModelShape, hidden_BTD: Tensor, rotation: Rotation, /
         ) -> Tensor:
-            found: Tensor = next(layers)(hidden_BTD, dict(members), rotation, branch_scale, shape)
-            return found
+            output_BTD: Tensor = next(layers)(hidden_BTD, dict(members), rotation, branch_scale, shape)
+            return output_BTD
 
         weights = self.gains() | self.views()
         run_layers: dict[int, RunLayer] = dict.fromkeys(range(self._span.first, self._span.stop), run_layer)
         return forward(weights, shape, self._span, inputs, tokens_BT=tokens_BT, run_layers=run_layers)
 
 
-def _spread(stage: _Stage, mesh: DeviceMesh, computing: Computing) -> None:
-    """Apply FSDP to all modules, inner ones first, as FSDP requires."""
+def _shard_modules(stage: _Stage, mesh: DeviceMesh, computing: Computing) -> None:
+    """Apply FSDP to all modules, inner ones first, as FSDP requires. With bf16, matrices are gathered in
+    bfloat16, and gains of norms stay in float32. Gradients are summed in float32, without a mean."""
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     if computing.dtype == "bf16":
         policy = MixedPrecisionPolicy(
@@ -291,12 +294,12 @@ def _layer_of(piece: Piece) -> int | None:
     return int(parts[2]) if parts[:2] == ["model", "layers"] else None
 
 
-def _numbers(parameter: nn.Parameter) -> Tensor:
+def _local_vector(parameter: nn.Parameter) -> Tensor:
     """Return a view of this device's rows as one vector."""
     return _local(parameter.detach()).view(-1)
 
 
-def _rows_of_gradient(leaf: Tensor) -> Tensor:
+def _pop_local_gradient(leaf: Tensor) -> Tensor:
     gradient, leaf.grad = leaf.grad, None
     assert gradient is not None, "this is called when it is there"
     return _local(gradient).view(-1)
@@ -308,5 +311,5 @@ def _local(rows: Tensor) -> Tensor:
     return local
 
 
-def _forget(leaf: Tensor) -> None:
+def _drop_gradient(leaf: Tensor) -> None:
     leaf.grad = None

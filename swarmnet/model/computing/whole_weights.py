@@ -1,7 +1,7 @@
 """The weights of a stage that lie on one device.
 
-A version of them is a set of leaf tensors that are views of one flat vector. A step publishes a new version,
-and open graphs keep theirs.
+A *version* of them is a set of leaf tensors that are views of one flat vector. An optimizer step publishes a
+new version. A microbatch whose backward pass is still to come has an *open graph*, which keeps its version.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class Rows:
 
     sequences: slice
     count: bool = True
-    """False if there are fewer sequences than devices. This one is computed only so that all devices make the
-    same calls, and its result is ignored."""
+    """False if this sequence is computed only so that all devices make the same calls. It is not counted."""
 
 
 class StageWeights(Protocol):
@@ -45,22 +44,20 @@ class StageWeights(Protocol):
 
     @property
     def routed(self) -> Routed:
-        """Tokens per expert, as in `StageCompute.routed`."""
+        """Number of trained tokens of each expert by layer."""
 
     @property
     def version(self) -> object | None:
         """The newest weights; None if there are none yet."""
 
     def freeze(self, units: Tensor) -> None:
-        """Set the weights that are not trained, int32 [frozen.size] in fixed-point units. Called before
-        `publish`."""
+        """Set the untrained weights, int32 [frozen.size] in fixed-point units. Called before `publish`."""
 
     def publish(self, tiles: Tiles, in_use: Callable[[object], bool]) -> None:
         """Use new weights. `in_use` returns whether an open graph needs a version."""
 
     def train(self, layout: Layout) -> None:
-        """Sum the gradients of the parameters in `layout` from now on, from zero. Gradients of others are
-        dropped."""
+        """Sum gradients of the parameters in `layout` only, from zero. Others are dropped."""
 
     def rows(self, sequences: int) -> Rows:
         """Return the part of a microbatch of `sequences` sequences that is computed here."""
@@ -68,18 +65,18 @@ class StageWeights(Protocol):
     def run(
         self, version: object, inputs: Tensor, tokens_BT: Tensor | None, branch_scale: float, rows: Rows
     ) -> Tensor:
-        """Run `swarmnet.model.decoder.forward` on the weights of a version."""
+        """Run the stage's layers on the weights of a version, for the sequences `rows`. Each layer adds
+        `branch_scale` times as much as usual. Returns hidden states, or logits on the last stage."""
 
     def add_gradient_of(self, version: object, loss: Tensor, *inputs: Tensor) -> bool:
-        """Run backward, also for `inputs` that require a gradient. Returns whether the gradient was finite
-        and small enough to be summed, on all devices."""
+        """Run the backward pass from `loss`, and add the parameters' gradients to the sum. Sets `.grad` of
+        `inputs` that require one. Returns whether the gradient is finite and not too large on all devices."""
 
     def agreed(self, here: bool) -> bool:
         """Return whether `here` is true on all devices."""
 
     def use_gradient(self, use: Callable[[Tensor], Used]) -> Used:
-        """Return what `use` makes of the gradient [layout.size] that was summed since the last call. The sum
-        is zero afterwards."""
+        """Return `use(gradient)` for the gradient [layout.size] summed since the last call, and zero it."""
 
 
 class WholeWeights:
@@ -89,17 +86,19 @@ class WholeWeights:
         self, shape: ModelShape, span: Span, layout: Layout, computing: Computing, device: torch.device,
         frozen: Layout = NOTHING,
     ) -> None:  # fmt: skip
+        """Create the weights. `layout` is that of the trained parameters and `frozen` that of the others.
+        They are set later by `publish` and `freeze`."""
         self._frozen_layout = frozen
         self._frozen: dict[str, Tensor] = {}
         self._shape, self._span, self._layout = shape, span, layout
-        self._number = torch.float32 if computing.dtype == "fp32" else torch.bfloat16
-        self._again = recomputed if computing.activation_checkpointing == "layer" else lambda run: run
+        self._dtype = torch.float32 if computing.dtype == "fp32" else torch.bfloat16
+        self._wrap_layer = recomputed if computing.activation_checkpointing == "layer" else lambda run: run
         layers = range(span.first, span.stop)
         self.routed = {
             layer: [0] * shape.experts.num_experts for layer in layers if shape.experts.num_experts
         }
         self._run_layers: dict[int, RunLayer] = {
-            layer: self._again(partial(one_layer, routed=self.routed.get(layer))) for layer in layers
+            layer: self._wrap_layer(partial(one_layer, routed=self.routed.get(layer))) for layer in layers
         }
         self._compiled: dict[torch.Size, dict[int, RunLayer]] = {}
         """Compiled layers by (sequences, tokens): only the run's own shape, so that peers cannot add any."""
@@ -109,11 +108,11 @@ class WholeWeights:
         self._vectors = [
             (entry, torch.zeros(entry.shape, device=device))
             for entry in layout.entries
-            if entry.is_vector and self._number != torch.float32
+            if entry.is_vector and self._dtype != torch.float32
         ]
         """Vectors (gains of norms), which stay in float32 because no product uses them."""
         self._version: dict[str, Tensor] = {}
-        sums = self._number if computing.uses_each else torch.float32
+        sums = self._dtype if computing.uses_each else torch.float32
         self._gradient = GradientSum(layout, device, sums)
 
     @property
@@ -123,29 +122,27 @@ class WholeWeights:
     def compile_for(self, sequences: int, tokens: int) -> None:
         """Compile layers for microbatches of this shape when the first one is computed."""
         compiled: RunLayer = torch.compile(one_layer, dynamic=False)
-        of_all = dict.fromkeys(self._run_layers, self._again(compiled))
-        self._compiled[torch.Size((sequences, tokens))] = of_all
+        compiled_layers = dict.fromkeys(self._run_layers, self._wrap_layer(compiled))
+        self._compiled[torch.Size((sequences, tokens))] = compiled_layers
 
     def freeze(self, units: Tensor) -> None:
-        """Set the weights that are not trained. `units` are their fixed-point integers."""
+        """Set the weights that are not trained. `units` are fixed-point integers, int32 [frozen.size]."""
         self._frozen = {
             entry.name: to_floats(units[entry.place])
             .view(entry.shape)
-            .to(self.device, torch.float32 if entry.is_vector else self._number)
+            .to(self.device, torch.float32 if entry.is_vector else self._dtype)
             for entry in self._frozen_layout.entries
         }
 
     def publish(self, tiles: Tiles, in_use: Callable[[object], bool]) -> None:
-        """Publish new weights as a new version, a set of leaf tensors. Raises ValueError if frozen weights
-        are missing.
-
-        `tiles` yields (offset in the flat vector, values). The flat vector is overwritten, or a new one is
-        allocated if `in_use` says that an open graph needs the present version. Gains of norms are kept apart
-        in float32 if the flat vector is bf16. The gradient sum follows each leaf that is trained."""
+        """Publish new weights (offset in the flat vector, values) as a new version, a set of leaf tensors.
+        The flat vector is overwritten, or a new one is allocated if `in_use` says that an open graph needs
+        it. Gains of norms stay in float32 if the flat vector is bf16. Gradients of each trained leaf are
+        summed from now on. Raises ValueError if frozen weights are missing."""
         if len(self._frozen) < len(self._frozen_layout.entries):
             raise ValueError("freeze weights first")
         if self._flat is None or in_use(self._version):
-            self._flat = torch.empty(self._layout.size, dtype=self._number, device=self.device)
+            self._flat = torch.empty(self._layout.size, dtype=self._dtype, device=self.device)
         for start, tile in tiles:
             self._flat[start : start + len(tile)] = tile
             for entry, vector in self._vectors:
@@ -154,17 +151,17 @@ class WholeWeights:
                     vector[first - entry.offset : stop - entry.offset] = tile[first - start : stop - start]
         vectors = {entry.name: vector.clone() for entry, vector in self._vectors}
         # New leaves, because those of the version before may be in a graph.
-        self._version = {
-            name: vectors.get(name, view).detach().requires_grad_(self._gradient.follows(name))
-            for name, view in views_of(self._flat, self._layout).items()
-        }
-        for name, leaf in self._version.items():
+        self._version = {}
+        for name, view in views_of(self._flat, self._layout).items():
+            leaf = vectors.get(name, view).detach()
+            leaf.requires_grad_(self._gradient.sums_parameter(name))
+            self._version[name] = leaf
             if leaf.requires_grad:
-                self._gradient.follow(name, leaf)
+                self._gradient.watch_leaf(name, leaf)
         self._version |= self._frozen
 
     def train(self, layout: Layout) -> None:
-        self._gradient.gather(layout)
+        self._gradient.restart(layout)
 
     def rows(self, sequences: int) -> Rows:
         return Rows(slice(0, sequences))
@@ -172,6 +169,8 @@ class WholeWeights:
     def run(
         self, version: object, inputs: Tensor, tokens_BT: Tensor | None, branch_scale: float, rows: Rows
     ) -> Tensor:
+        """Run the stage's layers on the weights of `version`, with compiled layers if there are some for this
+        shape. Returns hidden states, or logits on the last stage."""
         assert isinstance(version, dict)
         run_layers = self._compiled.get(inputs.shape[:2], self._run_layers)
         return forward(

@@ -13,11 +13,12 @@ Routed = Mapping[int, Sequence[int]]
 
 
 def busiest_ratio(routed: Routed, before: Routed) -> float | None:
-    """Return the tokens of the busiest expert since `before` over the mean of its layer, averaged over
-    layers. A value of 1 is even (MaxVio of arXiv:2408.15664 is this minus one). None if no tokens came."""
-    came = [
-        [after - earlier for earlier, after in zip(before[layer], now, strict=True)]
-        for layer, now in routed.items()
-    ]
-    ratios = [max(tokens) * len(tokens) / sum(tokens) for tokens in came if any(tokens)]
+    """Return the tokens of the busiest expert over the mean of its layer's experts, averaged over layers. It
+    counts the tokens of `routed` that came since the counts `before`. A value of 1 is even (MaxVio of
+    arXiv:2408.15664 is this minus one). None if no tokens came."""
+    ratios = []
+    for layer, counts in routed.items():
+        tokens = [now - earlier for earlier, now in zip(before[layer], counts, strict=True)]
+        if any(tokens):
+            ratios.append(max(tokens) * len(tokens) / sum(tokens))
     return sum(ratios) / len(ratios) if ratios else None

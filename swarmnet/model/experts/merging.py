@@ -4,8 +4,9 @@ This is the merging warm-up of SPES (arXiv:2602.11543), on settled weights and i
 
     W_e += share(round) * (mean of its nearest W_f - W_e)         share(round) = first * (1 - round / until)
 
-Nearness is the cosine of the input matrices (gate_proj). Every peer finds the same nearest experts and the
-same bits: cosines are compared as fractions of sums that float64 represents exactly.
+Here f are the experts of the layer that are nearest to e. Nearness is the cosine of the input matrices
+(gate_proj). Every peer finds the same nearest experts and the same bits: cosines are compared as fractions of
+sums that float64 represents exactly. Weights are integers on a grid, *units* (`fixed_point.py`).
 
 Shapes: E experts of a layer, P numbers of one of their matrices.
 """
@@ -33,6 +34,7 @@ class ExpertMerging:
     """Expert merging of one stage."""
 
     def __init__(self, experts: Experts, layout: Layout) -> None:
+        """Create it for the stage with this `layout`; layers without experts are ignored."""
         self._experts = experts
         self._layers: dict[str, dict[str, dict[int, Entry]]] = {}
         """Maps layer -> matrix -> expert -> place in the flat vector."""
@@ -44,15 +46,16 @@ class ExpertMerging:
                 matrices.setdefault(rest.partition(".")[2], {})[expert] = entry
 
     def merge(self, units: Tensor, round: int) -> None:
-        """Merge experts as part of settling `round`, in place. `units` is int32 [layout.size]."""
+        """Move each expert of the stage towards its nearest experts, in place, as part of settling `round`.
+        `units` is int32 [layout.size]. Does nothing in most rounds (`share`)."""
         share = self.share(round)
         if not share:
             return
         for matrices in self._layers.values():
             nearest = nearest_of(_stacked(units, matrices["gate_proj.weight"]), self._experts.merge_nearest)
-            for of_experts in matrices.values():
-                old_EP = _stacked(units, of_experts)
-                for expert, entry in of_experts.items():
+            for entries in matrices.values():
+                old_EP = _stacked(units, entries)
+                for expert, entry in entries.items():
                     units[entry.place] += _merge_step(old_EP, expert, nearest[expert], share).to(torch.int32)
 
     def share(self, round: int) -> int:
@@ -65,10 +68,11 @@ class ExpertMerging:
 
 
 def nearest_of(gates_EP: Tensor, count: int) -> list[list[int]]:
-    """Return for each expert the `count` others with the largest cosine, nearest first; ties by number."""
+    """Return for each expert the `count` others with the largest cosine, nearest first; ties by number. The
+    matrices `gates_EP` are in units and are compared in fewer bits, so that all sums are exact."""
     compared_EP = (gates_EP >> (GRID_BITS - COMPARED_BITS + 1)).to(torch.float64)
-    most = float(1 << (COMPARED_BITS - 1))
-    compared_EP.clamp_(-most, most)
+    largest = float(1 << (COMPARED_BITS - 1))
+    compared_EP.clamp_(-largest, largest)
     products = (compared_EP @ compared_EP.T).to(torch.int64).tolist()
 
     def nearness(expert: int, other: int) -> Fraction:
@@ -76,20 +80,21 @@ def nearest_of(gates_EP: Tensor, count: int) -> list[list[int]]:
         product = products[expert][other]
         return Fraction(product * abs(product), max(1, products[other][other]))
 
-    found = []
+    nearest = []
     for expert in range(len(products)):
         others = [other for other in range(len(products)) if other != expert]
-        found.append(sorted(others, key=lambda other: -nearness(expert, other))[:count])
-    return found
+        nearest.append(sorted(others, key=lambda other: -nearness(expert, other))[:count])
+    return nearest
 
 
 def _merge_step(old_EP: Tensor, expert: int, nearest: Sequence[int], share: int) -> Tensor:
-    """Return the change of one expert, int64 [P], rounded to nearest, halves upwards."""
-    apart_P = old_EP[list(nearest)].sum(dim=0) - len(nearest) * old_EP[expert]
-    whole = len(nearest) << SHARE_BITS
-    return torch.div(2 * share * apart_P + whole, 2 * whole, rounding_mode="floor")
+    """Return the change of one expert's matrix, int64 [P]: `share` / 2**SHARE_BITS of the way to the mean of
+    its nearest experts. It is rounded to nearest, halves upwards."""
+    difference_P = old_EP[list(nearest)].sum(dim=0) - len(nearest) * old_EP[expert]
+    divisor = len(nearest) << SHARE_BITS
+    return torch.div(2 * share * difference_P + divisor, 2 * divisor, rounding_mode="floor")
 
 
-def _stacked(units: Tensor, of_experts: Mapping[int, Entry]) -> Tensor:
-    """Return a copy of one matrix of all experts, int64 [E, P]."""
-    return torch.stack([units[of_experts[expert].place] for expert in sorted(of_experts)]).to(torch.int64)
+def _stacked(units: Tensor, entries: Mapping[int, Entry]) -> Tensor:
+    """Return a copy of one matrix of all experts, int64 [E, P]. `entries` has its place for each expert."""
+    return torch.stack([units[entries[expert].place] for expert in sorted(entries)]).to(torch.int64)

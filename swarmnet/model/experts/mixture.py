@@ -1,7 +1,7 @@
 """A feed-forward layer with several experts, of which each token uses a few (arXiv:1701.06538), as in
 Qwen3-MoE.
 
-A router gives every token a share of each expert. The largest `active` shares, normalized to sum to one,
+A router gives every token a share of each expert. The largest `top_k` shares, normalized to sum to one,
 weight the outputs of these experts. No token is dropped, however many choose the same expert. A balance loss
 (arXiv:2101.03961, equation 4) keeps the load even. Its gradient is added within the layer, so that no stage
 needs anything from the others for it.
@@ -28,20 +28,22 @@ def mixture(
     members: Mapping[str, Tensor], shape: ModelShape, x_ND: Tensor, routed: list[int] | None = None
 ) -> Tensor:
     """Return what the experts of a layer add to its tokens, [N, D]. `members` are its weights by member name.
-    `routed` accumulates each expert's tokens during training."""
+    In training, the tokens of each expert are added to `routed`, and the balance loss gets its gradient."""
     choice = choose(members["mlp.gate"], shape, x_ND)
     weights_NA, chosen_NA = choice.weights, choice.chosen
     sum_ND = torch.zeros_like(x_ND)
     for expert in range(shape.experts.num_experts):
-        tokens_S, places_S = (chosen_NA == expert).nonzero(as_tuple=True)
+        # Token numbers, and at which of the token's choices the expert is.
+        tokens_S, choices_S = (chosen_NA == expert).nonzero(as_tuple=True)
         if routed is not None and torch.is_grad_enabled():
             routed[expert] += len(tokens_S)
         output_SD = feed_forward(members, shape, f"mlp.experts.{expert}.", x_ND[tokens_S], is_varied=True)
-        sum_ND.index_add_(0, tokens_S, output_SD * weights_NA[tokens_S, places_S, None])
+        sum_ND.index_add_(0, tokens_S, output_SD * weights_NA[tokens_S, choices_S, None])
     if not (torch.is_grad_enabled() and shape.experts.aux_loss_coef):
         return sum_ND
-    added: Tensor = _WithLoss.apply(sum_ND, unevenness(shape, choice))  # type: ignore[no-untyped-call]
-    return added
+    balance_loss = unevenness(shape, choice)
+    sum_with_loss_ND: Tensor = _WithLoss.apply(sum_ND, balance_loss)  # type: ignore[no-untyped-call]
+    return sum_with_loss_ND
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +59,15 @@ class ExpertRouting:
 
 
 def choose(gate_ED: Tensor, shape: ModelShape, x_ND: Tensor, without: Sequence[int] = ()) -> ExpertRouting:
-    """Route tokens. `without` are experts that no peer serves; tokens use the next best."""
+    """Choose each token's experts with the router's matrix, but none in `without`, which no peer serves."""
     logits_NE = linear(x_ND, gate_ED).float()
     if without:
-        away_E = torch.zeros(shape.experts.num_experts, dtype=torch.bool, device=x_ND.device)
-        away_E[list(without)] = True
-        logits_NE = logits_NE.masked_fill(away_E, -inf)
+        is_missing_E = torch.zeros(shape.experts.num_experts, dtype=torch.bool, device=x_ND.device)
+        is_missing_E[list(without)] = True
+        logits_NE = logits_NE.masked_fill(is_missing_E, -inf)
     shares_NE = logits_NE.softmax(dim=-1)
-    there = shape.experts.num_experts - len(without)
-    weights_NA, chosen_NA = shares_NE.topk(min(shape.experts.top_k, there), dim=-1)
+    available = shape.experts.num_experts - len(without)
+    weights_NA, chosen_NA = shares_NE.topk(min(shape.experts.top_k, available), dim=-1)
     weights_NA = (weights_NA / weights_NA.sum(dim=-1, keepdim=True)).to(x_ND.dtype)
     return ExpertRouting(shares_NE, weights_NA, chosen_NA)
 
@@ -81,8 +83,8 @@ def feed_forward(
 
 
 def unevenness(shape: ModelShape, choice: ExpertRouting) -> Tensor:
-    """Return the balance loss summed over the tokens: `balance` per token, over all layers, at perfect
-    balance. Only the shares learn from it, because the number of tokens per expert has no gradient."""
+    """Return the balance loss of one layer, summed over the tokens. At perfect balance all layers together
+    have `aux_loss_coef` per token. Only the shares learn from it: a number of tokens has no gradient."""
     shares_NE, chosen_NA = choice.shares, choice.chosen
     tokens, count = shares_NE.shape
     load_E = torch.bincount(chosen_NA.flatten(), minlength=count) / chosen_NA.numel()
