@@ -1,4 +1,7 @@
-"""Interfaces between a neighbourhood and the roles of its peer, and the rules of admission."""
+"""Interfaces between a peer's links (its neighbourhood) and its roles, and the rules of admission.
+
+A neighbour is a peer to which this one keeps a link. An invite is a token, signed by the run's owner, that
+lets one peer take part."""
 
 from __future__ import annotations
 

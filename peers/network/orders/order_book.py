@@ -1,4 +1,7 @@
-"""Keep the newest order of a run's owner, in memory and on disk, and notify the parts that it concerns."""
+"""Keep the newest order of a run's owner, in memory and on disk, and notify the parts that it concerns.
+
+An order is a signed, numbered message that bans peers, revokes invites or pauses the run. Each order replaces
+the one before."""
 
 from __future__ import annotations
 
@@ -56,19 +59,20 @@ class OrderBook:
             self.accept(found)
 
     def accept(self, order: SignedOrder) -> bool:
-        """Adopt a verified order if it is newer. Returns True if it was."""
+        """Adopt a verified order if it is the owner's and newer than the present one: store it and call the
+        functions in `heard`. Returns True if it was adopted."""
         if order.owner != self.signed.manifest.owner or not order.newer_than(self.held):
             return False
         before, self.held = self.order, order
         self._write(order.data)
         self.log_event(events.Order(sequence=order.order.sequence, reason=order.order.reason))
-        for heard in tuple(self.heard):
-            heard(before, order.order)
+        for on_order in tuple(self.heard):
+            on_order(before, order.order)
         return True
 
     def _read(self) -> None:
-        """Load the order of an earlier process. A damaged file counts as missing, because other peers have
-        the order."""
+        """Load the order that an earlier process stored, if there is one. A damaged file is reported and
+        counts as missing, because other peers have the order."""
         if self.kept is None:
             return
         try:
@@ -80,9 +84,10 @@ class OrderBook:
             self.notify("order_unusable", f"the order kept in {self.kept} cannot be used: {error}")
 
     def _write(self, data: bytes) -> None:
+        """Store the order on disk, if there is a file for it. A failure is reported to the user only."""
         if self.kept is None:
             return
         try:
             write_atomically(self.kept, data)
-        except UserError as error:  # A full disk: the order still applies.
+        except UserError as error:  # The disk is full: the order still applies.
             self.notify("order_not_kept", str(error))
