@@ -1,5 +1,4 @@
-"""The addresses of a peer: those announced to others, those it listens on, and which are publicly
-reachable.
+"""The addresses of a peer: those announced to others, and those it listens on.
 
 Addresses are libp2p multiaddrs. A helper is another peer that is asked to dial this one back. A circuit
 address leads through a relay."""
@@ -39,9 +38,8 @@ class Addresses:
         return cls(tuple(announce) or tuple(reported), bool(announce), tuple(ports))
 
     def to_ask(self, observed: str) -> tuple[str, ...]:
-        """Return the addresses that a helper is asked to dial, at most `ADDRESSES`. The helper saw a
-        connection of this peer come from `observed`. Relayed addresses are left out, and loopback ones unless
-        `observed` is one."""
+        """Return the at most `ADDRESSES` addresses that a helper is asked to dial. The helper saw this peer
+        at `observed`. Relayed addresses are left out, and loopback ones unless `observed` is one."""
         observed_is_loopback = observed.startswith(LOOPBACK)
         direct = [
             address

@@ -1,5 +1,4 @@
-"""A wrapper around a peer's directory (the DHT) that counts the outcomes of its operations for the
-metrics."""
+"""A wrapper of a peer's directory (the DHT) that counts the outcomes of operations for the metrics."""
 
 from __future__ import annotations
 

@@ -65,8 +65,7 @@ class DirectoryObserver:
 
 
 class RelayObserver:
-    """Copies the counters of one relay into metrics. A relay lives as long as its p2pd; the next counts from
-    0."""
+    """Copies the counters of one relay into metrics. It lives as long as its p2pd; the next counts from 0."""
 
     def __init__(self, relay: RelayService, metrics: PeerMetrics) -> None:
         self.relay, self.metrics = relay, metrics.relay

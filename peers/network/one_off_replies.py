@@ -13,8 +13,7 @@ from swarmnet.identifiers import PeerId
 
 
 class OneOffReplies:
-    """Sends at most one response of a kind per peer at a time, so that a flood costs the requester more than
-    us."""
+    """Sends one response of a kind per peer at a time. A flood thus costs the requester more than us."""
 
     def __init__(
         self, transport: Transport, sent: Counter[str], log_event: events.LogEvent, deadline_seconds: float

@@ -104,8 +104,7 @@ class PeerLinks:
         self.answer_visitor: Callable[[PeerId, Message, Body], None] = lambda peer, message, body: None
         self.admission: Admission = OpenToAll()
         self.met: Callable[[], Collection[PeerId]] = tuple
-        """Returns the peers that are known to answer by other means. Dialling them contacts no new
-        address."""
+        """Returns peers known to answer by other means. Dialling them contacts no new address."""
         self.own_record: Callable[[SignedRecord], None] = lambda signed: None
         """Called with each record that this peer's own key has signed."""
         self._introduced: dict[PeerId, set[PeerId]] = {}
@@ -126,8 +125,7 @@ class PeerLinks:
 
     async def close(self, reason: str) -> None:
         """Send the newest record and `Bye`, end all links and stop all tasks. An empty `reason` sends
-        neither. Peers that later find the record in the directory then know it already, and do not dial
-        again."""
+        neither. Peers thus know the record if they find it in the directory later."""
         self._closed = True
         self._timer.close()
         self._silence.close()
@@ -238,9 +236,8 @@ class PeerLinks:
             self._unlink(signed.peer, "moved", f"it is in stage {before.stage} now")
 
     def introduce(self, contributor: PeerId, peers: Iterable[PeerId]) -> None:
-        """Send these peers the record of `contributor`, once each, because they ignore contributions of
-        unknown peers. Does nothing if it was met over `INTRODUCED_SECONDS` ago: its record is in the
-        directory then."""
+        """Send these peers the record of `contributor`, once each: they ignore contributions of unknown
+        peers. Does nothing for one met over `INTRODUCED_SECONDS` ago, whose record is in the directory."""
         known = self.membership.peers.get(contributor)
         if known is None or known.stage < 0 or self.clock.time() > known.met_at + INTRODUCED_SECONDS:
             return
@@ -362,9 +359,8 @@ class PeerLinks:
     # -- Receiver -------------------------------------------------------------------------------------
 
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
-        """Handle a message of `wire_bytes` that arrived on a link. Messages of peers without `Hello` are
-        refused, except requests for the manifest and owner's orders. Those that are not about links go to the
-        listener."""
+        """Handle a message of `wire_bytes`. Peers without `Hello` are refused, except for requests for the
+        manifest and owner's orders. Messages that are not about links go to the listener."""
         self.traffic.received[message.kind] += wire_bytes
         if self._closed:
             return
@@ -434,8 +430,8 @@ class PeerLinks:
             self._dial_due()
 
     def _accept_messages_of(self, peer: PeerId) -> None:
-        """Accept this peer's messages from now on. Beyond `MAX_GREETED` peers, those of the oldest one
-        without a link are no longer accepted; if all have links, those of `peer` itself."""
+        """Accept this peer's messages from now on. Beyond `MAX_GREETED` peers, forget the oldest one without
+        a link, or `peer` itself if all have links."""
         self._greeted[peer] = None
         if len(self._greeted) > MAX_GREETED:
             known = self.membership.peers

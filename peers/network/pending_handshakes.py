@@ -13,8 +13,7 @@ from swarmnet.identifiers import PeerId
 
 
 class PendingHandshakes(dict[PeerId, asyncio.Event]):
-    """Maps each such peer to an event. When the peer's message arrives, its entry is removed and the event
-    set."""
+    """Maps each such peer to an event. At the peer's message, its entry is removed and the event set."""
 
     def keep(self, peers: Container[PeerId]) -> None:
         """Forget all peers except these."""

@@ -72,9 +72,9 @@ def leads_here(addresses: Addresses, dialled: Sequence[Dialled]) -> bool | None:
 
 
 def in_order(connections: Sequence[tuple[PeerId, str]], chance: Random) -> list[PeerId]:
-    """Return the connected peers in the order in which to ask them: public ones, then private ones, then
-    those behind relays, each in random order. A public peer reaches only what any peer reaches. A peer behind
-    a relay does not see this peer's address."""
+    """Return the connected peers in the order in which to ask them, at random within each kind. The kinds are
+    public, private, and behind a relay. A public peer reaches only what any peer reaches. A peer behind a
+    relay does not see this peer's address."""
     rank_of: dict[PeerId, int] = {}
     for peer, address in chance.sample(connections, len(connections)):
         is_private = not in_the_open(address)
@@ -115,9 +115,9 @@ class ReachabilityProbe:
             pause = RETRY_SECONDS if self.gets_in is None else AGAIN_SECONDS
 
     async def ask(self) -> bool | None:
-        """Ask up to `HELPERS` connected peers in turn to dial this one. Returns True as soon as one reached
-        an announced address. Returns False after `WITNESSES` failures, or if no helper is left after one;
-        None if no helper could try."""
+        """Ask up to `HELPERS` connected peers in turn to dial this one. Returns True if one reached an
+        announced address. Returns False if `WITNESSES`, or all that could try, did not; None if none
+        could."""
         failures = 0
         try:
             helpers = in_order(await self._connections(CONNECTIONS_SECONDS), self._chance)

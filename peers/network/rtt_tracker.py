@@ -41,14 +41,13 @@ class RttTracker:
         self._sent[self.sequence] = now
 
     def of(self, peer: PeerId, now: float) -> tuple[int, float]:
-        """Return the sequence of the neighbour's last heartbeat and its age in seconds; (-1, 0) if there is
-        none."""
+        """Return sequence and age in seconds of the neighbour's last heartbeat; (-1, 0) if there is none."""
         echo = self._received.get(peer)
         return (echo.sequence, now - echo.at) if echo is not None else (-1, 0.0)
 
     def on_echo(self, peer: PeerId, sequence: int, echo: int, delay_seconds: float, now: float) -> None:
-        """Record heartbeat `sequence` of a neighbour. If its `echo` is one of this peer's heartbeats, measure
-        the round trip: `delay_seconds` passed at the neighbour between receiving that and sending this."""
+        """Record heartbeat `sequence` of a neighbour, sent `delay_seconds` after it received this peer's
+        heartbeat `echo`. Measure the round trip if the send time of that one is known."""
         self._received[peer] = _ReceivedHeartbeat(sequence, now)
         sent_at = self._sent.get(echo)
         if sent_at is not None:

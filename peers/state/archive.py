@@ -139,8 +139,8 @@ class Archive:
         self.store.write(ORDER, data)
 
     def contributors(self) -> list[dict[str, Any]]:
-        """Return one entry per peer: peer, name, tokens by stage, checkpoints signed. Unreadable entries are
-        left out."""
+        """Return peer, name, tokens by stage and signed checkpoints of each peer. Skips unreadable
+        entries."""
         data = self.store.read(CONTRIBUTORS)
         try:
             content = json.loads(data) if data else []
@@ -152,8 +152,7 @@ class Archive:
         self.store.write(CONTRIBUTORS, json.dumps(contributors, indent=1, ensure_ascii=False).encode())
 
     def _encode_index(self, entries: tuple[ArchivedCheckpoint, ...]) -> bytes:
-        """Return the index with these entries as JSON. Raises IndexFull if it is larger than readers
-        accept."""
+        """Return an index of these entries as JSON. Raises IndexFull if it is too large for readers."""
         # Tokens are stored separately, because earlier programs refuse entries with more fields.
         tokens = {entry.name: entry.tokens for entry in entries if entry.tokens is not None}
         checkpoints = [{k: v for k, v in asdict(entry).items() if k != "tokens"} for entry in entries]
@@ -172,8 +171,7 @@ class Archive:
         self.entries = entries
 
     def _read_index(self, run_id: RunId) -> tuple[ArchivedCheckpoint, ...]:
-        """Return the entries of the index; none if it does not exist yet. Raises ArchiveError if it is
-        invalid."""
+        """Return the index's entries; none if there is no index. Raises ArchiveError if it is invalid."""
         data = self.store.read(INDEX, INDEX_LIMIT)
         if data is None:
             return ()
@@ -209,10 +207,9 @@ def _parse_entry(content: dict[str, Any], tokens: object) -> ArchivedCheckpoint:
 
 
 def kept(rounds: Collection[int], interval_rounds: int, newest: int, every: int) -> set[int]:
-    """Return those of one stage's archived `rounds` that the retention policy keeps. It keeps the `newest`
-    ones. Checkpoints exist every `interval_rounds` rounds since the run's start. The policy also keeps each
-    `every`-th of these; `every` 0 keeps none. The choice depends only on round numbers, so all archivists
-    keep the same."""
+    """Return those of one stage's archived `rounds` that the retention policy keeps: the `newest` ones, and
+    older ones at a fixed distance. The distance is `every` times `interval_rounds`, counted from the run's
+    start: all archivists keep the same. `every` 0 keeps no older ones."""
     newest_first = sorted(rounds, reverse=True)
     step = interval_rounds * every
     every_step = {round for round in newest_first if step and (round + 1) % step == 0}

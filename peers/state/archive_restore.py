@@ -1,9 +1,9 @@
 """Start from an archive: copy its newest checkpoint of a stage into the worker's folder, if it is newer.
 
-An archive is a folder or a URL with copies of a run's checkpoints. Its data is checked before use: the hash
-in the index, the run, the stage, the shapes, and the digest of the weights. At least one peer must have
-signed that digest. The archive's author could have invented such a peer. Naming an archive therefore means
-trusting it, because no peer of the group is there to contradict it."""
+An archive is a folder or a URL with copies of a run's checkpoints. Its data is checked before use: hash in
+the index, run, stage, shapes, and digest of the weights. At least one peer must have signed that digest. The
+archive's author could have invented such a peer. Naming an archive therefore means trusting it, because no
+peer of the group is there to contradict it."""
 
 from __future__ import annotations
 
@@ -56,13 +56,12 @@ class Restoring:
         self, folder: Path, stage: int, layout: Layout, trained: Callable[[], bool] = lambda: False,
         damaged: Collection[Path] = (),
     ) -> None:  # fmt: skip
-        """Copy the archive's newest usable checkpoint of the stage into `folder`, if it is newer than those
-        there.
+        """Copy the archive's newest usable checkpoint of a stage into `folder`, if newer than those there.
 
         Files in `damaged` do not count. An archive without this stage is no error: the worker then starts
         from the seed or the swarm. An archive that does not answer is tried again, because starting from the
-        seed would create a second branch, until `trained` returns True: a peer trains this stage. Raises
-        ArchiveError if the archive cannot be read."""
+        seed would create a second branch. Attempts end when `trained` returns True: a peer trains this stage.
+        Raises ArchiveError if the archive cannot be read."""
 
         async def attempt() -> None:
             if not trained():
@@ -74,8 +73,7 @@ class Restoring:
 
     def _copy_newest(self, folder: Path, stage: int, layout: Layout, damaged: Collection[Path]) -> str:
         """Copy the archive's newest usable checkpoint of the stage into `folder`, unless a file there is as
-        new. Returns a message for the user. Raises ArchiveError if there are checkpoints but none is
-        usable."""
+        new. Returns a message for the user. Raises ArchiveError if none is usable."""
         archive = Archive(open_store(self._secret_url))
         archive.open(self.signed)
         files = [file for file in checkpoint_file.files(folder, stage) if file not in damaged]

@@ -53,8 +53,7 @@ def sha256(data: bytes) -> str:
 
 
 def open_store(url: str) -> Store:
-    """Return the store at a URL: a folder for paths and file:// URLs, otherwise fsspec. Raises
-    ArchiveError."""
+    """Return the store at a URL: a folder for paths and file:// URLs, else fsspec. Raises ArchiveError."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return FolderStore(Path(url).expanduser())
@@ -170,9 +169,8 @@ class FsspecStore:
         """Yield the fsspec file system and the path of the file `name` in it; `what` begins an error message.
 
         Every exception but ArchiveError becomes StoreUnreachable, with the exception's class in the message.
-        Backends (botocore, gcsfs, paramiko) have their own classes, which cannot be named here without
-        importing them. After a failure the next use reconnects, because a file system whose connection broke
-        stays broken."""
+        Backends (botocore, gcsfs, paramiko) have their own classes, which cannot be named without importing
+        them. After a failure the next use reconnects, because a broken connection stays broken."""
         place = f"{self.url}/{name}" if name else self.url
         try:
             if self._files is None:

@@ -35,8 +35,7 @@ class ArchivistClients:
         """Pairs of round and (chain + digest) that a peer other than the presenting archivist has signed."""
 
     async def reach(self) -> None:
-        """Look up archivists of the run and try to link to `MAX_ASKED` of them. Those that are not reached
-        are skipped."""
+        """Look up archivists of the run and try to link to `MAX_ASKED` of them. Failures are skipped."""
         records = await self.presence.look_up(NO_STAGE) or {}
         tried = 0
         for data in records.values():
@@ -67,8 +66,7 @@ class ArchivistClients:
                 self._vouched.add((envelope.round, bytes(envelope.payload)))
 
     def vouched(self, peer: PeerId, root: SnapshotRoot) -> bool:
-        """Return True if a peer may offer this root. An archivist may offer only roots that other peers
-        signed."""
+        """Return True if a peer may offer this root: an archivist only if another peer signed it."""
         return not self.is_one(peer) or (root.round, root.chain + root.digest) in self._vouched
 
 

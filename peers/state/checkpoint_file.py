@@ -1,9 +1,8 @@
 """Local checkpoints: one safetensors file per stage and round, with Hugging Face names, written atomically.
 
 The group sums weights as int32 fixed-point integers, called units. The file stores them as float32, which is
-exact below 4 in magnitude; a tensor with a larger weight is stored as float64. A layout says where each
-tensor lies in a stage's flat vector of weights. Sets are the contributions that were summed in each settled
-round."""
+exact below 4 in magnitude, and tensors with larger weights as float64. A layout says where each tensor lies
+in a stage's vector of weights. Sets are the contributions that were summed in each settled round."""
 
 from __future__ import annotations
 
@@ -116,8 +115,7 @@ def content(
     signed: Sequence[bytes] = (), past: RestartState = NOTHING_PAST, tokens: int | None = None,
 ) -> bytes:  # fmt: skip
     """Return the bytes of a checkpoint file: the weights `units`, int32 [layout.size], as named tensors, and
-    metadata. `signed` has peers' signatures on the weights, `past` what is known of the rounds up to
-    `round`."""
+    metadata. `signed` has peers' signatures, `past` what is known of the rounds up to `round`."""
     tensors = {}
     for entry in layout.entries:
         values = units[entry.place]
@@ -145,8 +143,7 @@ def content(
 
 
 def read(path: Path, max_tensors: int = MAX_TENSORS) -> Checkpoint:
-    """Read one file and check the hash of its content. Raises CheckpointError if it cannot be read or is
-    damaged."""
+    """Read one file and check the hash of its content. Raises CheckpointError if it is unusable."""
     try:
         with open_tensors(path, max_tensors) as file:
             metadata = file.metadata() or {}

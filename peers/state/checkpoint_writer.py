@@ -29,10 +29,9 @@ DOWNLOAD = "download"
 
 
 def aligned(snapshot_interval: int, wanted_rounds: float) -> int:
-    """Return the interval in rounds between saves: `snapshot_interval` times the largest power of two for
-    which it is at most `wanted_rounds`, and at least `snapshot_interval`. Peers measure different speeds, but
-    each larger interval is a multiple of the smaller ones. Their disks thus have rounds in common when the
-    whole group restarts."""
+    """Return the interval in rounds between saves: `snapshot_interval` times the largest power of two up to
+    `wanted_rounds`, and at least `snapshot_interval`. Peers with different speeds get multiples of the same
+    interval. Their disks thus have rounds in common when the whole group restarts."""
     every = snapshot_interval
     while 2 * every <= wanted_rounds:
         every *= 2
@@ -167,9 +166,9 @@ class CheckpointWriter:
             await self._write(snapshots.held[0].weights(), last=True)
 
     async def _write(self, weights: Weights, last: bool = False) -> None:
-        """Write the weights in a thread. Does nothing if a file has them or newer ones, for initial weights
-        (round -1), or where a damaged file has this round. A failure is reported at most once in
-        `REFUSED_SECONDS`, but always if `last`: there is no further attempt."""
+        """Write the weights in a thread. Does nothing for initial weights (round -1), or if a file has these,
+        newer ones, or this round damaged. A failure is reported at most once in `REFUSED_SECONDS`, but always
+        if `last`: there is no further attempt."""
         round = weights.settled_round
         if self.folder is None or round < 0 or (self.saved is not None and self.saved[1] >= round):
             return

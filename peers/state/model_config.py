@@ -259,8 +259,8 @@ def _check_attention_window(config: Mapping[str, Any], reasons: list[str]) -> No
 
 
 def _check_value(key: str, value: object, implemented: tuple[object, ...], reasons: list[str]) -> None:
-    """Add a reason if the value is neither null nor one of `implemented`. `0` differs from `false`, but `1.0`
-    equals `1`."""
+    """Add a reason if the value is not null and not in `implemented`. `0` is not `false`, but `1.0` is
+    `1`."""
     if value is None:
         return
     if any(_is_same(value, known) for known in implemented):

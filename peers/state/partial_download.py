@@ -2,8 +2,7 @@
 
 A state is a stage's weights, which a joining peer downloads in chunks of equal size; its root lists their
 hashes. A chunk's file is named by its hash, so it serves every state that contains it. Only chunks of the
-newest download are kept. They are written without sync: a chunk that is read counts only if it has the hash,
-and lost or damaged ones are fetched again.
+newest download are kept. They are written without sync: a chunk without the hash is fetched again.
 """
 
 from __future__ import annotations
@@ -109,8 +108,7 @@ class Download:
             await self._writing
 
     async def _write_pending(self) -> None:
-        """Write the chunks in `_unwritten` until none is left. If the disk refuses, report it and stop for
-        good."""
+        """Write the chunks in `_unwritten` until none is left. Stop for good if the disk refuses."""
         folder = self._kept.folder
         while self._unwritten and not self._ended and folder is not None:
             indices, self._unwritten = self._unwritten, []
@@ -151,8 +149,7 @@ class Download:
 
 
 def _write_chunk(path: Path, chunk: memoryview) -> None:
-    """Write a chunk without sync. The file gets its final name when it is complete. Raises OSError, and then
-    leaves no file."""
+    """Write a chunk; its file gets the final name when complete. Raises OSError, and then leaves no file."""
     unfinished = path.with_suffix(_UNFINISHED)
     try:
         unfinished.write_bytes(chunk)
@@ -164,8 +161,7 @@ def _write_chunk(path: Path, chunk: memoryview) -> None:
 
 
 def _read_chunk(path: Path, hash: bytes, buffer: memoryview) -> bool:
-    """Read a file into `buffer`. Returns True if the file has exactly the buffer's length and this
-    SHA-256."""
+    """Read a file into `buffer`. Returns True if it has exactly the buffer's length and this SHA-256."""
     try:
         with path.open("rb") as file:
             has_length = file.readinto(buffer) == len(buffer) and not file.read(1)

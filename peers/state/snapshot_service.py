@@ -2,9 +2,9 @@
 
 Every `snapshot_interval` settled rounds, all peers of a group keep the same snapshot. Its root, which each
 peer signs, names the round, the digest of the weights and the hash of each chunk. A joining peer asks its
-group for offers: lists of roots, with the round of which it already has the sets of contributions. It chooses
-the newest root that two thirds name, and fetches chunks from several holders at once. From there it catches
-up with the contributions of later rounds. Carriers are extra connections that speed up the transfer."""
+group for offers: lists of roots, and the oldest round whose set of contributions is kept. It chooses the
+newest root that two thirds name, and fetches chunks from several holders at once. From there it catches up
+with the contributions of later rounds. Carriers are extra connections that speed up the transfer."""
 
 from __future__ import annotations
 
@@ -197,8 +197,7 @@ class SnapshotService:
                     self._apply_effects(self._fetch.drop(peer, "no_chunk", self.clock.time(), reason))
 
     def _make_offer(self) -> SnapshotOffer:
-        """Return this peer's offer: its progress, its snapshots, and the oldest round whose set it still
-        has."""
+        """Return this peer's offer: its progress, its snapshots, and the oldest round whose set it has."""
         progress = self.settled_now()
         oldest_set = max(0, progress.began + 1, progress.settled + 1 - kept_rounds(self.snapshots.rules))
         roots = [snapshot.signed for snapshot in self.snapshots.offered()]
@@ -221,10 +220,10 @@ class SnapshotService:
         """Fetch the newest snapshot on which `holders`, peers of the group, agree. Returns its weights.
 
         `have` is the round of the weights here: -1 for the initial weights, and NOTHING without any. Returns
-        None if the sets that all peers still have suffice to continue from `have`, or if no snapshot is newer
-        than round `enough`. With `have` NOTHING and no snapshot, the initial weights are fetched. If no peer
-        trains yet (the whole group restarts), the newest state that the disks share is used, even one older
-        than `have`; with `apart`, also if training peers do not agree. Raises NoState if none can be had."""
+        None if the peers' sets suffice to continue from `have`, or no snapshot is newer than round `enough`.
+        With `have` NOTHING and no snapshot, the initial weights are fetched. If no peer trains yet (the whole
+        group restarts), the newest state that the disks share is used, even one before `have`. With `apart`,
+        that holds also if training peers do not agree. Raises NoState if none can be had."""
         self._offers, self._asked, self._reported_tokens = {}, set(holders), {}
         self._all_offered.clear()
         deadline = self.clock.time() + OFFER_SECONDS
@@ -277,7 +276,7 @@ class SnapshotService:
 
     async def _fetch_start(self, all_sets_kept: bool) -> Weights:
         """Fetch the initial weights from the peers that offer them. Raises NoState if none does, or if not
-        all rounds' sets are kept, without which this peer could not continue from the initial weights."""
+        all rounds' sets are kept: this peer could then not continue."""
         roots = {
             peer: root for peer, offer in self._offers.items() for root in self._valid_roots(peer, offer)
             if root.round < 0 and peer not in self._false_starts
@@ -315,8 +314,7 @@ class SnapshotService:
 
     def _valid_roots(self, peer: PeerId, offer: SnapshotOffer) -> list[SnapshotRoot]:
         """Return the roots in a peer's offer that it has signed and that fit this stage; others are refused.
-        Roots of an archivist need signatures of other peers. Keep the token counts that come with the
-        roots."""
+        Roots of an archivist need signatures of other peers. Keep the roots' token counts."""
         roots = []
         for signed in offer.roots[:SNAPSHOTS_KEPT]:
             try:
@@ -343,9 +341,9 @@ class SnapshotService:
         return roots
 
     async def _fetch_root(self, roots: dict[PeerId, SnapshotRoot]) -> Weights:
-        """Fetch all chunks of one snapshot. `roots` has the root of each peer that offers it, all with the
-        same digest, but maybe with different chunk hashes: the most frequent list is used. Raises NoState if
-        all holders fail, and FalseRoot if the chunks do not have the digest."""
+        """Fetch all chunks of one snapshot. `roots` has the root of each peer that offers it. All have the
+        same digest, but the lists of chunk hashes may differ: the most frequent list is used. Raises NoState
+        if all holders fail, and FalseRoot if the chunks do not have the digest."""
         lists = [tuple(root.chunks) for root in roots.values()]
         hashes = max(lists, key=lists.count)
         holders = [peer for peer, root in roots.items() if tuple(root.chunks) == hashes]
@@ -390,8 +388,7 @@ class SnapshotService:
         return Weights(units, root.round, root.chain, tokens=median_low(tokens) if tokens else None)
 
     def _ask_others(self, fetch: SnapshotFetch) -> None:
-        """Ask all linked peers of the group that are neither holders nor dropped; they may hold the snapshot
-        now."""
+        """Ask the linked peers of the group that are neither holders nor dropped: they may be holders now."""
         for peer, known in self.neighbourhood.known().items():
             is_new = peer not in fetch.holders and peer not in fetch.dropped
             if known.linked and known.stage == self.snapshots.stage and is_new:

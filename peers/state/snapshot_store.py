@@ -1,9 +1,9 @@
 """Keep settled weights for peers that join: snapshots, which these download in chunks.
 
-A round is settled when its set of contributions can no longer change; all peers of the stage then compute the
-same weights. A snapshot's root, signed by the peer that offers it, has its round, the digest of the weights,
-the chain value (hash over all settled sets so far), and the hash of each chunk. Units are weights as int32
-fixed-point integers."""
+A round is settled when its set of contributions can no longer change. All peers then compute the same
+weights. A snapshot's root is signed by the peer that offers it. It names the round, the digest of the
+weights, the chain value (hash over all settled sets so far) and the hash of each chunk. Units are int32
+weights."""
 
 from __future__ import annotations
 
@@ -56,8 +56,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The state that a newcomer starts from: `units`, int32 [method.state.size], settled after
-    `settled_round`."""
+    """The state that a newcomer starts from: `units`, int32 [state size], settled after `settled_round`."""
 
     units: Tensor
     settled_round: int
@@ -123,8 +122,7 @@ class Snapshots:
 
     def hold(self, weights: Weights) -> None:
         """Make a snapshot of weights that were read from disk or downloaded, because other peers may need
-        them. Round -1 means the initial weights. Another round that has a snapshot already gets no second
-        one."""
+        them. Round -1 means the initial weights. A later round gets no second snapshot."""
         if weights.settled_round < 0:
             self.start = self._make_snapshot(
                 -1, weights.units, state_digest(-1, weights.units), weights.chain, 0
@@ -136,7 +134,7 @@ class Snapshots:
     def _add_snapshot(
         self, round: int, units: Tensor, digest: bytes, chain: bytes, tokens: int | None
     ) -> None:
-        """Make a snapshot and add it. Of all snapshots keep the newest ones and the one requested last."""
+        """Make a snapshot and add it. Keep the newest ones and the one requested last."""
         held = [self._make_snapshot(round, units, digest, chain, tokens), *self.held]
         held.sort(key=lambda snapshot: -snapshot.root.round)
         requested = [snapshot for snapshot in held[SNAPSHOTS_KEPT:] if snapshot.root.digest == self.asked]
@@ -145,8 +143,7 @@ class Snapshots:
     def _make_snapshot(
         self, round: int, units: Tensor, digest: bytes, chain: bytes, tokens: int | None
     ) -> Snapshot:
-        """Return a snapshot of these weights: its root is signed, and its bytes are stored on disk if
-        possible."""
+        """Return a snapshot of these weights with a signed root; its bytes are on disk if possible."""
         view = units.cpu().numpy().astype("<i4", copy=False).data.cast("B")
         size = chunk_bytes(len(view))
         hashes = [hashlib.sha256(view[at : at + size]).digest() for at in range(0, len(view), size)]
@@ -179,8 +176,7 @@ class Snapshots:
         self.held = tuple(snapshot for snapshot in self.held if snapshot.root.round <= round)
 
     def find(self, digest: bytes) -> Snapshot | None:
-        """Return the snapshot with this digest, or None. It counts as the one requested last, which is
-        kept."""
+        """Return the snapshot with this digest, or None. It is kept as the one requested last."""
         if self.start is not None and self.start.root.digest == digest:
             return self.start
         found = next((snapshot for snapshot in self.held if snapshot.root.digest == digest), None)

@@ -1,10 +1,10 @@
 """Download the model that a run starts from: once, from a URL into a local folder.
 
-The URL is that of a folder in the layout of Hugging Face: config.json, and model.safetensors or the files
-that model.safetensors.index.json names, and optionally tokenizer.json. The user of this machine names the
-URL; a URL in a manifest is never opened. The folder gets its final name when all files are complete and have
-the hash that the run names. Until then, only the names in the index are used. A failure leaves nothing
-behind. All calls except `model_here` block: use a thread.
+The URL is that of a folder in the layout of Hugging Face. It has config.json, model.safetensors or the files
+that model.safetensors.index.json names, and maybe tokenizer.json. The user of this machine names the URL; a
+URL in a manifest is never opened. The folder gets its final name when all files are complete and have the
+hash that the run names. Until then, only the names in the index are used. A failure leaves nothing behind.
+All calls except `model_here` block: use a thread.
 """
 
 from __future__ import annotations
@@ -82,8 +82,7 @@ async def model_here(place: str, manifest: Manifest, notify: Notify) -> Path | N
 
 
 def folder_of(place: str) -> Path | None:
-    """Return the local path in `place`, which is a path or a file:// URL. None for any other URL or an empty
-    text."""
+    """Return the local path in `place`, a path or a file:// URL; None for other URLs or an empty text."""
     if not place or not is_url(place):
         return Path(place) if place else None
     parts = urlsplit(place)
@@ -103,9 +102,8 @@ def fetched(
     url: str, folder: Path, manifest: Manifest, notify: Callable[[str], None],
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> None:  # fmt: skip
-    """Download the model at a URL into `folder`, unless that exists: its readers check it. `notify` is called
-    with progress messages. Raises StartError if it cannot be had, or if `is_stopped` returns True
-    meanwhile."""
+    """Download the model at a URL into `folder`, unless that exists: its readers check it. `notify` gets
+    progress messages. Raises StartError if that fails or `is_stopped` returns True."""
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _download_lock(folder, is_stopped):
@@ -137,8 +135,7 @@ def _download(
     url: str, folder: Path, manifest: Manifest, notify: Callable[[str], None], is_stopped: Callable[[], bool]
 ) -> None:
     """Download all files into a temporary folder, check their hash, and rename the folder to `folder`.
-    Removes the temporary folders of processes that were killed. Raises StartError, and then leaves nothing
-    behind."""
+    Temporary folders of killed processes are removed. Raises StartError, and then leaves nothing behind."""
     source = _Source(url)
     prefix, suffix = f".{folder.name}.", ".part"
     for leftover in folder.parent.glob(f"{prefix}*{suffix}"):
@@ -210,8 +207,8 @@ class _Source:
         self._files, self._root = connect(url, StartError, SILENCE_SECONDS)
 
     def weights(self, part: Path, budget: _Budget) -> list[str]:
-        """Return the sorted names of the files with weights: those in the index, which is copied into `part`,
-        or `WEIGHTS` if there is no index. Raises StartError."""
+        """Return the sorted names of the files with weights: those in the index, or `WEIGHTS` without an
+        index. The index is copied into `part`. Raises StartError."""
         if not self.copy_if_there(INDEX, part, budget, MAX_JSON_BYTES):
             return [WEIGHTS]
         weight_map = read_json(part / INDEX).get("weight_map")
@@ -231,8 +228,8 @@ class _Source:
         return True
 
     def copy(self, name: str, part: Path, budget: _Budget, most: int | None = None) -> str:
-        """Copy a file of at most `most` bytes into the folder `part`. Returns its SHA-256. Raises StartError
-        or OSError."""
+        """Copy a file of at most `most` bytes into `part`. Returns its SHA-256. Raises StartError or
+        OSError."""
         try:
             return self._copy(name, part, budget, most)
         except FileNotFoundError:
@@ -242,8 +239,7 @@ class _Source:
             ) from None
 
     def _copy(self, name: str, part: Path, budget: _Budget, most: int | None) -> str:
-        """Copy a file as `copy` does and return its SHA-256. Raises FileNotFoundError if it does not
-        exist."""
+        """Copy a file as `copy` does and return its SHA-256. Raises FileNotFoundError if it is missing."""
         digest, shown_url, copied = hashlib.sha256(), f"{self.url}/{name}", 0
         with self._open_blocks(name) as read_block, (part / name).open("wb") as file:
             while block := read_block():

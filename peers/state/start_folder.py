@@ -2,8 +2,7 @@
 
 The model is a Llama or a Qwen3 in the layout of Hugging Face: config.json and safetensors files. Nothing in
 the folder is executed. Its content leaves this machine only if it is bit-identical to the model in the run's
-manifest. A run that trains LoRA factors adds these to the model. A digest is the hash of a stage's weights in
-fixed point (int32).
+manifest. A run may add LoRA factors. A digest is the hash of a stage's weights in fixed point.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ class Folder:
     """Maps parameter to file."""
 
     def tensor(self, name: str) -> Tensor:
-        """Return a parameter as floats. Raises StartError if a value is not finite or exceeds the fixed-point
-        range."""
+        """Return a parameter as floats. Raises StartError if a value is not finite or too large."""
         try:
             with open_tensors(self.path / self.places[name]) as file:
                 values: Tensor = file.get_tensor(name)
@@ -134,8 +132,8 @@ def start_state(path: Path, manifest: Manifest, stage: int, model: Folder | None
 
 
 def pinned(path: Path, manifest: Manifest) -> InitCheckpoint:
-    """Return the manifest's entry `init_checkpoint` for the model in a folder, with the SHA-256 of its files
-    and the digest of each stage's weights. Raises StartError if the model does not fit the run."""
+    """Return the manifest's entry `init_checkpoint` for the model in a folder: the SHA-256 of its files, and
+    each stage's digest. Raises StartError if the model does not fit the run."""
     model = open_model(path, manifest)
     sha256 = require_hash(model, manifest)
     stages = range(len(manifest.stages))
@@ -157,8 +155,8 @@ def require_hash(model: Folder, manifest: Manifest) -> str:
 
 
 def _require_fit(path: Path, shape: ModelShape) -> None:
-    """Raise StartError with all reasons if the configuration of the model in the folder `path` is not that of
-    the run's model, `shape`. The run may use shorter sequences than the model allows."""
+    """Raise StartError with all reasons if the configuration in the folder `path` is not that of the run's
+    model, `shape`. The run may use shorter sequences than the model allows."""
     config = read_config(read_json(path / CONFIG))
     reasons = [*config.reasons]
     if config.qk_norm not in (None, shape.qk_norm):

@@ -1,5 +1,4 @@
-"""Move rarely read bytes from memory to an unnamed file. The system deletes the file with its last reader,
-even after a crash."""
+"""Move rarely read bytes to an unnamed file, which the system deletes with its last reader."""
 
 from __future__ import annotations
 

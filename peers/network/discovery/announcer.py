@@ -65,8 +65,7 @@ class RecordAnnouncer:
 
     async def there(self, records: Mapping[PeerId, SignedRecord], chance: Random) -> set[PeerId]:
         """Estimate which other peers are alive, because a record outlives its peer. Up to `MAX_ASKED` random
-        peers of each stage are dialled. Returns those that answer, and the same share of the peers that were
-        not dialled."""
+        peers of each stage are dialled. Returns those that answer, and the same share of the others."""
         stages: dict[int, list[PeerId]] = {}
         for peer, signed in records.items():
             if peer != self.transport.peer:
@@ -77,8 +76,8 @@ class RecordAnnouncer:
     async def _alive(
         self, peers: list[PeerId], records: Mapping[PeerId, SignedRecord], chance: Random
     ) -> list[PeerId]:
-        """Return the `peers` of one stage to count as alive: those that answer a dial, and the same share of
-        those beyond `MAX_ASKED`, which are not dialled."""
+        """Return those of one stage's `peers` to count as alive. At most `MAX_ASKED` are dialled: these count
+        if they answer, and the same share of the others."""
         if len(peers) > MAX_ASKED:
             peers = chance.sample(peers, len(peers))
         dialled, others = peers[:MAX_ASKED], peers[MAX_ASKED:]

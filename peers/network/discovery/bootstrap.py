@@ -75,8 +75,7 @@ def _leads_to_a_peer(address: object) -> bool:
 
 
 class _WaitReport:
-    """Decides when to report that no peer answers: a new reason at once, then the elapsed time less and less
-    often."""
+    """Decides when to report that no peer answers: a new reason at once, elapsed time ever less often."""
 
     def __init__(self, now: float) -> None:
         self._since, self._reported, self._next = now, "", 0.0

@@ -56,8 +56,7 @@ class Contributions:
             self.joules = Counter({peer: count for peer, count in self.joules.items() if peer in peers})
 
     def of_stage(self, stage: int, most: int) -> int:
-        """Return the sum over a stage, with each peer limited to `most`, so that one false claim cannot spoil
-        it."""
+        """Return the sum over a stage. Each peer counts for at most `most`, which limits false claims."""
         return sum(min(tokens, most) for (_, held), tokens in self.tokens.items() if held == stage)
 
     def largest(self, count: int, most: int) -> list[tuple[str, str, int]]:

@@ -17,9 +17,8 @@ from swarmnet.run.manifest import Manifest
 
 
 def expert_groups(manifest: Manifest, records: Iterable[PeerRecord]) -> Iterator[ExpertGroup]:
-    """Yield each stage's expert groups: stage, group, first and last expert, number of peers that train it,
-    last round in which it was trained (None: not known), newest settled round. Yields nothing unless the
-    run's experts are divided into groups."""
+    """Yield the expert groups of all stages: first and last expert, number of peers, last trained round
+    (None: not known) and settled round. Yields nothing if the run has no such groups."""
     experts = manifest.model.experts
     if experts.groups < 2:
         return

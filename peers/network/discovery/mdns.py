@@ -72,8 +72,7 @@ def peer_in_announcement(
     name: str, entries: Mapping[bytes, bytes | None], run: str | None
 ) -> tuple[PeerId, list[str]] | None:
     """Parse the announcement of the service `name` with the TXT `entries`. Returns the peer and its
-    multiaddrs, each with /p2p/. Returns None if it has no valid address, or is of another run than `run`
-    (None: any)."""
+    multiaddrs with /p2p/. Returns None without a valid one, or for another run than `run` (None: any)."""
     peer = name.removesuffix(f".{SERVICE}")
     announced_run = (entries.get(b"run") or b"")[:16].decode(errors="replace")
     if run is not None and announced_run not in (mark(run), ANY):
@@ -135,8 +134,7 @@ class Lan:
     @classmethod
     def start(cls, peer: PeerId, addresses: Sequence[str], run: str | None) -> Lan:
         """Start to announce this peer and to find others. `addresses` are this peer's multiaddrs; `run` is
-        its run id, or None for any run. Raises NoLan if none of the addresses is on a network, and without
-        multicast or zeroconf."""
+        its run id, or None for any run. Raises NoLan without a network, multicast or zeroconf."""
         if not installed():
             raise NoLan("zeroconf is not installed")
         local = local_addresses(addresses)

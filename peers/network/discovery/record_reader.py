@@ -36,8 +36,7 @@ def opened(records: Iterable[bytes], run: RunId) -> Iterator[SignedRecord]:
 
 
 def newest(records: Iterable[SignedRecord]) -> dict[PeerId, SignedRecord]:
-    """Return the newest record of each peer. A peer that moved or paused is still listed in its old stage for
-    a while."""
+    """Return the newest record of each peer. One that moved stays listed in its old stage for a while."""
     newest_of: dict[PeerId, SignedRecord] = {}
     for signed in records:
         known = newest_of.get(signed.peer)
@@ -91,8 +90,7 @@ def settled_round(records: Iterable[PeerRecord], stage: int) -> int | None:
 
 
 def usual_round(records: Iterable[PeerRecord]) -> int | None:
-    """Return the median round of the peers in step of any stage (of two the higher); None if there is
-    none."""
+    """Return the median round of the peers in step of any stage (of two the higher), or None."""
     values = [record.round for record in records if record.stage >= 0 and record.state in IN_STEP]
     return median_high(values) if values else None
 

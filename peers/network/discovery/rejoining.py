@@ -1,7 +1,7 @@
 """Keep a running peer discoverable by contacting its bootstraps regularly, even if they never failed.
 
-Bootstraps are the configured peers through which newcomers join. They are lost if the routing table of this
-peer's DHT node has none and none answers: newcomers may then not find this peer."""
+Bootstraps are the configured peers through which newcomers join. They are lost if this peer's DHT routing
+table has none and none answers. Newcomers may then not find this peer."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ class Rejoinable(Protocol):
 
 
 class Rejoining:
-    """Contacts bootstraps at the times that `BootstrapContacts` chooses, and reports changes to the user and
-    the metric."""
+    """Contacts bootstraps when `BootstrapContacts` says so, and reports changes to user and metric."""
 
     def __init__(
         self, directory: Rejoinable, bootstraps: Sequence[str], remembered: Callable[[], Sequence[str]],

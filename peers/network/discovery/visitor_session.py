@@ -79,8 +79,7 @@ async def entering(
 
 
 def _options(addresses: Sequence[str]) -> DaemonOptions:
-    """Return the options of a p2pd that only dials. It requests no port from a router, but must be able to
-    use relays."""
+    """Return the options of a p2pd that only dials: no port at a router, but able to use relays."""
     if all("/127.0.0.1/" in address for address in addresses):
         return LOOPBACK
     return DaemonOptions(auto_nat=False, nat_port_map=False)

@@ -16,8 +16,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.run.owner_orders import OwnerOrders
 
 CHECK_SECONDS = 60.0
-"""Interval of the checks in seconds. An invite expires without any message. From then on, links that are
-opened again are refused."""
+"""Interval of the checks in seconds. An invite expires without a message; new links are then refused."""
 
 
 async def first_look(
@@ -39,8 +38,7 @@ async def first_look(
 
 async def until_excluded(book: OrderBook, gatekeeper: Gatekeeper, me: PeerId) -> None:
     """Check at each new order, and once in `CHECK_SECONDS`, until cancelled. Raises UserError as soon as the
-    owner excludes this peer `me`. A refusal by another peer does not count, because any peer can refuse any
-    other; a peer that refuses for the owner sends the owner's order too."""
+    owner excludes this peer `me`. A refusal by another peer does not count: any peer can refuse any other."""
     order_arrived = asyncio.Event()
 
     def on_order(before: OwnerOrders, now: OwnerOrders) -> None:

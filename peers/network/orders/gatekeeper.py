@@ -68,9 +68,8 @@ class Gatekeeper:
         return None
 
     def invited(self, peer: PeerId, invite: bytes) -> bool:
-        """Return whether a peer is admitted by `invite`, the one in its record (empty: none), or by one that
-        it has shown before. In a run that is open to all, this is True unless the peer is banned or
-        convicted."""
+        """Return whether a peer is admitted by the `invite` in its record (may be empty) or one shown before.
+        In a run that is open to all, this is True unless the peer is banned or convicted."""
         earlier_data, earlier = self._admitted_invites.get(peer, (b"", None))
         if earlier is None or invite not in (b"", earlier_data):
             return self.refusal(peer, invite) is None
@@ -87,8 +86,7 @@ class Gatekeeper:
         return peer in self.convicted or self.book.order.banned(peer) is not None
 
     def evidence(self) -> list[Message]:
-        """Return the messages that prove to a refused peer that the owner excludes it: the owner's newest
-        order, or nothing if there is none."""
+        """Return the owner's newest order, if any: it proves to a refused peer that the owner excludes it."""
         return [OrderUpdate(self.book.held.data)] if self.book.held is not None else []
 
     @property
@@ -112,8 +110,7 @@ class Gatekeeper:
         return {**revoked, **banned}
 
     def check_self(self, me: PeerId) -> None:
-        """Raise UserError if this peer itself (`me`) cannot take part. It says why, and how to reach the
-        owner."""
+        """Raise UserError if this peer (`me`) cannot take part. It says why and how to reach the owner."""
         refused = self.refusal(me, self.invite)
         if refused is None:
             return

@@ -1,7 +1,6 @@
 """Keep the newest order of a run's owner, in memory and on disk, and notify the parts that it concerns.
 
-An order is a signed, numbered message that bans peers, revokes invites or pauses the run. Each order replaces
-the one before."""
+An order is signed and numbered; it bans peers, revokes invites or pauses the run. The newest one counts."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ class OrderBook:
     def __init__(
         self, signed: SignedManifest, kept: Path | None, log_event: events.LogEvent, notify: Notify
     ) -> None:
-        """Create the book. `kept` is the file in which the order survives a restart; None if there is
-        none."""
+        """Create the book. `kept` is the file in which the order survives a restart, or None."""
         self.signed = signed
         self.kept = kept
         self.log_event = log_event
@@ -45,22 +43,20 @@ class OrderBook:
         return self.held.order if self.held is not None else NO_ORDER
 
     def take(self, data: bytes) -> bool:
-        """Verify an order from any peer. Returns True if it is newer. Raises WireError if it is not the
-        owner's."""
+        """Verify and `accept` an order. Returns True if it is newer. Raises WireError if it is invalid."""
         if self.held is not None and data == self.held.data:
             return False
         return self.accept(open_order(data, self.signed.run_id, self.signed.manifest.owner))
 
     async def look_up(self, directory: Directory, deadline_seconds: float) -> None:
-        """Accept the order in the directory if it is newer. Raises WireError if the directory does not
-        answer."""
+        """Accept the order in the directory if it is newer. Raises WireError if there is no answer."""
         found = await directory.get_order(self.signed.run_id, self.signed.manifest.owner, deadline_seconds)
         if found is not None:
             self.accept(found)
 
     def accept(self, order: SignedOrder) -> bool:
-        """Adopt a verified order if it is the owner's and newer than the present one: store it and call the
-        functions in `heard`. Returns True if it was adopted."""
+        """Adopt a verified order of the owner if it is newer: store it and call the functions in `heard`.
+        Returns True if it was adopted."""
         if order.owner != self.signed.manifest.owner or not order.newer_than(self.held):
             return False
         before, self.held = self.order, order
