@@ -1,12 +1,12 @@
 """Manage the links to other peers: find, dial and greet them, exchange heartbeats, and detect when they go.
 
-Neighbours are the peers to which this one keeps links: some of its own group and of the adjacent stages. It
-learns their records (signed announcements) from the directory and from each other. The membership is the
-table of known peers; it decides which are neighbours and which to dial. Every link begins with `Hello`, and
-only messages of peers that sent it are accepted. Messages other than these go to `Listener`, the peer's
-roles. Links are one-way (protocols/ports.py): this side sends on links that it opened, and receives on links
-that others opened. A link has a lane (purpose): `group`, `data` or `bulk`. A visitor is a peer without such
-links, like an inference client."""
+Neighbours are the peers to which this one keeps links: some of its own group and of the adjacent stages. This
+peer learns their records (signed announcements) from the directory (the DHT) and from other peers. The
+membership is the table of known peers; it decides which are neighbours and which to dial. Every link begins
+with `Hello`, and only messages of peers that sent it are accepted. Messages that are not about links go to
+`Listener`, this peer's roles. Links are one-way (protocols/ports.py): this side sends on links that it
+opened, and receives on links that others opened. A link has a lane (purpose): `group`, `data` or `bulk`. A
+visitor is a peer without such links, like an inference client."""
 
 from __future__ import annotations
 
@@ -174,42 +174,42 @@ class PeerLinks:
 
     # -- links ----------------------------------------------------------------------------------------
 
-    def learn(self, data: bytes, teller: PeerId | None = None) -> PeerId | None:
-        """Verify a record, add its peer to the membership, and dial the peers that are due. `teller` is the
+    def learn(self, data: bytes, sender: PeerId | None = None) -> PeerId | None:
+        """Verify a record, add its peer to the membership, and dial the peers that are due. `sender` is the
         peer that sent it; None: it is from the directory. Returns the record's peer, or None if the record is
         invalid. Raises WireError instead if a peer sent it, because that peer should have checked it."""
-        peer = self._verify_and_add(data, teller)
+        peer = self._verify_and_add(data, sender)
         self._dial_due()
         return peer
 
-    def learn_all(self, records: Iterable[bytes], teller: PeerId | None = None) -> None:
-        """Learn several records, and then dial the peers that are due. With a `teller`, the first invalid
+    def learn_all(self, records: Iterable[bytes], sender: PeerId | None = None) -> None:
+        """Learn several records, and then dial the peers that are due. With a `sender`, the first invalid
         record raises WireError; without one, invalid records are skipped."""
         try:
             for data in records:
-                self._verify_and_add(data, teller)
+                self._verify_and_add(data, sender)
         finally:
-            if teller is None:
+            if sender is None:
                 self.membership.met(self.met())
             self._dial_due()  # Once: in a large group, choosing whom to dial takes long.
 
-    def _verify_and_add(self, data: bytes, teller: PeerId | None) -> PeerId | None:
+    def _verify_and_add(self, data: bytes, sender: PeerId | None) -> PeerId | None:
         """Verify a record, and add its peer to the membership unless it is excluded. A record of this peer's
         own key goes to `own_record` instead. Returns the peer; None or WireError as in `learn`."""
         try:
             signed = open_record(data, self.run_id)
         except WireError as error:
-            if teller is not None:
+            if sender is not None:
                 raise
             self.traffic.refused[error.code] += 1  # From the directory, where anyone can store.
             return None
         if signed.peer == self.membership.me:
             self.own_record(signed)
         elif not self.admission.shuns(signed.peer):
-            self._add_record(signed, data, teller)
+            self._add_record(signed, data, sender)
         return signed.peer
 
-    def _add_record(self, signed: SignedRecord, data: bytes, teller: PeerId | None) -> None:
+    def _add_record(self, signed: SignedRecord, data: bytes, sender: PeerId | None) -> None:
         """Add a verified record to the membership. Peers without an invite are refused if the run requires
         one. If the record moves a linked peer to another stage, its links are ended, to be opened again."""
         record, before = signed.record, self.membership.peers.get(signed.peer)
@@ -225,7 +225,7 @@ class PeerLinks:
         old_start = before.started if before is not None else record.started
         is_news = self.membership.recorded(
             signed.peer, record.stage, record.role, addresses, signed.sequence, data,
-            self.clock.time(), teller, invited,
+            self.clock.time(), sender, invited,
         )  # fmt: skip
         if is_news:
             self.membership.peers[signed.peer].started = record.started
@@ -320,7 +320,7 @@ class PeerLinks:
 
     def _unlink(self, peer: PeerId, code: str, reason: str = "", left: bool = False) -> None:
         """Drop all links to a peer and notify the listener. `left`: the peer is forgotten and not dialled
-        again. Without `left`, a link that no side needs counts as released, and any other as lost."""
+        again. Without `left`, a link that no side needs counts as released, unless its peer moved."""
         self._link_pool.drop(peer)
         self._introduced.pop(peer, None)
         known = self.membership.peers.get(peer)

@@ -228,9 +228,8 @@ class SnapshotService:
         self._all_offered.clear()
         deadline = self.clock.time() + OFFER_SECONDS
         while self._offers.keys() < self._asked and self.clock.time() < deadline:
-            for holder in sorted(
-                self._asked - self._offers.keys()
-            ):  # Again: it may have had no link to reply.
+            # Ask again each time: a peer may have had no link to reply.
+            for holder in sorted(self._asked - self._offers.keys()):
                 self.neighbourhood.post(holder, "group", GetState())
             with suppress(TimeoutError):
                 async with asyncio.timeout(ASK_AGAIN_SECONDS):
