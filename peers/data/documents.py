@@ -101,7 +101,7 @@ class ReadSummary:
 
     def losses(self) -> list[str]:
         """Return one warning line for each kind of loss in tokenizing: end-of-text strings inside documents,
-        and bytes that decoding does not restore. Empty: nothing was lost."""
+        and more than MAX_LOST_SHARE of the bytes not restored by decoding. Empty: no warning."""
         lines = []
         if self.ends_in_text:
             lines.append(

@@ -93,7 +93,7 @@ def all_shards(
 
 def shards_of(source: TextSource, place: str, reading: ReadSummary) -> list[Shard]:
     """Return the shards of one source. Its files are joined in the order of their names until a shard has
-    `MIN_SHARD_BYTES`; empty files are left out. Raises as `source_files`."""
+    `MIN_SHARD_BYTES`; empty files are left out. Raises TextError and TextUnreachable."""
     shards: list[Shard] = []
     joined: list[tuple[str, File]] = []
     not_empty = ((name, file) for name, file in source_files(source, place, reading) if file.bytes > 0)

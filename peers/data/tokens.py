@@ -103,10 +103,10 @@ class ShardCache:
     def open(self, shard: Shard, progress: Progress) -> ShardTokens:
         """Return the tokens of a shard, from disk if its text is unchanged; empty if none of it can be read.
         Raises TextError (the disk refuses), TextUnreachable and ReadingStopped."""
-        path, seen = self._path(shard), f"{shard.seen}/{self._withdrawn_hash}"
+        path, version_mark = self._path(shard), f"{shard.seen}/{self._withdrawn_hash}"
         stored = _read_metadata(path.with_suffix(".json"))
         tokens = None if stored is None else _map_file(path, stored.tokens, self._dtype)
-        if stored is not None and tokens is not None and stored.seen == seen:
+        if stored is not None and tokens is not None and stored.seen == version_mark:
             return ShardTokens(shard.name, tokens, stored.reading, made=False)
         text = DocumentText(
             shard.files, shard.others, longest_bytes=shard.longest_bytes, seed=shard.seed,
@@ -122,8 +122,8 @@ class ShardCache:
                 count = stored.tokens
                 text.reading.keep_losses(stored.reading)
             # An incomplete text gets no version mark, so that it is read again next time.
-            version = seen if text.whole else ""
-            metadata = _StoredMetadata(text.digest.hexdigest(), version, count, text.reading)
+            stored_mark = version_mark if text.whole else ""
+            metadata = _StoredMetadata(text.digest.hexdigest(), stored_mark, count, text.reading)
             write_atomically(path.with_suffix(".json"), msgspec.json.encode(metadata))
         except OSError as error:
             raise TextError(

@@ -122,7 +122,7 @@ class Snapshots:
 
     def hold(self, weights: Weights) -> None:
         """Make a snapshot of weights that were read from disk or downloaded, because other peers may need
-        them. Round -1 means the initial weights. A later round gets no second snapshot."""
+        them. Round -1 means the initial weights. Any other round gets at most one snapshot."""
         if weights.settled_round < 0:
             self.start = self._make_snapshot(
                 -1, weights.units, state_digest(-1, weights.units), weights.chain, 0

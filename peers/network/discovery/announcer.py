@@ -134,7 +134,8 @@ class RecordAnnouncer:
 
     async def announce_forever(self, stage: int, record: Callable[[], bytes]) -> None:
         """Store this peer's record and the run's manifest in the directory until cancelled. The first `EARLY`
-        intervals are shorter. After a failure, or after `announce_now`, the next attempt comes sooner."""
+        intervals are shorter. After a failure or `announce_now` the next one is sooner. Raises
+        IdentityInUse."""
         run, early_left = self.signed.run_id, EARLY
         while True:
             if stage == NO_STAGE:  # A worker's look-ups of its stages check this anyway.
