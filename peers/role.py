@@ -1,4 +1,7 @@
-"""What all roles of a peer process share, and what the process asks of a role."""
+"""What all roles of a peer process (worker, observer, archivist) share, and what the process asks of a role.
+
+A session is the life of one p2pd, the libp2p daemon through which a peer reaches others. The directory is the
+DHT. Bootstraps are the configured peers through which a peer joins it."""
 
 from __future__ import annotations
 
@@ -50,15 +53,15 @@ class Process:
         """Print one line for the user and record it in the event log."""
         self.notify_event(TextNotice(text, topic))
 
-    def notify_event(self, said: Notice) -> None:
+    def notify_event(self, notice: Notice) -> None:
         """Print a notice and record it in the event log with its fields."""
-        self.report.notify(said.name, level="info", **said.fields)
-        self.log.record(said)
+        self.report.notify(notice.name, level="info", **notice.fields)
+        self.log.record(notice)
 
     def known_as(self, run: str, device: str = "none") -> None:
         """Set the metrics that say which run this peer belongs to."""
-        who = (run, self.identity.peer_id, self.config.role, device, version("swarmnet"))
-        self.metrics.about.peer(*who).set(1)
+        labels = (run, self.identity.peer_id, self.config.role, device, version("swarmnet"))
+        self.metrics.about.peer(*labels).set(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +78,16 @@ class Network:
 
     @property
     def ways_in(self) -> list[str]:
-        """Return this peer's multiaddrs for others to join through: those outside of loopback, if there are
-        any."""
+        """Return multiaddrs for others to join through: those outside of loopback, if there are any."""
         addresses = self.transport.addresses
         public = [address for address in addresses if "/127.0.0.1/" not in address and "/::1/" not in address]
         return [f"{address}/p2p/{self.transport.peer}" for address in public or addresses]
 
     async def join(self, process: Process) -> None:
-        """Join the directory. Return when a bootstrap, a remembered peer or a neighbour answers.
+        """Join the directory: return when a bootstrap, a remembered peer or one on the local network answers.
 
-        A peer without configured bootstraps tries remembered and nearby peers once, and continues alone if
-        none of them answers."""
+        With configured bootstraps, all these are tried until one answers. Without, remembered and nearby
+        peers are tried once, and this peer continues alone if none answers."""
         bootstraps = process.config.bootstrap
         if bootstraps:
             nearby = self.lan.found if self.lan is not None else tuple
@@ -93,20 +95,20 @@ class Network:
             if line := process.joined():
                 process.notify("kept", line)
             return
-        near: list[str] = []
+        local: list[str] = []
         if self.lan is not None and await self.lan.anybody(NEIGHBOURS_SECONDS):
-            near = self.lan.found()
-        known = list(dict.fromkeys([*near, *self.cache.read()]))
-        if not known:
+            local = self.lan.found()
+        addresses = list(dict.fromkeys([*local, *self.cache.read()]))
+        if not addresses:
             return
         try:
-            await self.directory.bootstrap(known, ANSWER_SECONDS)
+            await self.directory.bootstrap(addresses, ANSWER_SECONDS)
         except Unreachable as error:
             process.notify("unreachable", f"{error}; continues alone")
         else:
-            counts = {"on the local network": len(near), "remembered": len(known) - len(near)}
-            through = " and ".join(f"{count} addresses {which}" for which, count in counts.items() if count)
-            process.notify("joined", f"joined the swarm through {through}")
+            counts = {"on the local network": len(local), "remembered": len(addresses) - len(local)}
+            parts = [f"{count} addresses {origin}" for origin, count in counts.items() if count]
+            process.notify("joined", f"joined the swarm through {' and '.join(parts)}")
 
 
 class Role(ABC):

@@ -1,8 +1,9 @@
-"""Text to train on and to score: the documents in this machine's files.
+"""Text to train on and to score: the documents in files, on this machine or at a URL.
 
-An unreadable file or line is skipped and counted, with the name and reason of the first one. One bad file of
-thousands so stops no peer. Files are streamed and never held in memory as a whole, however long a file or a
-line is.
+A document is a text file, a line of a .jsonl file or a row of a Parquet file. It is read in blocks: pairs of
+(True if a document begins here, bytes). Files are streamed and never held in memory as a whole. An unreadable
+file or line is skipped and counted, so that one bad file of thousands stops no peer. A place is a path, a URL
+or `python-stdlib`: the Python sources of this machine's standard library.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ class ReadSummary:
         return lines + self.losses()
 
     def losses(self) -> list[str]:
-        """Return the warnings about losses in tokenizing the text."""
+        """Return one warning line for each kind of loss in tokenizing: end-of-text strings inside documents,
+        and more than MAX_LOST_SHARE of the bytes not restored by decoding. Empty: no warning."""
         lines = []
         if self.ends_in_text:
             lines.append(
@@ -172,43 +174,47 @@ class DocumentText:
         """Approximate number of bytes that a pass reads."""
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the documents block by block. Every pass yields the same blocks while the files are
-        unchanged. Raises TextError if there is no document."""
+        """Yield the documents block by block, and set `reading`, `whole` and `digest` for this pass. Every
+        pass yields the same blocks while the files are unchanged. Beyond `longest_bytes`, a random part of
+        the files is read. Raises TextError if there is no document, unless `places` is empty."""
         self.reading, self.whole, self.digest = replace(self._others), True, hashlib.sha256()
         chance = random.Random(self._seed)
         files = list(self._files)
         if self._all_bytes > self._longest_bytes:
             chance.shuffle(files)
-        room = self._longest_bytes
+        bytes_left = self._longest_bytes
         self._unpacked_left = max(MIN_UNPACKED_BYTES, MAX_UNPACKED_RATIO * self._all_bytes)
         for file in files:
-            before = self.reading.documents
-            for starts, block in self._of_file(file, room, chance):
+            documents_before = self.reading.documents
+            for starts, block in self._read_file(file, bytes_left, chance):
                 self._check()
                 self.reading.documents += starts
-                kept = block[:room]
+                kept = block[:bytes_left]
                 self.digest.update(bytes([starts]) + kept)
                 self.reading.bytes += len(kept)
-                room -= len(kept) + starts * len(BETWEEN_DOCUMENTS)
+                separator_bytes = len(BETWEEN_DOCUMENTS) if starts else 0
+                bytes_left -= len(kept) + separator_bytes
                 yield starts, kept
-                if room <= 0:
+                if bytes_left <= 0:
                     break
-            self.reading.files += self.reading.documents > before
-            if room <= 0:
+            if self.reading.documents > documents_before:
+                self.reading.files += 1
+            if bytes_left <= 0:
                 return
         if not self.reading.documents and self._places:
             raise TextError(f"no text in {self._places}{self.reading.reason()}")
 
-    def _of_file(self, file: File, room: int, chance: random.Random) -> Iterator[Block]:
-        """Yield the blocks of one file. From a file larger than `room` bytes, yield a random part of about
-        that length."""
+    def _read_file(self, file: File, room: int, chance: random.Random) -> Iterator[Block]:
+        """Yield the blocks of one file, without withdrawn documents. From a file larger than `room` bytes,
+        yield a random part of about that length. A file that cannot be read, or that has another SHA-256 than
+        expected, is counted as skipped."""
         try:
-            if not self._is_as_pinned(file):
+            if not self._has_expected_hash(file):
                 return
             with open_content(file) as content:
                 if self._is_withdrawn(file, content.form):
                     return
-                for starts, block in self._of_content(file, content, room, chance):
+                for starts, block in self._read_content(file, content, room, chance):
                     self._unpacked_left -= len(block)
                     if self._unpacked_left < 0:
                         raise Unreadable(f"its text unpacks to over {MAX_UNPACKED_RATIO} times its bytes")
@@ -219,16 +225,21 @@ class DocumentText:
         except Unreadable as error:
             self.reading.leave_out(f"{file.name}: {error}")
 
-    def _of_content(self, file: File, content: Content, room: int, chance: random.Random) -> Iterator[Block]:
+    def _read_content(
+        self, file: File, content: Content, room: int, chance: random.Random
+    ) -> Iterator[Block]:
+        """Return the blocks of an opened file by its format. Beyond `room` bytes, documents in lines or rows
+        are skipped at random, and plain text begins at a random byte."""
         if content.form:
-            documents = self._of_lines if content.form == LINES else self._of_rows
+            read_documents = self._read_lines if content.form == LINES else self._read_rows
             share = min(1.0, room / max(1, file.bytes))
-            return documents(file.name, content.stream, lambda: chance.random() >= share)
+            return read_documents(file.name, content.stream, lambda: chance.random() >= share)
         if file.bytes > room and not content.packed and content.stream.seekable():
             content.stream.seek(chance.randrange(file.bytes - room + 1))
-        return self._of_bytes(file, content.stream, room)
+        return self._read_plain(file, content.stream, room)
 
-    def _is_as_pinned(self, file: File) -> bool:
+    def _has_expected_hash(self, file: File) -> bool:
+        """Return True if the file has its expected SHA-256, or none is set. Else count it as skipped."""
         if not file.sha256:
             return True
         with file.open() as stream:
@@ -252,19 +263,21 @@ class DocumentText:
             digest.update(block)
         return digest.digest()
 
-    def _of_bytes(self, file: File, opened: BufferedReader, room: int) -> Iterator[Block]:
-        """Yield (starts a document, block) of a text file, at most `room` bytes. A file with zero bytes is
-        left out unless the user named it."""
-        middle = opened.seekable() and opened.tell() > 0
+    def _read_plain(self, file: File, opened: BufferedReader, room: int) -> Iterator[Block]:
+        """Yield the blocks of a text file, which is one document, from its present position and at most
+        `room` bytes. A file with zero bytes is skipped as binary unless the user named it, and one of white
+        space only. One that is not UTF-8 is read and counted."""
+        starts_inside = opened.seekable() and opened.tell() > 0
         block = opened.read(min(BLOCK_BYTES, room))
-        if middle:
-            block = block.lstrip(bytes(range(0x80, 0xC0)))  # Drops the rest of a character.
+        if starts_inside:
+            block = block.lstrip(bytes(range(0x80, 0xC0)))  # Drops the last bytes of a divided character.
         if b"\0" in block[:_BINARY_BYTES] and not file.named:
             self.reading.leave_out(f"{file.name}: is no text: it holds zero bytes")
             return
         if not block.strip():
             return
-        decoder, starts, is_utf8 = getincrementaldecoder("utf-8")(), True, True
+        decoder = getincrementaldecoder("utf-8")()
+        starts = is_utf8 = True
         while block:
             try:
                 if is_utf8:
@@ -277,8 +290,11 @@ class DocumentText:
             starts, room = False, room - len(block)
             block = opened.read(min(BLOCK_BYTES, room))
 
-    def _of_lines(self, file: str, opened: BufferedReader, passes: Callable[[], bool]) -> Iterator[Block]:
-        """Yield the documents of a .jsonl file. `passes` decides whether to skip the next document."""
+    def _read_lines(
+        self, file: str, opened: BufferedReader, is_skipped: Callable[[], bool]
+    ) -> Iterator[Block]:
+        """Yield the documents of a .jsonl file. `is_skipped` is called once per document and decides at
+        random whether to skip it. Lines that are too long or have no text are counted as skipped."""
         number = 0
         while line := opened.readline(LINE_LIMIT):
             number += 1
@@ -287,41 +303,44 @@ class DocumentText:
                 while line and not line.endswith(b"\n"):
                     line = opened.readline(LINE_LIMIT)
                 continue
-            if not line.strip() or passes():
+            if not line.strip() or is_skipped():
                 continue
             try:
-                text = _text_of(line)
+                text = _parse_line(line)
             except ValueError as error:
                 self.reading.leave_out(f"{file}:{number}: {error}")
                 continue
-            yield from self._document(text)
+            yield from self._yield_document(text)
 
-    def _of_rows(self, file: str, opened: BufferedReader, passes: Callable[[], bool]) -> Iterator[Block]:
+    def _read_rows(
+        self, file: str, opened: BufferedReader, is_skipped: Callable[[], bool]
+    ) -> Iterator[Block]:
+        """Yield the documents of a Parquet file, as `_read_lines` does for a .jsonl file."""
         for number, text in enumerate(rows_of(file, opened), 1):
-            if passes():
+            if is_skipped():
                 continue
             if isinstance(text, Unreadable):
                 self.reading.leave_out(f"{file}: row {number}: {text}")
             else:
-                yield from self._document(text.encode("utf-8", "replace"))
+                yield from self._yield_document(text.encode("utf-8", "replace"))
 
-    def _document(self, text: bytes) -> Iterator[Block]:
+    def _yield_document(self, text: bytes) -> Iterator[Block]:
+        """Yield a document as one block, unless it is empty or withdrawn."""
         if text and hashlib.sha256(text).digest() not in self._withdrawn:
             yield True, text
 
 
 def text_at(places: Iterable[str], longest_bytes: int = LONGEST_CORPUS_BYTES) -> DocumentText:
-    """Return the text at some places. Raises TextError if there is no file, and during reading if there is no
-    document."""
-    named, others = list(places), ReadSummary()
-    files = [file for place in named for _, file in files_at(place, others)]
-    return DocumentText(
-        files, others, longest_bytes=longest_bytes, places=", ".join(map(without_secret, named))
-    )
+    """Return the text at some places, at most `longest_bytes` of it. Raises TextError if there is no file,
+    and during reading if there is no document."""
+    place_list, skipped = list(places), ReadSummary()
+    files = [file for place in place_list for _, file in files_at(place, skipped)]
+    shown = ", ".join(map(without_secret, place_list))
+    return DocumentText(files, skipped, longest_bytes=longest_bytes, places=shown)
 
 
-def _text_of(line: bytes) -> bytes:
-    """Return the text of one .jsonl line. Raises ValueError with the defect of the line."""
+def _parse_line(line: bytes) -> bytes:
+    """Return the field `text` of a .jsonl line as UTF-8. Raises ValueError with the defect of the line."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -350,29 +369,28 @@ def read_text(path: str, warn: Callable[[str], None]) -> bytes:
 
 
 def held_out_text() -> bytes:
-    """Return the held-out modules of this Python. They differ between versions, so compare only equal
-    hashes."""
+    """Return the source of those standard library modules that are held out of training. They differ between
+    versions of Python: scores are comparable only if the `fingerprint` is equal. Raises TextError."""
     library = _standard_library()
-    found = [library / f"{module}.py" for module in HELD_OUT]
-    texts = [file.read_bytes() for file in found if file.is_file()]
+    files = [library / f"{module}.py" for module in HELD_OUT]
+    texts = [file.read_bytes() for file in files if file.is_file()]
     if not texts:
         raise TextError(f"none of the held-out modules is in {library}: give a text to score")
     return BETWEEN_DOCUMENTS.join(texts)
 
 
 def excerpt(text: bytes, limit: int, piece: int = 4096) -> bytes:
-    """Return at most `limit` bytes of `text`, as pieces taken at equal distances."""
+    """Return at most `limit` bytes of `text`: pieces of `piece` bytes at equal distances, joined."""
     if len(text) <= limit:
         return text
-    pieces = max(1, limit // piece)
+    count = max(1, limit // piece)
     length = min(piece, limit)
-    starts = [(len(text) - length) * number // max(1, pieces - 1) for number in range(pieces)]
+    starts = [(len(text) - length) * number // max(1, count - 1) for number in range(count)]
     return b"".join(text[start : start + length] for start in starts)
 
 
 def fingerprint(text: bytes) -> str:
-    """Return the SHA-256 in hexadecimal. Scores are comparable only if they were measured on the same
-    text."""
+    """Return the SHA-256 in hexadecimal. Only scores measured on the same text are comparable."""
     return hashlib.sha256(text).hexdigest()
 
 
@@ -381,47 +399,48 @@ def _standard_library() -> Path:
 
 
 def files_at(path: str, reading: ReadSummary) -> list[tuple[str, File]]:
-    """Return the files of `python-stdlib`, or of a path or URL that the user typed, with names relative to
-    it.
+    """Return the text files at a place that the user typed or at `python-stdlib`, with relative names.
 
-    A folder yields the files that end in SUFFIXES: its own first, then those of its subfolders. `reading`
-    counts skipped files: other endings, and links that lead out of the folder, since a text may be an archive
-    from a stranger. Raises TextError if there is no file, TextUnreachable if a URL does not answer."""
+    A folder gives the files that end in SUFFIXES: its own first, then those of its subfolders. `reading`
+    counts skipped files: other endings, and links out of the folder, which may be a stranger's archive.
+    Raises TextError if there is no file, TextUnreachable if a URL does not answer."""
     if is_url(path):
-        found = RemoteFolder(path).found()
-        for name, file in found.items():
+        remote_files = RemoteFolder(path).found()
+        for name, file in remote_files.items():
             if name != INDEX and not has_suffix(name, SUFFIXES):
                 reading.leave_out(f"{file.name}: of a folder only {', '.join(SUFFIXES)} are read")
-        return [(name, file) for name, file in found.items() if has_suffix(name, SUFFIXES)]
+        return [(name, file) for name, file in remote_files.items() if has_suffix(name, SUFFIXES)]
     if path == STANDARD_LIBRARY:
         library = _standard_library()
         held_out = {library / f"{module}.py" for module in HELD_OUT}
-        walked = _walk(library, _LEFT_OUT)
-        paths = [file for file in walked if file.suffix == ".py" and file not in held_out]
+        sources = [file for file in _walk(library, _LEFT_OUT) if file.suffix == ".py"]
+        paths = [file for file in sources if file not in held_out]
         if not paths:
             raise TextError(f"{library} holds no Python source: name another text in data.sources")
-        return _opened(library, paths, reading)
+        return _list_files(library, paths, reading)
     place = Path(path).expanduser()
     if is_file(place):
         return [(place.name, local_file(place, named=True))]
     if not is_folder(place):
         raise TextError(f"text {path} does not exist")
-    others, paths = ReadSummary(), []
-    for each in _walk(place, frozenset(), others):
-        if each == place / INDEX:
+    skipped, paths = ReadSummary(), []
+    for file_path in _walk(place, frozenset(), skipped):
+        if file_path == place / INDEX:
             continue
-        if why := _why_not(each, place):
-            others.leave_out(why)
+        skip_reason = _skip_reason(file_path, place)
+        if skip_reason:
+            skipped.leave_out(skip_reason)
         else:
-            paths.append(each)
-    reading.add_left_out(others)
+            paths.append(file_path)
+    reading.add_left_out(skipped)
     if not paths:
         wanted = ", ".join(SUFFIXES)
-        raise TextError(f"folder {path} holds no text: put {wanted} files there{others.reason()}")
-    return _opened(place, paths, reading)
+        raise TextError(f"folder {path} holds no text: put {wanted} files there{skipped.reason()}")
+    return _list_files(place, paths, reading)
 
 
-def _opened(root: Path, paths: Iterable[Path], reading: ReadSummary) -> list[tuple[str, File]]:
+def _list_files(root: Path, paths: Iterable[Path], reading: ReadSummary) -> list[tuple[str, File]]:
+    """Return (name relative to `root`, file) of each path. Those without a size are counted as skipped."""
     files = []
     for path in paths:
         try:
@@ -431,9 +450,10 @@ def _opened(root: Path, paths: Iterable[Path], reading: ReadSummary) -> list[tup
     return files
 
 
-def _why_not(file: Path, place: Path) -> str:
+def _skip_reason(file: Path, place: Path) -> str:
     """Return why a file in the folder `place` is skipped; empty: it is read."""
-    if (shown := displayed(file)) != str(file):
+    shown = displayed(file)
+    if shown != str(file):
         return f"{shown}: its name is not UTF-8: rename it"
     if not has_suffix(file.name, SUFFIXES):
         return f"{file}: of a folder only {', '.join(SUFFIXES)} are read"
@@ -449,22 +469,25 @@ def displayed(path: Path) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-_CACHED = re.compile(r"(models|datasets|spaces)--.+")
+_CACHED_REPOSITORY = re.compile(r"(models|datasets|spaces)--.+")
 
 
 def leads_out(folder: Path, path: Path) -> bool:
-    """Return whether a path in `folder` is a link out of it. A snapshot in a Hugging Face cache links into
-    the folder `blobs` of its own repository; such a link does not lead out."""
-    inside, real = folder.resolve(), path.resolve()
-    if real.is_relative_to(inside):
+    """Return whether a path in `folder` is a link out of it. Links of a folder in a Hugging Face cache
+    (`snapshots`) into the folder `blobs` of the same repository do not count."""
+    real_folder, target = folder.resolve(), path.resolve()
+    if target.is_relative_to(real_folder):
         return False
-    for each in (inside, *inside.parents):
-        if each.name == "snapshots" and _CACHED.fullmatch(each.parent.name):
-            return not real.is_relative_to(each.parent / "blobs")
+    for ancestor in (real_folder, *real_folder.parents):
+        if ancestor.name == "snapshots" and _CACHED_REPOSITORY.fullmatch(ancestor.parent.name):
+            return not target.is_relative_to(ancestor.parent / "blobs")
     return True
 
 
 def _walk(root: Path, left_out: frozenset[str], reading: ReadSummary | None = None) -> Iterator[Path]:
+    """Yield the files in a folder and its subfolders, sorted, without hidden ones. Subfolders named in
+    `left_out` and links to folders are not entered. `reading` counts these links and unreadable folders."""
+
     def leave_out(path: Path, why: str) -> None:
         if reading is not None:
             reading.leave_out(f"{displayed(path)}{why}")
@@ -474,7 +497,7 @@ def _walk(root: Path, left_out: frozenset[str], reading: ReadSummary | None = No
 
     for folder, subfolders, names in os.walk(root, onerror=refused):
         subfolders[:] = sorted(name for name in set(subfolders) - left_out if not name.startswith("."))
-        for each in (Path(folder, name) for name in subfolders):
-            if each.is_symlink():
-                leave_out(each, " is a link to a folder, which is not followed: name that folder itself")
+        for subfolder in (Path(folder, name) for name in subfolders):
+            if subfolder.is_symlink():
+                leave_out(subfolder, " is a link to a folder, which is not followed: name that folder itself")
         yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))

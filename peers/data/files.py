@@ -36,11 +36,9 @@ SUFFIXES = (*_PLAIN_SUFFIXES, *(suffix + PACKED for suffix in _PLAIN_SUFFIXES), 
 MAX_WINDOW_BYTES = 2**27
 """Maximum memory that a Zstandard frame may ask for. The `zstd` command has the same default limit."""
 LINE_LIMIT = 16 * 2**20
-"""Maximum bytes of a line of JSON or a string of Parquet. A longer one is skipped: it would be in memory
-three times."""
+"""Maximum bytes of a line of JSON or a string of Parquet. A longer one, in memory three times, is skipped."""
 ROWS_AT_A_TIME = 64
-"""Rows of Parquet in memory at a time. Each is a document; the longest documents of web crawls have some
-MB."""
+"""Rows of Parquet in memory at a time. Each is a document; the longest of web crawls have some MB."""
 LARGE_CHUNK_BYTES = 64 * 2**20
 """A row group with a larger column `text` is read one row at a time, since 64 rows may be all of it."""
 MAX_UNPACKED_RATIO = 100
@@ -58,15 +56,13 @@ _REFUSED = (
     (0, b"\xff\xfe", "is UTF-16", "iconv -f utf-16 -t utf-8 {0} > {0}.utf8.txt"),
     (0, b"\xfe\xff", "is UTF-16", "iconv -f utf-16 -t utf-8 {0} > {0}.utf8.txt"),
 )
-"""Offset, bytes and meaning of the formats that are refused, with the command that unpacks each (from
-file(1))."""
+"""Offset, bytes and meaning (from file(1)) of the refused formats, with the command that unpacks each."""
 _ZSTANDARD, _PARQUET = b"\x28\xb5\x2f\xfd", b"PAR1"
 """First bytes of each format (RFC 8878; the Parquet format)."""
 
 
 class Unreadable(Exception):
-    """A file does not have the format that its name promises. The message gives the reason without the
-    name."""
+    """A file does not have the format that its name promises. The message says why, without the name."""
 
 
 class TextError(ValueError):
@@ -123,17 +119,20 @@ class RemoteFolder:
 
     def file(self, name: str, bytes: int = 0, sha256: str = "") -> File:
         """Return the file of that name below the folder. This does not check that the file exists."""
-        opens = partial(self._open, f"{self._root}/{name}")
-        return File(f"{self.url.rstrip('/')}/{name}", bytes, "", opens, sha256=sha256)
+        open_file = partial(self._open, f"{self._root}/{name}")
+        return File(f"{self.url.rstrip('/')}/{name}", bytes, "", open_file, sha256=sha256)
 
     def found(self) -> dict[str, File]:
-        """Return every file below the URL by its relative name. Raises TextUnreachable, or TextError if
-        nothing is there."""
-        with self._reached():
+        """List the files below the URL, by relative name; a URL of a file gives that file. A size that the
+        list lacks is requested, else `UNKNOWN_BYTES` assumed. Raises TextUnreachable, or TextError if nothing
+        is there or the server gives no list."""
+        with self._translate_errors():
             try:
                 listed = self._files.find(self._root, detail=True)
-                if not listed and (info := self._files.info(self._root))["type"] == "file":
-                    listed = {self._root: info}
+                if not listed:
+                    root_info = self._files.info(self._root)
+                    if root_info["type"] == "file":
+                        listed = {self._root: root_info}
             except FileNotFoundError as error:
                 if lasting_cause(error) is not None:
                     raise
@@ -145,16 +144,16 @@ class RemoteFolder:
         for path, info in listed.items():
             name = str(path).removeprefix(self._root).lstrip("/")
             shown = f"{self.url.rstrip('/')}/{name}" if name else self.url
-            name = name or str(path).rpartition("/")[2]  # The URL leads to a file.
+            name = name or str(path).rpartition("/")[2]  # `name` is empty if the URL is that of a file.
             if info.get("size") is None and has_suffix(name, SUFFIXES):
                 info = self._info(path)
             size = UNKNOWN_BYTES if info.get("size") is None else int(info["size"])
-            files[name] = File(shown, size, _seen(info), partial(self._open, path))
+            files[name] = File(shown, size, _version_mark(info), partial(self._open, path))
         return files
 
     def _info(self, path: str) -> dict[str, Any]:
-        """Return the server's metadata of one file; empty if the server refuses."""
-        with self._reached():
+        """Return the server's metadata of a file; empty if it has no such file. Raises TextUnreachable."""
+        with self._translate_errors():
             try:
                 info: dict[str, Any] = self._files.info(path)
             except FileNotFoundError as error:
@@ -165,31 +164,34 @@ class RemoteFolder:
 
     @contextmanager
     def _open(self, path: str, seekable: bool = False) -> Iterator[BufferedReader]:
-        """Open a file. A web server sends it as one stream unless it must be `seekable`: not every server
-        sends parts of a file."""
-        web = is_web(self._secret_url)
-        options = {"block_size": 0} if web and not seekable else {}
-        with self._reached(), self._files.open(path, "rb", **options) as file:
+        """Open a file for reading. A web server sends it as one stream unless it must be `seekable`, because
+        not every server sends parts of a file. Raises TextUnreachable, and Unreadable if the server sends no
+        parts though `seekable` needs them."""
+        on_web = is_web(self._secret_url)
+        options = {"block_size": 0} if on_web and not seekable else {}
+        with self._translate_errors(), self._files.open(path, "rb", **options) as file:
             try:
-                yield BufferedReader(_Remote(file, seekable or not web), BUFFER_BYTES)
+                yield BufferedReader(_Remote(file, seekable or not on_web), BUFFER_BYTES)
             except TextError:
                 raise
             except ValueError:
-                if not (web and seekable):
+                if not (on_web and seekable):
                     raise
                 raise Unreadable(
                     "its server sends no part of a file (HTTP Range), which Parquet needs: download it, and "
                     "name the file on this machine"
                 ) from None
 
-    def _reached(self) -> AbstractContextManager[None]:
+    def _translate_errors(self) -> AbstractContextManager[None]:
+        """Return a context in which errors of the connection become TextUnreachable."""
+
         def unreachable(why: str) -> TextUnreachable:
             return TextUnreachable(f"text {self.url} cannot be read: {why}")
 
         return reached(self._secret_url, unreachable, TextError, Unreadable, ReadingStopped)
 
 
-def _seen(info: dict[str, Any]) -> str:
+def _version_mark(info: dict[str, Any]) -> str:
     """Return a version mark of a remote file, made of every version field that its server reports. Servers
     use different names for these fields."""
     keys = ("size", "ETag", "etag", "md5Hash", "LastModified", "Last-Modified", "mtime", "created")
@@ -239,16 +241,16 @@ class Content:
 
 @contextmanager
 def open_content(file: File) -> Iterator[Content]:
-    """Open a file by its detected format. Raises OSError and TextError, and Unreadable also during
-    reading."""
+    """Open a file, detect its format, and unpack it if it is packed by Zstandard. Raises OSError and
+    TextError, and Unreadable, also during reading."""
     with file.open() as stream:
         head = stream.peek(BUFFER_BYTES)
         if head.startswith(_ZSTANDARD) or has_suffix(file.name, (PACKED,)):
-            with _unpacked(file.name, stream) as inner:
-                yield _content(file.name, inner, packed=True)
+            with _unpack(file.name, stream) as inner:
+                yield _detect_format(file.name, inner, packed=True)
             return
         if not _is_parquet(file.name, head):
-            yield _content(file.name, stream, packed=False)
+            yield _detect_format(file.name, stream, packed=False)
             return
     with file.open(seekable=True) as stream:
         yield Content(ROWS, False, stream)
@@ -258,54 +260,60 @@ def _is_parquet(name: str, head: bytes) -> bool:
     return head.startswith(_PARQUET) or has_suffix(name, (ROWS,))
 
 
-def _content(name: str, stream: BufferedReader, packed: bool) -> Content:
-    """Return the content with its detected format. Raises Unreadable for a refused format."""
+def _detect_format(name: str, stream: BufferedReader, packed: bool) -> Content:
+    """Return the unpacked `stream` with its format: lines of JSON or plain bytes. Raises Unreadable for a
+    format that is refused, with the command that converts it."""
     head = stream.peek(BUFFER_BYTES)
     if packed and _is_parquet(name, head):
         raise Unreadable(f"is Parquet within Zstandard: unzstd {shlex.quote(name)}")
-    for place, magic, meaning, cure in _REFUSED:
-        if head[place : place + len(magic)] == magic:
-            raise Unreadable(f"{meaning}: {cure.format(shlex.quote(name))}")
+    for offset, magic, meaning, command in _REFUSED:
+        if head[offset : offset + len(magic)] == magic:
+            raise Unreadable(f"{meaning}: {command.format(shlex.quote(name))}")
     return Content(LINES if _is_lines(name, head) else "", packed, stream)
 
 
 def _is_lines(name: str, head: bytes) -> bool:
-    """Return whether a file is lines of JSON, by its name, else by its first line. Raises Unreadable for a
-    single JSON document, which is not text."""
-    inner = name.lower().removesuffix(PACKED)
-    if inner.endswith(LINE_SUFFIXES):
+    """Return whether a file is lines of JSON. Its name says so, or its first line, in `head`, is a JSON
+    object. In a file named as prose, the object needs a field `text`. Raises Unreadable for a single JSON
+    document, which is not text."""
+    unpacked_name = name.lower().removesuffix(PACKED)
+    if unpacked_name.endswith(LINE_SUFFIXES):
         return True
-    line, ends, _ = head.lstrip().partition(b"\n")
+    line, line_end, _ = head.lstrip().partition(b"\n")
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
-        record = {} if line.startswith(b'{"') and not ends and len(head) >= BUFFER_BYTES else None
+        # A first line that is longer than `head` counts as an object by its beginning.
+        is_cut_off = line.startswith(b'{"') and not line_end and len(head) >= BUFFER_BYTES
+        record = {} if is_cut_off else None
     if isinstance(record, dict):
-        return "text" in record or not inner.endswith(PROSE_SUFFIXES)
-    if inner.endswith(".json") and line[:1] in (b"{", b"["):
+        return "text" in record or not unpacked_name.endswith(PROSE_SUFFIXES)
+    if unpacked_name.endswith(".json") and line[:1] in (b"{", b"["):
         quoted = shlex.quote(name)
         raise Unreadable(f"is one JSON document and no lines of JSON: jq -c '.[]' {quoted} > {quoted}l")
     return False
 
 
 @contextmanager
-def _unpacked(name: str, stream: BufferedReader) -> Iterator[BufferedReader]:
-    """Unpack a Zstandard stream. Raises TextError without the package, and Unreadable also during reading."""
+def _unpack(name: str, stream: BufferedReader) -> Iterator[BufferedReader]:
+    """Yield the unpacked content of a Zstandard stream. Raises TextError if the package zstandard is missing,
+    and Unreadable, during reading, if the content is damaged."""
     try:
         import zstandard
     except ImportError:
         raise TextError(f"{name} needs the package zstandard: {how_to_install('text')}") from None
-    unpacking = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
     try:
-        with unpacking.stream_reader(stream, read_across_frames=True) as reader:
+        with decompressor.stream_reader(stream, read_across_frames=True) as reader:
             yield BufferedReader(reader, BUFFER_BYTES)
     except zstandard.ZstdError as error:
         raise Unreadable(f"is not packed by Zstandard, or not whole: {error}") from None
 
 
 def rows_of(name: str, stream: BufferedReader) -> Iterator[str | Unreadable]:
-    """Yield the column `text` of a Parquet file, or the reason why a row has none. Only some rows are in
-    memory at a time. Raises TextError, Unreadable."""
+    """Yield for each row of a Parquet file its column `text`, or an Unreadable with the reason why it has
+    none. Only some rows are in memory at a time. Raises TextError if the package pyarrow is missing, and
+    Unreadable for a damaged file."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -316,7 +324,7 @@ def rows_of(name: str, stream: BufferedReader) -> Iterator[str | Unreadable]:
         if "text" not in file.schema_arrow.names:
             raise Unreadable("has no column text")
         columns = (file.schema.column(at) for at in range(len(file.schema)))
-        if any((one.path, one.physical_type) == ("text", "BYTE_ARRAY") for one in columns):
+        if any((column.path, column.physical_type) == ("text", "BYTE_ARRAY") for column in columns):
             # Keep dictionary encoding: a string that many rows share is in memory once.
             file = parquet.ParquetFile(
                 stream, buffer_size=BUFFER_BYTES, pre_buffer=False, metadata=file.metadata,
@@ -325,26 +333,27 @@ def rows_of(name: str, stream: BufferedReader) -> Iterator[str | Unreadable]:
         for group in range(file.num_row_groups):
             rows = _rows_at_a_time(file.metadata.row_group(group))
             for batch in file.iter_batches(rows, row_groups=[group], columns=["text"], use_threads=False):
-                yield from map(_row, batch.column(0))
+                yield from map(_row_text, batch.column(0))
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise Unreadable(f"is no Parquet file, or not whole: {str(error).partition(chr(10))[0]}") from None
 
 
 def _rows_at_a_time(group: Any) -> int:  # noqa: ANN401 - of a package without types
-    """Return how many rows of a row group to read together, from its metadata. Raises Unreadable if the group
-    unpacks to more than MAX_UNPACKED_RATIO times its bytes."""
+    """Return how many rows of a row group to read together, by its metadata: one if its texts are large.
+    Raises Unreadable if large texts unpack to more than MAX_UNPACKED_RATIO times their packed bytes."""
     columns = [group.column(at) for at in range(group.num_columns)]
-    text = [one for one in columns if one.path_in_schema.partition(".")[0] == "text"]
-    unpacked = sum(one.total_uncompressed_size for one in text)
+    text_columns = [column for column in columns if column.path_in_schema.partition(".")[0] == "text"]
+    unpacked = sum(column.total_uncompressed_size for column in text_columns)
     if unpacked <= LARGE_CHUNK_BYTES:
         return ROWS_AT_A_TIME
-    if unpacked > MAX_UNPACKED_RATIO * sum(one.total_compressed_size for one in text):
+    packed = sum(column.total_compressed_size for column in text_columns)
+    if unpacked > MAX_UNPACKED_RATIO * packed:
         raise Unreadable(f"unpacks to {unpacked:,} bytes, more than {MAX_UNPACKED_RATIO} times its own")
     return 1
 
 
-def _row(scalar: Any) -> str | Unreadable:  # noqa: ANN401 - of a package without types
-    """Return one value of the column `text`, or why it cannot be used."""
+def _row_text(scalar: Any) -> str | Unreadable:  # noqa: ANN401 - of a package without types
+    """Return the string in one value of the column `text`, or an Unreadable: null, no string, or too long."""
     value = getattr(scalar, "value", scalar)  # A dictionary value wraps the string.
     if value is None or not value.is_valid or not hasattr(value, "as_buffer"):
         return Unreadable("no string in its column text")

@@ -29,16 +29,16 @@ PROGRESS_SECONDS = 5.0
 
 def places_here(manifest: Manifest, config: PeerFile) -> dict[str, str]:
     """Return the place that the peer file gives for each source of the run's text, by the source's name. A
-    place is a file, a folder, `python-stdlib`, or a URL."""
+    place is a file, a folder, `python-stdlib` (the default of a source with that path), or a URL."""
     configured = {name: str(place) for name, place in config.data_paths.items()}
-    library = {one.name: STANDARD_LIBRARY for one in manifest.data.sources if one.path == STANDARD_LIBRARY}
+    sources = manifest.data.sources
+    library = {source.name: STANDARD_LIBRARY for source in sources if source.path == STANDARD_LIBRARY}
     places = library | configured
-    return {source.name: places[source.name] for source in manifest.data.sources if source.name in places}
+    return {source.name: places[source.name] for source in sources if source.name in places}
 
 
 def tokenizer_here(manifest: Manifest, config: PeerFile) -> Path | None:
-    """Return the path that the peer file gives for the run's tokenizer.json; None: tokens are bytes, or it
-    gives none."""
+    """Return the peer file's path of the run's tokenizer.json; None if it has none or tokens are bytes."""
     return None if manifest.data.tokenizer == BYTES else config.tokenizer
 
 
@@ -47,7 +47,8 @@ def missing_text(manifest: Manifest, config: PeerFile) -> str:
     missing. Only file names are checked: no file is read and no server is contacted."""
     places, tokenizer = places_here(manifest, config), tokenizer_here(manifest, config)
     for source in manifest.data.sources:
-        problem, place = "the peer file does not say where it is", places.get(source.name)
+        problem = "the peer file does not say where it is"
+        place = places.get(source.name)
         if place is not None:
             try:
                 if not is_url(place):
@@ -68,21 +69,22 @@ def missing_text(manifest: Manifest, config: PeerFile) -> str:
     return ""
 
 
-def _asked_to_read(manifest: Manifest, config: PeerFile) -> bool:
-    """Return whether a person chose the first stage, or the run has no other."""
+def _must_read_text(manifest: Manifest, config: PeerFile) -> bool:
+    """Return True if this peer must read the text: the user chose the first stage, or it is the only one."""
     return config.stage == FIRST_STAGE or len(manifest.stages) == 1
 
 
 def require_text(manifest: Manifest, config: PeerFile) -> None:
     """Raise UserError if the chosen stage reads the run's text and this machine lacks it."""
-    if _asked_to_read(manifest, config) and (missing := missing_text(manifest, config)):
+    if _must_read_text(manifest, config) and (missing := missing_text(manifest, config)):
         raise UserError(missing)
 
 
 def never_held(manifest: Manifest, config: PeerFile, missing: str) -> frozenset[int]:
     """Return the stages that this machine cannot serve without the text that is `missing` (see
     `missing_text`). A stage that the user chose is never among them, nor is the only stage of a run."""
-    return frozenset({FIRST_STAGE}) if missing and not _asked_to_read(manifest, config) else frozenset()
+    excludes_first = bool(missing) and not _must_read_text(manifest, config)
+    return frozenset({FIRST_STAGE}) if excludes_first else frozenset()
 
 
 def shards_here(
@@ -90,9 +92,9 @@ def shards_here(
 ) -> tuple[dict[str, list[Shard]], ShardCache, ReadSummary]:
     """Return the shards of each source (`all_shards`), the cache of their tokens, and what was skipped.
 
-    Documents that the owner has withdrawn are left out. Stored tokens of shards that no longer exist are
-    removed. `public_key` of the peer chooses its part of a randomly sampled text. Raises TextError, and
-    TextUnreachable if a URL does not answer."""
+    Documents whose SHA-256 is in `withdrawn` are left out, by the owner's order. Stored tokens of shards that
+    no longer exist are removed. `public_key` of the peer chooses its part of a randomly sampled text. Raises
+    TextError if the text is not here, and TextUnreachable if a URL does not answer."""
     if missing := missing_text(manifest, config):
         raise TextError(missing)
     data, reading = manifest.data, ReadSummary()
@@ -102,25 +104,26 @@ def shards_here(
     reading.tokenizer = cache.warning
     seed = int.from_bytes(public_key[:4], "little")
     shards = all_shards(data, places_here(manifest, config), reading, config.max_data_bytes, seed)
-    cache.keep_only(shard for some in shards.values() for shard in some)
+    cache.keep_only(shard for source_shards in shards.values() for shard in source_shards)
     return shards, cache, reading
 
 
 def first_shard_here(
     manifest: Manifest, config: PeerFile, public_key: bytes, progress: Progress
 ) -> tuple[ShardTokens, int]:
-    """Return the tokens of the first shard that a peer reads, and the number of all shards. This shows
-    whether the text can be read. Raises UserError."""
+    """Return the tokens of the first of all shards, and the number of shards. A caller thus checks whether
+    the text can be read. `progress` is called while it is tokenized. Raises UserError."""
     try:
         shards, cache, reading = shards_here(manifest, config, public_key, frozenset())
-        every = [shard for some in shards.values() for shard in some]
-        return cache.open(replace(every[0], others=reading), progress), len(every)
+        all_of_run = [shard for source_shards in shards.values() for shard in source_shards]
+        return cache.open(replace(all_of_run[0], others=reading), progress), len(all_of_run)
     except TextError as error:
         raise UserError(str(error)) from None
 
 
 def text_line(read: ShardTokens, shards: int = 1) -> str:
-    """Return a line for people about the text that was read: the first of `shards` shards."""
+    """Return a line for people about the first of `shards` shards, which was read: its tokens, documents,
+    files and bytes."""
     reading = read.reading
     text = (
         f"{len(read.tokens):,} tokens: {_count(reading.documents, 'document')} in "
@@ -138,17 +141,18 @@ def _count(number: int, what: str) -> str:
 def progress_lines(
     notify: Notify, now: Callable[[], float], what: str = "makes tokens of the text, once"
 ) -> Progress:
-    """Return a progress callback that prints a line every PROGRESS_SECONDS. `now` returns seconds."""
-    began = printed_at = now()
+    """Return a progress callback that prints a line at most every PROGRESS_SECONDS: `what` is being done, and
+    the estimated time left. `now` returns seconds."""
+    started_at = printed_at = now()
 
-    def progress(done: int, all: int) -> None:
-        """Print progress: `done` of `all` bytes of the text are tokenized."""
+    def progress(done: int, total: int) -> None:
+        """Print progress: `done` of `total` bytes of the text are tokenized."""
         nonlocal printed_at
-        at = now()
-        if at - printed_at < PROGRESS_SECONDS or done <= 0:
+        current = now()
+        if current - printed_at < PROGRESS_SECONDS or done <= 0:
             return
-        printed_at = at
-        left = (at - began) * max(0, all - done) / done
-        notify("tokenizing", f"{what}: {done / 1e6:,.0f} of {all / 1e6:,.0f} MB, {left:.0f} s to go")
+        printed_at = current
+        left = (current - started_at) * max(0, total - done) / done
+        notify("tokenizing", f"{what}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {left:.0f} s to go")
 
     return progress

@@ -1,5 +1,6 @@
-"""The shards of a run's text, on this machine or at a URL. A shard is a file, or several small files
-together. With random sampling, all text of a peer is one shard.
+"""The shards of a run's text, on this machine or at a URL. A shard here is a file, or several small files
+that are tokenized together. With random sampling, all text of a peer is one shard. A source is one named text
+of the run, for which each peer's configuration gives a place: a path or a URL.
 
 The file `index.json` of a source lists its files with their SHA-256. A run may pin the hash of the index. All
 peers that read a file of this source then read the same bytes, and anyone can verify that. A peer with only
@@ -61,9 +62,10 @@ class Shard:
     @property
     def seen(self) -> str:
         """Return a version mark that changes with the files and with the settings by which they are read."""
-        beside = (self.others.left_out, self.others.first_left_out, self.others.tokenizer)
-        files = [(one.name, one.seen, one.sha256) for one in self.files]
-        return hashlib.sha256(json.dumps([files, beside, self.longest_bytes, self.seed]).encode()).hexdigest()
+        skipped = (self.others.left_out, self.others.first_left_out, self.others.tokenizer)
+        files = [(file.name, file.seen, file.sha256) for file in self.files]
+        marked = json.dumps([files, skipped, self.longest_bytes, self.seed])
+        return hashlib.sha256(marked.encode()).hexdigest()
 
     @property
     def bytes(self) -> int:
@@ -80,59 +82,61 @@ def all_shards(
     """Return the shards of each source by its name, in the manifest's order.
 
     With random sampling there is one shard for all sources, under the name "". At most `longest_bytes` of it
-    are read, a part chosen by `seed`. `places` gives the place of each source on this machine. Raises as
-    `source_files`."""
+    are read, a part chosen by `seed`. `places` gives the place of each source; `reading` counts what is
+    skipped. Raises TextError if a source has no text, and TextUnreachable if a URL does not answer."""
     if data.sampling == "epoch":
         return {source.name: shards_of(source, places[source.name], reading) for source in data.sources}
-    found = [source_files(source, places[source.name], reading) for source in data.sources]
-    files = tuple(file for some in found for _, file in some)
+    files_by_source = [source_files(source, places[source.name], reading) for source in data.sources]
+    files = tuple(file for named_files in files_by_source for _, file in named_files)
     return {"": [Shard("random", files, reading, longest_bytes, seed)]}
 
 
 def shards_of(source: TextSource, place: str, reading: ReadSummary) -> list[Shard]:
-    """Return the shards of one source, in the order of their names. Raises as `source_files`."""
+    """Return the shards of one source. Its files are joined in the order of their names until a shard has
+    `MIN_SHARD_BYTES`; empty files are left out. Raises TextError and TextUnreachable."""
     shards: list[Shard] = []
-    waiting: list[tuple[str, File]] = []
-    named = ((name, file) for name, file in source_files(source, place, reading) if file.bytes > 0)
-    found = sorted(named, key=lambda one: one[0])
-    for number, one in enumerate(found, 1):
-        waiting.append(one)
-        if sum(file.bytes for _, file in waiting) >= MIN_SHARD_BYTES or number == len(found):
-            shards.append(Shard(f"{source.name}/{waiting[0][0]}", tuple(file for _, file in waiting)))
-            waiting = []
+    joined: list[tuple[str, File]] = []
+    not_empty = ((name, file) for name, file in source_files(source, place, reading) if file.bytes > 0)
+    named_files = sorted(not_empty, key=lambda named_file: named_file[0])
+    for number, named_file in enumerate(named_files, 1):
+        joined.append(named_file)
+        if sum(file.bytes for _, file in joined) >= MIN_SHARD_BYTES or number == len(named_files):
+            first_name = joined[0][0]
+            shards.append(Shard(f"{source.name}/{first_name}", tuple(file for _, file in joined)))
+            joined = []
     return shards
 
 
 def source_files(source: TextSource, place: str, reading: ReadSummary) -> list[tuple[str, File]]:
     """Return the files of one source, with names relative to its place. `reading` counts what is skipped or
-    missing. Raises TextError if there is no text or the index is not the run's, and TextUnreachable if a URL
-    does not answer."""
-    named = _pinned(source, place, reading) if source.index else files_at(place, reading)
-    found = list(named)
-    if not any(file.bytes for _, file in found):
+    missing. Raises TextError if there is no text or not the run's index, and TextUnreachable."""
+    listed = _files_in_index(source, place, reading) if source.index else files_at(place, reading)
+    named_files = list(listed)
+    if not any(file.bytes for _, file in named_files):
         why = reading.reason() or "; what is there is empty"
         raise TextError(f"the source `{source.name}` has no text at {without_secret(place)}{why}")
-    return found
+    return named_files
 
 
-def _pinned(source: TextSource, place: str, reading: ReadSummary) -> Iterator[tuple[str, File]]:
-    """Yield the files that the run's index lists and this machine has."""
+def _files_in_index(source: TextSource, place: str, reading: ReadSummary) -> Iterator[tuple[str, File]]:
+    """Yield (name, file) of each file that the run's index lists and that is there with the listed size.
+    Others are counted in `reading`. Raises TextError if the index is not the run's."""
     folder = RemoteFolder(place) if is_url(place) else Path(place).expanduser()
-    for one in _index_of(source, place, folder):
+    for entry in _read_index(source, place, folder):
         try:
-            file = _below(folder, one.name, one.bytes, one.sha256)
+            file = _file_below(folder, entry.name, entry.bytes, entry.sha256)
         except OSError as error:
-            where = f"{without_secret(place)}: {one.name}, which the run's index names"
+            where = f"{without_secret(place)}: {entry.name}, which the run's index names"
             reading.leave_out(f"{where}: {error.strerror or error}")
             continue
-        if file.bytes != one.bytes:
+        if file.bytes != entry.bytes:
             reading.leave_out(f"{file.name} is not what the run's index names: get it again")
         else:
-            yield one.name, file
+            yield entry.name, file
 
 
-def _below(folder: RemoteFolder | Path, name: str, size: int = 0, sha256: str = "") -> File:
-    """Return a file below a folder. Raises OSError."""
+def _file_below(folder: RemoteFolder | Path, name: str, size: int = 0, sha256: str = "") -> File:
+    """Return the file of that name below a folder. Raises OSError if it is missing or leads out of it."""
     if isinstance(folder, RemoteFolder):
         return folder.file(name, size, sha256)
     if leads_out(folder, folder / name):
@@ -140,12 +144,11 @@ def _below(folder: RemoteFolder | Path, name: str, size: int = 0, sha256: str = 
     return local_file(folder / name, sha256=sha256)
 
 
-def _index_of(source: TextSource, place: str, folder: RemoteFolder | Path) -> list[Pinned]:
-    """Return the entries of a source's index, after checking its hash against the manifest. Raises
-    TextError."""
+def _read_index(source: TextSource, place: str, folder: RemoteFolder | Path) -> list[Pinned]:
+    """Return the entries of a source's index. Raises TextError if its hash is not the manifest's."""
     where = f"the index of the source `{source.name}`, {INDEX} in {without_secret(place)}"
     try:
-        with _below(folder, INDEX).open() as opened:
+        with _file_below(folder, INDEX).open() as opened:
             data = opened.read(MAX_INDEX_BYTES + 1)
     except OSError as error:
         why = error.strerror or error
@@ -159,7 +162,7 @@ def _index_of(source: TextSource, place: str, folder: RemoteFolder | Path) -> li
 
 
 def parsed(data: bytes) -> list[Pinned]:
-    """Parse and check an index, which comes from a stranger. Raises Unreadable."""
+    """Return the entries of an index. Raises Unreadable if it is invalid: it comes from a stranger."""
     if len(data) > MAX_INDEX_BYTES:
         raise Unreadable(f"is longer than {MAX_INDEX_BYTES:,} bytes")
     try:
@@ -168,17 +171,17 @@ def parsed(data: bytes) -> list[Pinned]:
         raise Unreadable(f"is no index: {error}"[:200]) from None
     if index.form != FORM:
         raise Unreadable(f"is of another form than `{FORM}`")
-    for one in index.files:
-        if not is_plain(one.name):
-            raise Unreadable(f"names a file outside of its folder: {one.name[:80]!r}")
-    if len({one.name for one in index.files}) < len(index.files):
+    for entry in index.files:
+        if not is_plain(entry.name):
+            raise Unreadable(f"names a file outside of its folder: {entry.name[:80]!r}")
+    if len({entry.name for entry in index.files}) < len(index.files):
         raise Unreadable("names a file twice")
     return index.files
 
 
 def is_plain(name: str) -> bool:
-    """Return whether `name` is a safe relative path of a text file. The name becomes part of a path or a
-    URL."""
+    """Return whether `name` is a safe relative path of a text file: printable, normalized, without hidden
+    parts, `..` or special characters. It becomes part of a path or a URL."""
     path = PurePosixPath(name)
     return (
         0 < len(name) <= _MAX_NAME and name.isprintable() and not path.is_absolute()
@@ -188,22 +191,23 @@ def is_plain(name: str) -> bool:
 
 
 def index_of(folder: Path, reading: ReadSummary, progress: Callable[[int, int], None]) -> bytes:
-    """Return the index of a folder of text, which its creator publishes in that folder. Raises TextError."""
+    """Return the bytes of the index of a folder of text, which its creator publishes in that folder. All
+    files are read; `progress` is called with the bytes read so far and in all. Raises TextError."""
     if not is_folder(folder):
         why = "is no folder" if is_there(folder) else "does not exist"
         raise TextError(f"{folder} {why}: an index is of the files in a folder")
-    found, done = files_at(str(folder), reading), 0
-    whole, files = sum(file.bytes for _, file in found), []
-    for name, file in found:
+    named_files, done_bytes = files_at(str(folder), reading), 0
+    all_bytes, entries = sum(file.bytes for _, file in named_files), []
+    for name, file in named_files:
         if not is_plain(name):
             raise TextError(f"{file.name}: an index names only files that every system can: rename it")
         try:
             with file.open() as opened:
                 digest = hashlib.file_digest(opened, "sha256").hexdigest()
-                files.append(Pinned(name, opened.tell(), digest))
+                entries.append(Pinned(name, opened.tell(), digest))
         except OSError as error:
             raise TextError(f"{file.name}: {error.strerror}") from None
-        done += files[-1].bytes
-        progress(done, whole)
-    lines = b",\n".join(map(msgspec.json.encode, files)).decode()
+        done_bytes += entries[-1].bytes
+        progress(done_bytes, all_bytes)
+    lines = b",\n".join(map(msgspec.json.encode, entries)).decode()
     return f'{{"form": {json.dumps(FORM)}, "files": [\n{lines}\n]}}\n'.encode()

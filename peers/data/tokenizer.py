@@ -1,4 +1,6 @@
-"""Encode text as tokens: one per byte, or by a `tokenizer.json`."""
+"""Encode text as tokens: one per byte, or by a `tokenizer.json`.
+
+Text is encoded in pieces of limited length. The end of text is a token between two documents."""
 
 from __future__ import annotations
 
@@ -94,10 +96,10 @@ class ByteTokenizer(Tokenizer):
 
 
 def read_settings(path: Path) -> tuple[str, list[str]]:
-    """Return a tokenizer.json as JSON without the settings that change a text, and the removed settings.
+    """Read a tokenizer.json. Returns its JSON without the settings that change a text, and a list of the
+    removed settings with their values.
 
-    Truncation cuts a text, padding adds tokens, and dropout makes the tokens of a text random. Raises
-    TextError."""
+    Truncation cuts a text, padding adds tokens, and dropout makes its tokens random. Raises TextError."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -133,8 +135,7 @@ Result = TypeVar("Result")
 class FileTokenizer(Tokenizer):
     """Tokenizer of a `tokenizer.json`, read by the `tokenizers` package. Text that is not UTF-8 is replaced.
 
-    Special tokens that occur in a text are encoded as plain text; the end of text is inserted by its id
-    only."""
+    Special tokens that occur in a text are encoded as plain text; the end of text only by its id."""
 
     def __init__(self, path: Path, eos_token: str = "") -> None:
         """Raises TextError."""
@@ -148,28 +149,30 @@ class FileTokenizer(Tokenizer):
         text, removed = read_settings(path)
         changes = f"tokenizer {path}: switched off, as it changes a text: {', '.join(removed)}"
         self.warning = changes if removed else ""
-        self._loaded: Any = self._run(lambda: Loaded.from_str(text), "is not a tokenizer.json")
+        self._loaded: Any = self._call_package(lambda: Loaded.from_str(text), "is not a tokenizer.json")
         self._loaded.encode_special_tokens = True
         self.vocabulary = max(self._loaded.get_vocab().values(), default=-1) + 1
         """Largest id plus 1; ids may have gaps."""
         self.encode_pieces([_PROBE.encode()])
         if eos_token:
-            self.end = DocumentSeparator(eos_token.encode(), self._token_of(eos_token))
+            self.end = DocumentSeparator(eos_token.encode(), self._end_token(eos_token))
 
     def encode_pieces(self, pieces: Sequence[bytes]) -> list[Tensor]:
         """Return the tokens of each piece of text as one-dimensional tensors of `dtype_for(vocabulary)`.
         Raises TextError for text that the tokenizer cannot read."""
-        parts = [self._parts(piece.decode("utf-8", "replace")) for piece in pieces]
-        flat = [part for each in parts for part in each]
+        # A piece is cut within each end-of-text string; the tokens of its parts are joined again.
+        parts = [self._split_at_end_of_text(piece.decode("utf-8", "replace")) for piece in pieces]
+        all_parts = [part for piece_parts in parts for part in piece_parts]
         encoded = iter(
-            self._run(
-                lambda: self._loaded.encode_batch_fast(flat, add_special_tokens=False),
+            self._call_package(
+                lambda: self._loaded.encode_batch_fast(all_parts, add_special_tokens=False),
                 f"cannot encode a text of {sum(map(len, pieces)):,} bytes",
             )
         )
         dtype = dtype_for(self.vocabulary)
         return [
-            torch.tensor([token for _ in each for token in next(encoded).ids], dtype=dtype) for each in parts
+            torch.tensor([token for _ in piece_parts for token in next(encoded).ids], dtype=dtype)
+            for piece_parts in parts
         ]
 
     def decode(self, tokens: Sequence[int]) -> bytes:
@@ -180,29 +183,33 @@ class FileTokenizer(Tokenizer):
     def lost_bytes(self, pieces: Sequence[bytes], tokens: Sequence[Tensor]) -> tuple[int, int]:
         """Return the number of UTF-8 bytes in `pieces`, and how many of them decoding their `tokens` loses.
         Counts how often each byte occurs, and ignores positions."""
-        given = _histogram("".join(piece.decode("utf-8", "replace") for piece in pieces))
-        ids = [each.tolist() for each in tokens]
-        decoded = self._run(lambda: self._loaded.decode_batch(ids, skip_special_tokens=True), "cannot decode")
-        lost = np.maximum(given - _histogram("".join(decoded)), 0)
-        return int(given.sum()), int(lost.sum())
+        original = _histogram("".join(piece.decode("utf-8", "replace") for piece in pieces))
+        ids = [piece_tokens.tolist() for piece_tokens in tokens]
+        decoded = self._call_package(
+            lambda: self._loaded.decode_batch(ids, skip_special_tokens=True), "cannot decode"
+        )
+        lost = np.maximum(original - _histogram("".join(decoded)), 0)
+        return int(original.sum()), int(lost.sum())
 
-    def _parts(self, text: str) -> list[str]:
-        """Return a text cut within each end-of-text string, so that none is encoded as that token."""
+    def _split_at_end_of_text(self, text: str) -> list[str]:
+        """Return a text cut after the first character of each end-of-text string, so that none is encoded as
+        that token. Without such a token, return the whole text."""
         if self.end.token is None:
             return [text]
         end = self.end.text.decode()
         first, *rest = text.split(end)
-        starts = [first, *(end[1:] + each for each in rest)]
-        return [each + end[:1] for each in starts[:-1]] + starts[-1:]
+        parts = [first, *(end[1:] + part for part in rest)]
+        return [part + end[:1] for part in parts[:-1]] + parts[-1:]
 
-    def _token_of(self, end: str) -> int:
-        """Return the id of the end of text. Raises TextError."""
+    def _end_token(self, end: str) -> int:
+        """Return the id of the end of text `end`. Raises TextError if it is not one token."""
         token = self._loaded.token_to_id(end)
         tokens = self.encode(end.encode()).tolist() if token is None else [int(token)]
         return _only_token(tokens, end, self._path)
 
-    def _run(self, use: Callable[[], Result], failed: str) -> Result:
-        """Run a call of the package. Raises TextError for everything that it raises.
+    def _call_package(self, use: Callable[[], Result], failed: str) -> Result:
+        """Return the result of `use`, a call of the package. Raises TextError for everything that it raises;
+        `failed` says what did not work.
 
         The package raises bare Exception for a bad file. For a pattern that gives up it raises Rust's
         PanicException, which is not a subclass of Exception."""
@@ -231,8 +238,9 @@ def _only_token(tokens: Sequence[int], end: str, tokenizer: Path | str) -> int:
 
 
 def open_tokenizer(file: Path | None, vocabulary: int, eos_token: str = "") -> Tokenizer:
-    """Return the tokenizer of a tokenizer.json, or of bytes if `file` is None. `eos_token` is the manifest's.
-    Raises TextError if the model's vocabulary is smaller, or if the end of a text is not one token."""
+    """Return the tokenizer of a tokenizer.json, or of bytes if `file` is None. `vocabulary` is the model's,
+    `eos_token` the manifest's end of text (empty: an empty line separates documents). Raises TextError if the
+    model's vocabulary is smaller, or if the end of text is not one token."""
     tokenizer = FileTokenizer(file, eos_token) if file is not None else ByteTokenizer()
     if file is None and eos_token:
         end = eos_token.encode()
@@ -247,8 +255,7 @@ def open_tokenizer(file: Path | None, vocabulary: int, eos_token: str = "") -> T
 
 def tokenizer_file(data: Data, given: Path | None) -> Path | None:
     """Return the path of the run's tokenizer.json on this machine; None: its tokens are bytes. `given` is the
-    path that the user typed. The manifest has only the owner's name for the file, never a path. Raises
-    TextError."""
+    path that the user typed. The manifest has only a name, never a path. Raises TextError."""
     if data.tokenizer == BYTES:
         if given is not None:
             raise TextError(f"tokenizer {given} is not for this run, whose tokens are bytes: leave it out")
@@ -264,26 +271,27 @@ def tokenizer_file(data: Data, given: Path | None) -> Path | None:
 def pieces_of(blocks: Iterable[bytes], length: int = PIECE_BYTES) -> Iterator[bytes]:
     """Split a document, given in blocks of any length, into pieces of at most `length` bytes. It is cut after
     a line end, else before white space (tokens begin with it), else between two characters."""
-    waiting = b""
+    rest = b""
     for block in blocks:
-        waiting = waiting + block if waiting else block
+        rest = rest + block if rest else block
         start = 0
-        while len(waiting) - start > length:
-            stop = _cut(waiting, start, start + length)
-            yield waiting[start:stop]
+        while len(rest) - start > length:
+            stop = _end_of_piece(rest, start, start + length)
+            yield rest[start:stop]
             start = stop
-        waiting = waiting[start:]
-    if waiting:
-        yield waiting
+        rest = rest[start:]
+    if rest:
+        yield rest
 
 
-def _cut(text: bytes, start: int, last: int) -> int:
-    """Return the end of a piece that begins at `start`: after `start`, and at most `last`."""
+def _end_of_piece(text: bytes, start: int, last: int) -> int:
+    """Return where the piece of `text` from `start` ends, at most `last`. It is cut after the last line end
+    in its second half, else before white space there, else between two characters."""
     half = (start + last + 1) // 2
     line_end = text.rfind(b"\n", half, last)
     if line_end >= 0:
         return line_end + 1
-    space = max(text.rfind(each, half, last) for each in _SPACES)
+    space = max(text.rfind(character, half, last) for character in _SPACES)
     if space > start:
         return space
     for stop in range(last, max(start, last - _LONGEST_CHARACTER), -1):

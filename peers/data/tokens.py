@@ -1,13 +1,12 @@
-"""Tokenize shards once, a part of the text at a time, and store the tokens on disk, so that memory does not
-grow with the text.
+"""Tokenize shards once and store the tokens on disk, so that memory does not grow with the text.
 
     STATE/text/shards/KEY.tokens    little-endian, in the narrowest type for the vocabulary; memory-mapped
     STATE/text/shards/KEY.json      what the tokens were made of
 
-KEY is a hash of the shard's name, the tokenizer and the end of text. A shard with unchanged files is not read
-again. A shard with changed files, or with newly withdrawn documents, is read, and tokenized again if its text
-differs. Tokens are written to a temporary file, which is renamed when it is complete.
-"""
+A shard here is a file of text, or several small ones. KEY is a hash of the shard's name, the tokenizer and
+the end of text (the token or string between two documents). A shard with unchanged files is not read again. A
+shard with changed files, or with newly withdrawn documents, is read, and tokenized again if its text differs.
+Tokens are written to a temporary file, which is renamed when it is complete."""
 
 from __future__ import annotations
 
@@ -57,7 +56,7 @@ class ShardTokens:
     """True if the tokens were made now; False if they were read from disk."""
 
 
-class _Note(msgspec.Struct, frozen=True):
+class _StoredMetadata(msgspec.Struct, frozen=True):
     """What the stored tokens of a shard were made of."""
 
     digest: str
@@ -80,9 +79,9 @@ class ShardCache:
         self._dtype = dtype_for(self._tokenizer.vocabulary)
         self._folder = state / FOLDER / SHARDS
         self._withdrawn = frozenset(withdrawn)
-        made_by = "bytes" if tokenizer is None else hashlib.sha256(tokenizer.read_bytes()).hexdigest()
-        self._made_by = json.dumps([FORM, made_by, self._tokenizer.end.text.hex()])
-        self._left_out = hashlib.sha256(b"".join(sorted(self._withdrawn))).hexdigest()
+        tokenizer_id = "bytes" if tokenizer is None else hashlib.sha256(tokenizer.read_bytes()).hexdigest()
+        self._encoding_id = json.dumps([FORM, tokenizer_id, self._tokenizer.end.text.hex()])
+        self._withdrawn_hash = hashlib.sha256(b"".join(sorted(self._withdrawn))).hexdigest()
         self.stopped = False
         """Set from another thread to end the reading with its next block."""
 
@@ -102,28 +101,30 @@ class ShardCache:
             raise TextError(f"{error.filename}: cannot be removed: {error.strerror}") from None
 
     def open(self, shard: Shard, progress: Progress) -> ShardTokens:
-        """Return the tokens of a shard; empty if none of it can be read. Raises TextError for a full disk,
-        TextUnreachable, and ReadingStopped."""
-        path, seen = self._path(shard), f"{shard.seen}/{self._left_out}"
-        note = _read_note(path.with_suffix(".json"))
-        tokens = None if note is None else _mapped(path, note.tokens, self._dtype)
-        if note is not None and tokens is not None and note.seen == seen:
-            return ShardTokens(shard.name, tokens, note.reading, made=False)
+        """Return the tokens of a shard, from disk if its text is unchanged; empty if none of it can be read.
+        Raises TextError (the disk refuses), TextUnreachable and ReadingStopped."""
+        path, version_mark = self._path(shard), f"{shard.seen}/{self._withdrawn_hash}"
+        stored = _read_metadata(path.with_suffix(".json"))
+        tokens = None if stored is None else _map_file(path, stored.tokens, self._dtype)
+        if stored is not None and tokens is not None and stored.seen == version_mark:
+            return ShardTokens(shard.name, tokens, stored.reading, made=False)
         text = DocumentText(
             shard.files, shard.others, longest_bytes=shard.longest_bytes, seed=shard.seed,
-            withdrawn=self._withdrawn, check=self._check,
+            withdrawn=self._withdrawn, check=self._raise_if_stopped,
         )  # fmt: skip
         try:
             if tokens is not None:
-                deque(text.blocks(), maxlen=0)
-            made = note is None or tokens is None or text.digest.hexdigest() != note.digest
-            if note is None or made:
-                count = self._write(path, text, progress)
+                deque(text.blocks(), maxlen=0)  # Read it all, only for its digest.
+            made = stored is None or tokens is None or text.digest.hexdigest() != stored.digest
+            if stored is None or made:
+                count = self._write_tokens(path, text, progress)
             else:
-                count = note.tokens
-                text.reading.keep_losses(note.reading)
-            new = _Note(text.digest.hexdigest(), seen if text.whole else "", count, text.reading)
-            write_atomically(path.with_suffix(".json"), msgspec.json.encode(new))
+                count = stored.tokens
+                text.reading.keep_losses(stored.reading)
+            # An incomplete text gets no version mark, so that it is read again next time.
+            stored_mark = version_mark if text.whole else ""
+            metadata = _StoredMetadata(text.digest.hexdigest(), stored_mark, count, text.reading)
+            write_atomically(path.with_suffix(".json"), msgspec.json.encode(metadata))
         except OSError as error:
             raise TextError(
                 f"{self._folder}: the text's tokens cannot be kept: {error.strerror}; they take as much room "
@@ -132,17 +133,18 @@ class ShardCache:
         except UserError as error:  # write_atomically raises this.
             raise TextError(str(error)) from None
         if made:
-            tokens = _mapped(path, count, self._dtype)
+            tokens = _map_file(path, count, self._dtype)
         if tokens is None:
             raise TextError(f"{path} changed while it was read: start again")
         return ShardTokens(shard.name, tokens, text.reading, made)
 
-    def _check(self) -> None:
+    def _raise_if_stopped(self) -> None:
         if self.stopped:
             raise ReadingStopped
 
-    def _write(self, path: Path, text: DocumentText, progress: Progress) -> int:
-        """Write the tokens and return how many there are. Raises OSError and leaves no file behind then."""
+    def _write_tokens(self, path: Path, text: DocumentText, progress: Progress) -> int:
+        """Tokenize a text into the file `path` and return the number of tokens. Raises OSError, also if less
+        than `FREE_BYTES` of the disk are free, and then leaves no file behind."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.with_suffix(".json").unlink(missing_ok=True)
         # The name is unique: another thread may not have stopped yet.
@@ -150,11 +152,11 @@ class ShardCache:
         count = 0
         try:
             with part.open("wb") as file:
-                for some in encoded(text, self._tokenizer, progress):
+                for batch_tokens in encoded(text, self._tokenizer, progress):
                     if shutil.disk_usage(path.parent).free < FREE_BYTES:
                         raise OSError(errno.ENOSPC, f"less than {FREE_BYTES >> 20} MiB of the disk are free")
-                    file.write(some.numpy().tobytes())
-                    count += len(some)
+                    file.write(batch_tokens.numpy().tobytes())
+                    count += len(batch_tokens)
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(path)
@@ -163,19 +165,19 @@ class ShardCache:
         return count
 
     def _path(self, shard: Shard) -> Path:
-        key = hashlib.sha256(f"{shard.name}/{self._made_by}".encode()).hexdigest()
+        key = hashlib.sha256(f"{shard.name}/{self._encoding_id}".encode()).hexdigest()
         return self._folder / f"{key}.tokens"
 
 
-def _read_note(path: Path) -> _Note | None:
+def _read_metadata(path: Path) -> _StoredMetadata | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Note)
+        return msgspec.json.decode(path.read_bytes(), type=_StoredMetadata)
     except (OSError, ValueError, RecursionError):
         return None
 
 
-def _mapped(path: Path, count: int, dtype: torch.dtype) -> Tensor | None:
-    """Return the file's tokens, memory-mapped; None if the file has not the expected length."""
+def _map_file(path: Path, count: int, dtype: torch.dtype) -> Tensor | None:
+    """Return the `count` tokens in a file, memory-mapped; None if it is missing or has another length."""
     try:
         if path.stat().st_size != count * dtype.itemsize:
             return None
@@ -187,44 +189,50 @@ def _mapped(path: Path, count: int, dtype: torch.dtype) -> Tensor | None:
 
 
 def encoded(text: DocumentText, tokenizer: Tokenizer, progress: Progress) -> Iterator[Tensor]:
-    """Yield the tokens of about BATCH_BYTES of text at a time. `text.reading` counts the bytes that they
-    lose."""
+    """Yield the tokens of a text as one-dimensional tensors, of about BATCH_BYTES each. `text.reading` counts
+    what tokenizing loses. `progress` is called after each but the last."""
     batch: list[bytes | None] = []
-    waiting = 0
-    for piece in _pieces(text):
+    batch_bytes = 0
+    for piece in _pieces_and_ends(text):
         batch.append(piece)
-        waiting += len(piece or b"")
-        if waiting >= BATCH_BYTES:
-            yield _tokens_of(batch, tokenizer, text.reading)
-            batch, waiting = [], 0
+        batch_bytes += len(piece or b"")
+        if batch_bytes >= BATCH_BYTES:
+            yield _encode_batch(batch, tokenizer, text.reading)
+            batch, batch_bytes = [], 0
             progress(text.reading.bytes, text.total_bytes)
-    yield _tokens_of(batch, tokenizer, text.reading)
+    yield _encode_batch(batch, tokenizer, text.reading)
 
 
-def _tokens_of(batch: Sequence[bytes | None], tokenizer: Tokenizer, reading: ReadSummary) -> Tensor:
-    """Return the tokens of pieces, with the end of text in the place of each None."""
+def _encode_batch(batch: Sequence[bytes | None], tokenizer: Tokenizer, reading: ReadSummary) -> Tensor:
+    """Return the tokens of pieces of text, one-dimensional, with the end of text in the place of each None.
+    Add to `reading` what the tokens lose."""
     pieces = [piece for piece in batch if piece is not None]
     tokens = tokenizer.encode_pieces(pieces)
-    given, lost = tokenizer.lost_bytes(pieces, tokens)
-    reading.encoded_bytes += given
+    text_bytes, lost = tokenizer.lost_bytes(pieces, tokens)
+    reading.encoded_bytes += text_bytes
     reading.lost_bytes += lost
     reading.ends_in_text += sum(map(tokenizer.end.count, pieces))
-    dtype, token, each = dtype_for(tokenizer.vocabulary), tokenizer.end.token, iter(tokens)
-    end = tokenizer.encode(tokenizer.end.text) if token is None else torch.tensor([token], dtype=dtype)
-    parts = [end if piece is None else next(each) for piece in batch]
+    dtype = dtype_for(tokenizer.vocabulary)
+    if tokenizer.end.token is None:
+        end = tokenizer.encode(tokenizer.end.text)
+    else:
+        end = torch.tensor([tokenizer.end.token], dtype=dtype)
+    next_tokens = iter(tokens)
+    parts = [end if piece is None else next(next_tokens) for piece in batch]
     return torch.cat([torch.empty(0, dtype=dtype), *parts])
 
 
-def _pieces(text: DocumentText) -> Iterator[bytes | None]:
+def _pieces_and_ends(text: DocumentText) -> Iterator[bytes | None]:
     """Yield the pieces to tokenize, whole documents if they are short, and None between two documents."""
-    number = 0
+    documents_begun = 0
 
-    def document_of(block: Block) -> int:
-        nonlocal number
-        number += block[0]
-        return number
+    def document_number(block: Block) -> int:
+        nonlocal documents_begun
+        starts_document = block[0]
+        documents_begun += starts_document
+        return documents_begun
 
-    for count, blocks in groupby(text.blocks(), key=document_of):
-        if count > 1:
+    for number, blocks in groupby(text.blocks(), key=document_number):
+        if number > 1:
             yield None
         yield from pieces_of(block for _, block in blocks)

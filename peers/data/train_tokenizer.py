@@ -14,17 +14,16 @@ def train_tokenizer(
     text: DocumentText, vocabulary: int, eos_token: str, progress: Progress
 ) -> tuple[bytes, int]:
     """Return a tokenizer.json with at most `vocabulary` tokens, `eos_token` among them, and its number of
-    tokens. The text is streamed; `progress` is called with the bytes read so far. Raises TextError without
-    text or without the package."""
+    tokens. `progress` is called with the bytes read so far. Raises TextError without text or package."""
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError:
         raise TextError(
             f"making a tokenizer needs the package `tokenizers`: {how_to_install('hf')}"
         ) from None
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         min_frequency=2,
@@ -32,9 +31,9 @@ def train_tokenizer(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    next(text.blocks())  # Checked here, where a missing text still raises TextError.
-    made.train_from_iterator(_pieces(text, progress), trainer)
-    return made.to_str(pretty=True).encode(), int(made.get_vocab_size())
+    next(text.blocks())  # Raises TextError for a missing text; the trainer would hide that.
+    tokenizer.train_from_iterator(_pieces(text, progress), trainer)
+    return tokenizer.to_str(pretty=True).encode(), int(tokenizer.get_vocab_size())
 
 
 def _pieces(text: DocumentText, progress: Progress) -> Iterator[str]:

@@ -1,5 +1,7 @@
-"""The addresses of a peer: those announced to others, those it listens on, and which are publicly
-reachable."""
+"""The addresses of a peer: those announced to others, and those it listens on.
+
+Addresses are libp2p multiaddrs. A helper is another peer that is asked to dial this one back. A circuit
+address leads through a relay."""
 
 from __future__ import annotations
 
@@ -26,25 +28,32 @@ class Addresses:
     """TCP ports that the peer listens on."""
 
     @classmethod
-    def of(cls, announce: Sequence[str], listen: Sequence[str], told: Sequence[str]) -> Addresses:
-        """Combine the address lists of a peer: its configured `announce`, `listen` with actual ports, and the
-        addresses reported by p2pd and the relays."""
-        listening = [port for each in listen if (port := tcp_port(each))]
-        announced = [port for each in announce if (port := tcp_port(each))]
-        ports = dict.fromkeys([*listening, *([] if listening else announced)])
-        return cls(tuple(announce) or tuple(told), bool(announce), tuple(ports))
+    def of(cls, announce: Sequence[str], listen: Sequence[str], reported: Sequence[str]) -> Addresses:
+        """Combine the address lists of a peer. Others dial the configured addresses `announce`, or those
+        `reported` by p2pd and relays if the user configured none. The TCP ports are those of `listen`, or of
+        `announce` if `listen` has none."""
+        listen_ports = [port for port in map(tcp_port, listen) if port]
+        announced_ports = [port for port in map(tcp_port, announce) if port]
+        ports = dict.fromkeys(listen_ports or announced_ports)  # In order, without duplicates.
+        return cls(tuple(announce) or tuple(reported), bool(announce), tuple(ports))
 
     def to_ask(self, observed: str) -> tuple[str, ...]:
-        """Return the addresses that a helper which saw this peer at `observed` is asked to dial."""
-        local = observed.startswith(LOOPBACK)
-        announced = [each for each in self.announced if local or not each.startswith(LOOPBACK)]
-        direct = [each for each in announced if not is_circuit(each)]
-        doors = self.doors(observed)
-        # Addresses that the user chose come first, and the observed address must have a place.
-        return tuple(dict.fromkeys([*direct[: ADDRESSES - len(doors)], *doors]))
+        """Return the at most `ADDRESSES` addresses that a helper is asked to dial. The helper saw this peer
+        at `observed`. Relayed addresses are left out, and loopback ones unless `observed` is one."""
+        observed_is_loopback = observed.startswith(LOOPBACK)
+        direct = [
+            address
+            for address in self.announced
+            if not is_circuit(address) and (observed_is_loopback or not address.startswith(LOOPBACK))
+        ]
+        observed_addresses = self.doors(observed)
+        # Announced addresses come first, but leave places for the observed ones.
+        announced = direct[: ADDRESSES - len(observed_addresses)]
+        return tuple(dict.fromkeys([*announced, *observed_addresses]))
 
     def doors(self, observed: str) -> tuple[str, ...]:
-        """Return the observed address of this peer, combined with the ports that it listens on."""
+        """Return the multiaddrs of the IP in `observed` with the first two ports that this peer listens on.
+        Returns none if `observed` contains no IP."""
         parts = observed.split("/")
         if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
             return ()
@@ -57,9 +66,8 @@ class Addresses:
 
 
 def in_the_open(address: str) -> bool:
-    """Return True if the address is on the public internet, so that its peer reaches only what any peer can
-    reach. A name counts as public. Text that is neither a name nor an IP does not, because records may
-    contain anything."""
+    """Return True if the address is on the public internet. A host name counts as public. Text that is
+    neither a host name nor an IP does not, because other peers' records may contain anything."""
     kind, host = beginning(address)
     ip = host_ip(host) if kind in NAME_KINDS else ip_of(host)
     return kind in NAME_KINDS if ip is None else is_public(ip)

@@ -1,4 +1,7 @@
-"""The links that this peer opened to its neighbours, by lane. All its messages are sent here."""
+"""The links that this peer opened to its neighbours. All its messages are sent here.
+
+A link carries messages one way, to one peer and on one lane. The lanes are `group` for rounds and membership,
+`data` for microbatches, and `bulk` for long bodies (pieces of snapshots)."""
 
 from __future__ import annotations
 
@@ -65,8 +68,9 @@ class LinkPool:
         return [peer for peer, lane in self._links if lane == "group"]
 
     def post(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> bool:
-        """Send a message if there is a link on that lane. Returns False if not. The caller notices a lost
-        message by its own deadline."""
+        """Send a message if there is a link on that lane. Returns False if it cannot be sent. Without a bulk
+        link to a linked peer, the message waits while one is opened, and True is returned. If that fails, the
+        message is lost: the caller needs its own deadline."""
         link = self._links.get((peer, lane))
         if link is None or link.closed:
             if lane != "bulk" or (peer, "group") not in self._links:
@@ -86,7 +90,8 @@ class LinkPool:
         return link.queued_bytes if link is not None else 0
 
     async def open(self, peer: PeerId, lane: Lane) -> bool:
-        """Open a link on one lane and send `Hello`. Returns False if the peer was not reached."""
+        """Open a link on one lane and send `Hello`, unless there is one. Returns False if the peer was not
+        reached, if `Hello` cannot be sent, or if this pool was closed meanwhile."""
         if self._is_open(peer, lane):
             return True
         self._opening.add((peer, lane))
@@ -104,10 +109,11 @@ class LinkPool:
         return self._post(link, self.hello())
 
     def ended(self, peer: PeerId, lane: Lane) -> bool:
-        """Handle the end of a link in either direction. Returns True if the peer is lost with it."""
+        """Handle the end of a link in either direction. Returns True if the peer counts as lost. A bulk link
+        ends after each snapshot, and a link that is being opened again replaces the one that ended."""
         if (peer, lane) in self._opening:
             return False
-        if lane == "bulk":  # Opened for one snapshot, and again for the next.
+        if lane == "bulk":
             link = self._links.get((peer, lane))
             if link is not None and link.closed:
                 del self._links[(peer, lane)]
@@ -122,20 +128,21 @@ class LinkPool:
                 link.close()
 
     async def close(self, last: Sequence[Message]) -> None:
-        """Send `last` to all peers and end all links."""
+        """Send the messages `last` to all peers, wait at most `DRAIN_SECONDS` for them, and end all links."""
         self._closed = True
         for peer in self.peers():
             for message in last:
                 self._post(self._links[peer, "group"], message)
         drains = [link.drained(0, DRAIN_SECONDS) for link in self._links.values()]
         try:
-            await asyncio.gather(*drains, return_exceptions=True)  # PeerGone: it left first.
-        finally:  # Also if a pause interrupts this.
+            await asyncio.gather(*drains, return_exceptions=True)  # PeerGone: the peer left first.
+        finally:  # Also if this task is cancelled.
             for link in self._links.values():
                 link.close()
             self._links.clear()
 
     def _post(self, link: Link, message: Message, body: Body = b"") -> bool:
+        """Send a message on this link and count its bytes. Returns False, and logs why, if that fails."""
         try:
             self.sent[message.kind] += link.post(message, body)
         except WireError as error:

@@ -1,4 +1,4 @@
-"""A `Directory` that counts the outcomes of its operations for the metrics."""
+"""A wrapper of a peer's directory (the DHT) that counts the outcomes of operations for the metrics."""
 
 from __future__ import annotations
 
@@ -72,6 +72,7 @@ class CountedDirectory:
         await self._inner.close()
 
     async def _count(self, operation: Operation, work: Awaitable[Result]) -> Result:
+        """Await `work`, count its outcome, and return its result. Raises the same WireError."""
         try:
             result = await work
         except WireError:

@@ -1,4 +1,7 @@
-"""Copy the counters of a DHT node and a relay into metrics once a second. All roles use it."""
+"""Copy the counters of a DHT node and a relay into metrics once a second. All roles use it.
+
+The counters only grow. `growth.of` returns the increase since its last call with the same arguments, and
+metrics are incremented by that."""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ class DirectoryObserver:
             await asyncio.sleep(OBSERVE_SECONDS)
 
     def look(self) -> None:
-        """Update the metrics."""
+        """Update the metrics of the directory: clock offset, bytes, outcomes of its operations, refusals."""
         network, growth = self.network, self.growth
         # The measured offset, not the applied one, which is 0 while a wrong clock's records are still
         # accepted.
@@ -62,15 +65,14 @@ class DirectoryObserver:
 
 
 class RelayObserver:
-    """Copies the counters of one relay into metrics. A relay lives as long as its p2pd; the next counts from
-    0."""
+    """Copies the counters of one relay into metrics. It lives as long as its p2pd; the next counts from 0."""
 
     def __init__(self, relay: RelayService, metrics: PeerMetrics) -> None:
         self.relay, self.metrics = relay, metrics.relay
         self.growth = Growth()
 
     def look(self) -> None:
-        """Update the metrics."""
+        """Update the metrics of the relay: open circuits, carried bytes, refusals by reason."""
         relay, metrics, growth = self.relay, self.metrics, self.growth
         metrics.circuits.set(relay.circuits)
         metrics.carried.inc(growth.of("carried", relay.carried_bytes))

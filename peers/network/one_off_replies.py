@@ -13,8 +13,7 @@ from swarmnet.identifiers import PeerId
 
 
 class OneOffReplies:
-    """Sends at most one response of a kind per peer at a time, so that a flood costs the requester more than
-    us."""
+    """Sends one response of a kind per peer at a time. A flood thus costs the requester more than us."""
 
     def __init__(
         self, transport: Transport, sent: Counter[str], log_event: events.LogEvent, deadline_seconds: float
@@ -27,11 +26,12 @@ class OneOffReplies:
         self._under_way: set[tuple[PeerId, type[Message]]] = set()
 
     async def answer(self, peer: PeerId, message: Message, body: Body = b"") -> None:
-        """Open a link to the peer, send the message and close the link."""
-        question = (peer, type(message))
-        if question in self._under_way:
+        """Open a link to the peer, send the message and close the link. Does nothing while a response of this
+        type is being sent to this peer. A failure is only logged."""
+        reply = (peer, type(message))
+        if reply in self._under_way:
             return
-        self._under_way.add(question)
+        self._under_way.add(reply)
         try:
             link = await self.transport.open(peer, "group", self.deadline_seconds)
             self.sent[message.kind] += link.post(message, body)
@@ -40,4 +40,4 @@ class OneOffReplies:
         except WireError as error:
             self.log_event(events.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
         finally:
-            self._under_way.discard(question)
+            self._under_way.discard(reply)

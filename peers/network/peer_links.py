@@ -1,10 +1,12 @@
 """Manage the links to other peers: find, dial and greet them, exchange heartbeats, and detect when they go.
 
-The neighbourhood learns records from the directory and from neighbours. It keeps a link to its neighbours in
-the own group and in the adjacent stages. It sends heartbeats and passes all other messages to `Listener`.
-Links are one-way (protocols/ports.py): this side sends on links that it opened, and receives on links that
-others opened.
-"""
+Neighbours are the peers to which this one keeps links: some of its own group and of the adjacent stages. This
+peer learns their records (signed announcements) from the directory (the DHT) and from other peers. The
+membership is the table of known peers; it decides which are neighbours and which to dial. Every link begins
+with `Hello`, and only messages of peers that sent it are accepted. Messages that are not about links go to
+`Listener`, this peer's roles. Links are one-way (protocols/ports.py): this side sends on links that it
+opened, and receives on links that others opened. A link has a lane (purpose): `group`, `data` or `bulk`. A
+visitor is a peer without such links, like an inference client."""
 
 from __future__ import annotations
 
@@ -48,6 +50,7 @@ from swarmnet.membership.machine import PeerInfo as KnownPeer
 from swarmnet.run.manifest import WIRE_VERSION
 
 RECORDS_TOLD = 32
+"""Maximum number of records of other peers that are sent to a new neighbour, and accepted in a message."""
 MAX_GREETED = MAX_PEERS
 """Maximum number of peers whose messages are accepted, visitors included. An entry takes about 200 bytes."""
 CROWDED_SECONDS = 0.25
@@ -59,7 +62,7 @@ GOODBYES = {"moving": "moved", "pausing": "paused"}
 
 
 class PeerLinks:
-    """The `Receiver` of the transport."""
+    """The links of one peer, called its neighbourhood. It is the `Receiver` of the transport."""
 
     def __init__(
         self,
@@ -89,27 +92,27 @@ class PeerLinks:
         """Measures silence and timeouts, here and in the peer's other parts. It excludes time while the
         process was stopped."""
         self._loop = asyncio.get_running_loop()
-        self._lanes = LinkPool(
-            transport, self.traffic.sent, self._greeting, self._addresses, self._spawn, log_event
+        self._link_pool = LinkPool(
+            transport, self.traffic.sent, self._make_hello, self._addresses, self._spawn, log_event
         )
-        self.post = self._lanes.post
+        self.post = self._link_pool.post
         self._greeted: dict[PeerId, None] = {}
         """Peers that have sent `Hello`, in order of arrival."""
-        self._unheard = PendingHandshakes()
+        self._pending_handshakes = PendingHandshakes()
+        """Peers that must send a message before they count as linked."""
         self.echoes = RttTracker(self.timings)
         self.answer_visitor: Callable[[PeerId, Message, Body], None] = lambda peer, message, body: None
         self.admission: Admission = OpenToAll()
         self.met: Callable[[], Collection[PeerId]] = tuple
-        """Returns the peers that are known to answer by other means. Dialling them contacts no new
-        address."""
+        """Returns peers known to answer by other means. Dialling them contacts no new address."""
         self.own_record: Callable[[SignedRecord], None] = lambda signed: None
         """Called with each record that this peer's own key has signed."""
         self._introduced: dict[PeerId, set[PeerId]] = {}
         """Maps neighbour to the newcomers whose records were sent to it."""
-        self._strangers = OneOffReplies(transport, self.traffic.sent, log_event, DIAL_SECONDS)
+        self._one_off_replies = OneOffReplies(transport, self.traffic.sent, log_event, DIAL_SECONDS)
         self._tasks: set[asyncio.Task[Any]] = set()
         # On the plain clock: other peers do not know that this process was stopped.
-        self._timer = Timer(self._beat)
+        self._timer = Timer(self._send_heartbeats)
         self._silence = Timer(self._drop_silent, self.clock)
         self._dials = Timer(self._dial_due)
         self._dialled_at = float("-inf")
@@ -121,15 +124,15 @@ class PeerLinks:
         self._drop_silent()
 
     async def close(self, reason: str) -> None:
-        """Send `Bye` and end all links. An empty `reason` sends no `Bye`. The newest record is sent first, so
-        that peers that find it later do not take it for news."""
+        """Send the newest record and `Bye`, end all links and stop all tasks. An empty `reason` sends
+        neither. Peers thus know the record if they find it in the directory later."""
         self._closed = True
         self._timer.close()
         self._silence.close()
         self._dials.close()
         self.clock.close()
         own = [PeerRecords([self.record])] if self.record else []
-        await self._lanes.close([*own, Bye(reason)] if reason else [])
+        await self._link_pool.close([*own, Bye(reason)] if reason else [])
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -167,71 +170,74 @@ class PeerLinks:
 
     def queued_bytes(self, peer: PeerId, lane: Lane) -> int:
         """Return the bytes queued for a peer on that lane."""
-        return self._lanes.queued_bytes(peer, lane)
+        return self._link_pool.queued_bytes(peer, lane)
 
     # -- links ----------------------------------------------------------------------------------------
 
-    def learn(self, data: bytes, teller: PeerId | None = None) -> PeerId | None:
-        """Learn a record, which may come from its peer's own `Hello`, and dial the peers that are due.
-        Returns the record's peer, or None if the record is invalid. Raises WireError for an invalid record
-        from the peer `teller`, which should have checked it."""
-        peer = self._learn(data, teller)
+    def learn(self, data: bytes, sender: PeerId | None = None) -> PeerId | None:
+        """Verify a record, add its peer to the membership, and dial the peers that are due. `sender` is the
+        peer that sent it; None: it is from the directory. Returns the record's peer, or None if the record is
+        invalid. Raises WireError instead if a peer sent it, because that peer should have checked it."""
+        peer = self._verify_and_add(data, sender)
         self._dial_due()
         return peer
 
-    def learn_all(self, records: Iterable[bytes], teller: PeerId | None = None) -> None:
-        """Learn several records. Raises as `learn` at the first invalid one."""
+    def learn_all(self, records: Iterable[bytes], sender: PeerId | None = None) -> None:
+        """Learn several records, and then dial the peers that are due. With a `sender`, the first invalid
+        record raises WireError; without one, invalid records are skipped."""
         try:
             for data in records:
-                self._learn(data, teller)
+                self._verify_and_add(data, sender)
         finally:
-            if teller is None:
+            if sender is None:
                 self.membership.met(self.met())
             self._dial_due()  # Once: in a large group, choosing whom to dial takes long.
 
-    def _learn(self, data: bytes, teller: PeerId | None) -> PeerId | None:
-        """Verify a record, and add its peer to the membership unless it is excluded. Returns the peer."""
+    def _verify_and_add(self, data: bytes, sender: PeerId | None) -> PeerId | None:
+        """Verify a record, and add its peer to the membership unless it is excluded. A record of this peer's
+        own key goes to `own_record` instead. Returns the peer; None or WireError as in `learn`."""
         try:
             signed = open_record(data, self.run_id)
         except WireError as error:
-            if teller is not None:
+            if sender is not None:
                 raise
             self.traffic.refused[error.code] += 1  # From the directory, where anyone can store.
             return None
         if signed.peer == self.membership.me:
             self.own_record(signed)
         elif not self.admission.shuns(signed.peer):
-            self._recorded(signed, data, teller)
+            self._add_record(signed, data, sender)
         return signed.peer
 
-    def _recorded(self, signed: SignedRecord, data: bytes, teller: PeerId | None) -> None:
-        """Add a verified record to the membership, and relink if the peer has moved."""
+    def _add_record(self, signed: SignedRecord, data: bytes, sender: PeerId | None) -> None:
+        """Add a verified record to the membership. Peers without an invite are refused if the run requires
+        one. If the record moves a linked peer to another stage, its links are ended, to be opened again."""
         record, before = signed.record, self.membership.peers.get(signed.peer)
-        stage = before.stage if before is not None else record.stage
-        by_invite = self.admission.by_invite and record.stage >= 0
-        invited = by_invite and self.admission.invited(signed.peer, record.invite)
-        if by_invite and not invited:
+        old_stage = before.stage if before is not None else record.stage
+        needs_invite = self.admission.by_invite and record.stage >= 0
+        invited = needs_invite and self.admission.invited(signed.peer, record.invite)
+        if needs_invite and not invited:
             self.traffic.refused["not_invited"] += 1
             return
-        if by_invite and before is not None and before.invited and not record.invite:
-            data = before.record  # Others are sent the one that proves it.
+        if needs_invite and before is not None and before.invited and not record.invite:
+            data = before.record  # Keep for other peers the record that contains the invite.
         addresses = dialable(record.addresses, self.transport.addresses)
-        started = before.started if before is not None else record.started
+        old_start = before.started if before is not None else record.started
         is_news = self.membership.recorded(
             signed.peer, record.stage, record.role, addresses, signed.sequence, data,
-            self.clock.time(), teller, invited,
+            self.clock.time(), sender, invited,
         )  # fmt: skip
         if is_news:
             self.membership.peers[signed.peer].started = record.started
-            if record.started != started:  # Maybe two processes: each must see the other's record.
-                self.post(signed.peer, "group", PeerRecords([data]))
-        if before is not None and before.linked and before.stage != stage:
-            # Its lanes are those of its old stage, where the rounds still include it: link again.
+            if record.started != old_start:  # Maybe two processes with one key.
+                self.post(signed.peer, "group", PeerRecords([data]))  # Each must see the other's record.
+        if before is not None and before.linked and before.stage != old_stage:
+            # `before` was updated in place. The links are those that its old stage needs: link again.
             self._unlink(signed.peer, "moved", f"it is in stage {before.stage} now")
 
     def introduce(self, contributor: PeerId, peers: Iterable[PeerId]) -> None:
-        """Send these peers the record of a newcomer whose contribution is announced to them, once each. They
-        may not know the newcomer yet, and would ignore contributions of unknown peers."""
+        """Send these peers the record of `contributor`, once each: they ignore contributions of unknown
+        peers. Does nothing for one met over `INTRODUCED_SECONDS` ago, whose record is in the directory."""
         known = self.membership.peers.get(contributor)
         if known is None or known.stage < 0 or self.clock.time() > known.met_at + INTRODUCED_SECONDS:
             return
@@ -242,7 +248,8 @@ class PeerLinks:
                 self.post(peer, "group", PeerRecords([known.record]))
 
     def _dial_due(self) -> None:
-        """Dial the peers that are due."""
+        """Dial the peers that the membership chooses now. With more than `MANY` known peers, do so at most
+        once in `CROWDED_SECONDS`. Without an own record, nothing is dialled."""
         if self._closed or not self.record:
             return
         now = self._loop.time()
@@ -260,7 +267,8 @@ class PeerLinks:
             self.membership.dialing(peer, False)
 
     async def reach(self, data: bytes) -> None:
-        """Link to a peer that is not a neighbour, by its record, until it closes the link."""
+        """Link to a peer that is not a neighbour (an archivist), by its record `data`. Does nothing if the
+        record is invalid or the peer is already linked or being dialled."""
         peer = self.learn(data)
         known = self.membership.peers.get(peer) if peer is not None else None
         if peer is not None and known is not None and not (known.linked or known.dialing):
@@ -268,13 +276,14 @@ class PeerLinks:
             await self._dial(peer)
 
     async def _link(self, peer: PeerId) -> None:
-        """Open the lanes that this neighbour needs. They are opened again if its `Hello` reports another
-        stage than the directory did."""
+        """Open the links that this peer's stage needs, and report it to the listener as linked. Its `Hello`
+        may report another stage than the directory did; then the links of that stage are opened too."""
         known, stage = self.membership.peers.get(peer), None
-        while known is not None and known.stage != stage:  # None: it sent `Bye` before we came to this.
+        while known is not None and known.stage != stage:  # `known` is None if the peer sent `Bye` meanwhile.
             stage = known.stage
-            if code := await self._open_lanes(peer, stage):
-                self._unlink(peer, code)
+            failure = await self._open_lanes(peer, stage)
+            if failure:
+                self._unlink(peer, failure)
                 return
             known = self.membership.peers.get(peer)
         if known is not None:
@@ -284,25 +293,25 @@ class PeerLinks:
             self.listener.counted(self.membership.group_size())
             records = [record for record in self.membership.records(RECORDS_TOLD) if record != known.record]
             self.post(peer, "group", PeerRecords(records))
-            self._beat_to(peer)
+            self._send_heartbeat(peer)
 
     async def _open_lanes(self, peer: PeerId, stage: int) -> str:
-        """Open the lanes to a peer of that stage. Returns an empty string, or the code of the failure. The
-        peer may have closed its own links while we waited for its message, and ours with them. So a second
-        attempt follows."""
-        if peer not in self._greeted:  # Its `Hello` shows that it is alive and may be here.
-            self._unheard.setdefault(peer, asyncio.Event())
+        """Open the lanes to a peer of that stage and wait for its first message. Returns an empty string, or
+        the code of the failure. While this peer waits, the other one may close its links, which ends these
+        too. They are therefore opened a second time."""
+        if peer not in self._greeted:  # Its `Hello` will show that it is alive and in this run.
+            self._pending_handshakes.setdefault(peer, asyncio.Event())
         next_to_ours = stage >= 0 and stage != self.membership.stage
         lanes: Sequence[Lane] = ("group", "data") if next_to_ours else ("group",)
         for attempt in (1, 2):
             for lane in lanes:
-                if not await self._lanes.open(peer, lane):
+                if not await self._link_pool.open(peer, lane):
                     return "not_reached"
-            if attempt == 1 and not await self._unheard.speaks(peer, SILENT_SECONDS):
+            if attempt == 1 and not await self._pending_handshakes.speaks(peer, SILENT_SECONDS):
                 return "still_silent"
         return ""
 
-    def _greeting(self) -> Hello:
+    def _make_hello(self) -> Hello:
         return Hello(WIRE_VERSION, run_bytes(self.run_id), self.record, self.admission.invite)
 
     def _addresses(self, peer: PeerId) -> Sequence[str]:
@@ -310,15 +319,16 @@ class PeerLinks:
         return known.addresses if known is not None else ()
 
     def _unlink(self, peer: PeerId, code: str, reason: str = "", left: bool = False) -> None:
-        """Drop all links to a peer and notify the listener. The peer is dialled again unless it has left."""
-        self._lanes.drop(peer)
+        """Drop all links to a peer and notify the listener. `left`: the peer is forgotten and not dialled
+        again. Without `left`, a link that no side needs counts as released, unless its peer moved."""
+        self._link_pool.drop(peer)
         self._introduced.pop(peer, None)
         known = self.membership.peers.get(peer)
         was_linked = known is not None and known.linked
         released = not left and code != "moved" and was_linked and not self.membership.needs(peer)
         self.echoes.forget(peer)
         if left:
-            self._unheard.pop(peer, None)
+            self._pending_handshakes.pop(peer, None)
             self._greeted.pop(peer, None)
             self.membership.left(peer)
         elif released:
@@ -332,40 +342,42 @@ class PeerLinks:
             self.listener.counted(self.membership.group_size())
 
     def part_from(self, peer: PeerId, code: str, reason: str) -> None:
-        """Exclude a peer, by the owner's order or for what it sent: notify it of the reason and end its
-        links. Unless an order bans it, a newer record of the peer is accepted again."""
+        """End the links to a peer and send it the reason: the owner's order, or what the peer has sent.
+        Unless an order bans the peer, a newer record of it is accepted again."""
         self._greeted.pop(peer, None)
         if peer in self.membership.peers:
             self._unlink(peer, code, reason, left=True)
-            self._turn_away(peer, code, reason)
+            self._send_refusal(peer, code, reason)
 
-    def _turn_away(self, peer: PeerId, code: str, reason: str) -> None:
+    def _send_refusal(self, peer: PeerId, code: str, reason: str) -> None:
+        """Record that a peer is refused. Send it the reason, and the owner's order if that excludes it."""
         self.refused(peer, code, reason)
         evidence = self.admission.evidence() if code in ("banned", "not_invited") else []
         for message in (Refuse(code, reason), *evidence):
-            self._spawn(self._strangers.answer(peer, message))
+            self._spawn(self._one_off_replies.answer(peer, message))
 
     # -- Receiver -------------------------------------------------------------------------------------
 
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
-        """Handle a message; see `Receiver.received`. Messages of peers without `Hello` are refused."""
+        """Handle a message of `wire_bytes`. Peers without `Hello` are refused, except for requests for the
+        manifest and owner's orders. Messages that are not about links go to the listener."""
         self.traffic.received[message.kind] += wire_bytes
         if self._closed:
             return
         if isinstance(message, Hello):
-            self._hello(peer, message)
+            self._handle_hello(peer, message)
             return
         if isinstance(message, GetManifest):
-            self._spawn(self._strangers.answer(peer, ManifestResponse(), self.signed_manifest))
+            self._spawn(self._one_off_replies.answer(peer, ManifestResponse(), self.signed_manifest))
             return
-        if peer not in self._greeted and not isinstance(message, OrderUpdate):  # An order proves itself.
+        if peer not in self._greeted and not isinstance(message, OrderUpdate):  # Orders are signed.
             self.traffic.refused["malformed"] += 1
             return
         if peer in self._greeted:
             self._mark_alive(peer)
         match message:
             case Heartbeat():
-                self._handle_beat(peer, message)
+                self._handle_heartbeat(peer, message)
             case PeerRecords(records):
                 self.learn_all(records[:RECORDS_TOLD], peer)
             case Bye(reason):
@@ -377,20 +389,22 @@ class PeerLinks:
                 self.listener.message(peer, message, body)
 
     def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
-        if not self._closed and self._lanes.ended(peer, lane):
+        if not self._closed and self._link_pool.ended(peer, lane):
             self._unlink(peer, "connection_lost", reason)
 
     def _mark_alive(self, peer: PeerId) -> None:
         self.membership.on_heartbeat(peer, self.clock.time())
-        if word := self._unheard.pop(peer, None):
-            word.set()
+        message_arrived = self._pending_handshakes.pop(peer, None)
+        if message_arrived is not None:
+            message_arrived.set()
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
         self.traffic.refused[code] += 1
         self.log_event(events.Refused(peer=peer, code=code, reason=reason))
 
-    def _hello(self, peer: PeerId, hello: Hello) -> None:
-        """Handle `Hello`: refuse the peer, or accept its messages and learn its record."""
+    def _handle_hello(self, peer: PeerId, hello: Hello) -> None:
+        """Handle `Hello`: refuse the peer, or accept its messages, learn its record and dial it. Raises
+        BadSignature if the record is another peer's."""
         code = reason = ""
         if hello.wire_version != WIRE_VERSION:
             code, reason = "wire_version", f"I speak wire version {WIRE_VERSION}, you {hello.wire_version}"
@@ -399,11 +413,11 @@ class PeerLinks:
         else:
             code, reason = self.admission.refusal(peer, hello.invite) or ("", "")
         if code:
-            self._turn_away(peer, code, reason)
+            self._send_refusal(peer, code, reason)
             return
         if hello.record and open_record(hello.record, self.run_id).peer != peer:
             raise BadSignature("the record in its greeting is not its own")
-        self._greet(peer)
+        self._accept_messages_of(peer)
         self._mark_alive(peer)
         if hello.record:
             self.learn(hello.record, peer)
@@ -412,28 +426,29 @@ class PeerLinks:
             return
         self.membership.keeps_us(peer, True)
         if not known.linked and not known.dialing:
-            known.dial_at = 0.0  # It reached us, so it is there: no back-off.
+            known.dial_at = 0.0  # The peer reached this one, so it is alive: dial at once.
             self._dial_due()
 
-    def _greet(self, peer: PeerId) -> None:
-        """Accept this peer's messages. Beyond `MAX_GREETED`, the oldest peer without a link must greet
-        again."""
+    def _accept_messages_of(self, peer: PeerId) -> None:
+        """Accept this peer's messages from now on. Beyond `MAX_GREETED` peers, forget the oldest one without
+        a link, or `peer` itself if all have links."""
         self._greeted[peer] = None
         if len(self._greeted) > MAX_GREETED:
             known = self.membership.peers
-            spare = (each for each in self._greeted if each not in known or not known[each].linked)
-            del self._greeted[next(spare, peer)]
+            unlinked = (each for each in self._greeted if each not in known or not known[each].linked)
+            del self._greeted[next(unlinked, peer)]
 
     # -- heartbeats -----------------------------------------------------------------------------------
 
-    def _beat(self) -> None:
-        """Send heartbeats to the neighbours and do periodic work. Called once a second."""
+    def _send_heartbeats(self) -> None:
+        """Send heartbeats to the neighbours. Forget old peers, end links that no side needs, and dial the
+        peers that are due. Called once a second."""
         now = self._loop.time()
         self._timer.arm(now + BEAT_SECONDS)
         self.echoes.beat(now)
         self.beat_now()
         self.membership.forget_old(self.clock.time())
-        self._unheard.keep(self.membership.peers)
+        self._pending_handshakes.keep(self.membership.peers)
         for peer in self.membership.surplus(self.clock.time()):
             self._unlink(peer, "released")
         self.listener.counted(self.membership.group_size())
@@ -441,15 +456,17 @@ class PeerLinks:
         self._dial_due()
 
     def _drop_silent(self) -> None:
-        """Drop silent peers exactly on time, because work that they hold has waited long enough."""
+        """Drop peers that sent nothing for too long, and set the timer for the next one. It is exact, because
+        microbatches wait at a silent peer."""
         now = self.clock.time()
         for peer in self.membership.silent(now):
-            self._unheard[peer] = asyncio.Event()  # No earlier message counts.
+            self._pending_handshakes[peer] = asyncio.Event()  # Only a message from now on counts.
             self._unlink(peer, "silent")
         self._silence.arm(self.membership.next_silence(now))
 
-    def _beat_to(self, peer: PeerId) -> None:
-        """Send a heartbeat to one neighbour."""
+    def _send_heartbeat(self, peer: PeerId) -> None:
+        """Send one neighbour a heartbeat. It has this peer's load, echoes the neighbour's last heartbeat, and
+        says whether this peer wants the link."""
         load = self.listener.load()
         echo, echo_delay = self.echoes.of(peer, self._loop.time())
         self.post(
@@ -470,21 +487,22 @@ class PeerLinks:
 
     def beat_now(self) -> None:
         """Send heartbeats at once, because this peer's readiness changed."""
-        for peer in self._lanes.peers():
-            self._beat_to(peer)
+        for peer in self._link_pool.peers():
+            self._send_heartbeat(peer)
 
-    def _handle_beat(self, peer: PeerId, beat: Heartbeat) -> None:
-        """Handle a heartbeat. One of another stage than the peer's record is refused."""
+    def _handle_heartbeat(self, peer: PeerId, beat: Heartbeat) -> None:
+        """Handle a heartbeat: measure the round trip, and pass on the peer's load. One of another stage than
+        the peer's record is refused, and a link to that peer is opened again."""
         known = self.membership.peers.get(peer)
         if known is not None and known.stage != beat.stage:
             self.refused(peer, "malformed", f"a beat of stage {beat.stage}, its record says {known.stage}")
-            if known.linked:  # Its `Hello` and our link crossed: link again.
+            if known.linked:  # The peer moved while the link was opened: link again.
                 self._unlink(peer, "moved", f"its record says stage {known.stage}, its beat {beat.stage}")
             return
         self.echoes.on_echo(peer, beat.sequence, beat.echo, beat.echo_delay, self._loop.time())
-        lived = self.clock.time()
+        now = self.clock.time()
         self.membership.beat(
-            peer, beat.stage, beat.ready, beat.round, beat.service_seconds, lived, beat.moving_to, beat.echo
+            peer, beat.stage, beat.ready, beat.round, beat.service_seconds, now, beat.moving_to, beat.echo
         )
         self.membership.keeps_us(peer, beat.wanted)
         self.listener.beat(peer)
@@ -492,6 +510,7 @@ class PeerLinks:
     # -- tasks ----------------------------------------------------------------------------------------
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine as a task until this neighbourhood closes; once it is closed, do nothing."""
         if self._closed:
             work.close()
             return

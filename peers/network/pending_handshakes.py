@@ -1,7 +1,7 @@
 """Track peers that must send a message before they count as linked: those dropped for silence, and new ones.
 
-On an existing connection, libp2p opens streams at once even if the process is stopped or beyond a partition.
-"""
+An opened stream proves nothing. On an existing connection, libp2p opens streams at once, even if the other
+process is stopped or unreachable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarmnet.identifiers import PeerId
 
 
 class PendingHandshakes(dict[PeerId, asyncio.Event]):
-    """Maps each such peer to an event that is set when its message arrives. The peer is then removed."""
+    """Maps each such peer to an event. At the peer's message, its entry is removed and the event set."""
 
     def keep(self, peers: Container[PeerId]) -> None:
         """Forget all peers except these."""
@@ -22,10 +22,10 @@ class PendingHandshakes(dict[PeerId, asyncio.Event]):
 
     async def speaks(self, peer: PeerId, seconds: float) -> bool:
         """Wait for the peer's message if one is required. Returns False if none comes in `seconds`."""
-        word = self.get(peer)
-        if word is None:
+        message_arrived = self.get(peer)
+        if message_arrived is None:
             return True
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await word.wait()
-        return word.is_set()
+                await message_arrived.wait()
+        return message_arrived.is_set()

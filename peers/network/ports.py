@@ -1,4 +1,6 @@
-"""Interfaces between a neighbourhood and the roles of its peer, and the rules of admission."""
+"""Interfaces between a peer's links (its neighbourhood) and its roles, and the rules of admission.
+
+A neighbour is a peer to which this one keeps a link. An invite, signed by the owner, admits a peer."""
 
 from __future__ import annotations
 
@@ -30,8 +32,7 @@ class Listener(Protocol):
         """Called when messages can be sent to a neighbour."""
 
     def unlinked(self, peer: PeerId, reason: str, released: bool) -> None:
-        """Called when a neighbour is lost, silent or has left, or when no side needs the link
-        (`released`)."""
+        """Called when a neighbour is lost, silent or gone, or when no side needs the link (`released`)."""
 
     def counted(self, peers: int) -> None:
         """Called with the number of known peers in this peer's own group, itself included."""
@@ -57,8 +58,7 @@ class Admission(Protocol):
         """Return code and reason why a peer with this invite is refused, or None."""
 
     def invited(self, peer: PeerId, invite: bytes) -> bool:
-        """Return True if the peer is admitted by the invite in its record or by an earlier one, or if the run
-        is open."""
+        """Return True if the run is open, or the peer admitted by its record's invite or an earlier one."""
 
     def shuns(self, peer: PeerId) -> bool:
         """Return True if the peer must not be dialled either."""

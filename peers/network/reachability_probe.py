@@ -1,7 +1,7 @@
 """Find out whether other peers can dial this one: ask a connected peer to dial back from time to time.
 
-A peer cannot see from inside whether a new connection would come through. It uses the check of `swarmnet
-doctor` (protocols/reachability/dial_back.py). One success is believed; a failure must be confirmed by two
+A peer cannot see from inside whether a new connection would come through a NAT or a firewall. A helper is a
+connected peer that it asks to dial its addresses. One success is believed; a failure must be confirmed by two
 helpers. The result goes only into the metrics and the event log, so a lying helper gains little.
 
 A dial-back costs the helper about a second of one core (docs/decisions/0010-dial-back.md). All peers ask
@@ -27,10 +27,12 @@ Connections = Callable[[float], Awaitable[Sequence[tuple[PeerId, str]]]]
 """Returns each connected peer and its address, within a timeout in seconds. Raises PeerGone if p2pd does not
 answer."""
 Way = Literal["direct", "relayed", "none", "unknown"]
+"""How other peers can connect to this one."""
 
 FIRST_SECONDS = 60.0
 """Seconds after p2pd's start: by then routers, relays and the directory have answered."""
 AGAIN_SECONDS = 1800.0
+"""Pause in seconds after an attempt with a result."""
 RETRY_SECONDS = 300.0
 """Pause in seconds after an attempt without a result."""
 SHOW_SECONDS = 10.0
@@ -38,6 +40,7 @@ SHOW_SECONDS = 10.0
 HELPERS = 8
 """Maximum peers asked for one result; those with py-libp2p can answer."""
 WITNESSES = 2
+"""Number of helpers that must fail before this peer counts as unreachable."""
 CONNECTIONS_SECONDS = 5.0
 """Timeout for p2pd to list the connections."""
 
@@ -60,22 +63,24 @@ def has_a_network(addresses: Sequence[str]) -> bool:
 
 
 def leads_here(addresses: Addresses, dialled: Sequence[Dialled]) -> bool | None:
-    """Return True if an announced address was reached, False if none, or None if none could be tried."""
-    met = {each.address: each.outcome for each in dialled if each.outcome in TRIED}
-    if any(met.get(address) == "reached" for address in addresses.announced):
+    """Return True if the helper reached an announced address, and False if it tried and reached none. Returns
+    None if it tried no address, or left out a public one."""
+    outcomes = {each.address: each.outcome for each in dialled if each.outcome in TRIED}
+    if any(outcomes.get(address) == "reached" for address in addresses.announced):
         return True
-    return False if met and not has_untried(dialled) else None
+    return False if outcomes and not has_untried(dialled) else None
 
 
 def in_order(connections: Sequence[tuple[PeerId, str]], chance: Random) -> list[PeerId]:
-    """Return the peers in the order in which to ask them. Peers with public addresses come first, because
-    they reach only what any peer reaches. Peers behind relays come last, because they do not see this peer's
-    address."""
-    ranked: dict[PeerId, int] = {}
+    """Return the connected peers in the order in which to ask them, at random within each kind. The kinds are
+    public, private, and behind a relay. A public peer reaches only what any peer reaches. A peer behind a
+    relay does not see this peer's address."""
+    rank_of: dict[PeerId, int] = {}
     for peer, address in chance.sample(connections, len(connections)):
-        rank = 2 if is_circuit(address) else 1 - in_the_open(address)
-        ranked[peer] = min(rank, ranked.get(peer, rank))
-    return sorted(ranked, key=ranked.__getitem__)
+        is_private = not in_the_open(address)
+        rank = 2 if is_circuit(address) else int(is_private)
+        rank_of[peer] = min(rank, rank_of.get(peer, rank))
+    return sorted(rank_of, key=rank_of.__getitem__)
 
 
 class ReachabilityProbe:
@@ -90,29 +95,30 @@ class ReachabilityProbe:
         chance: Random,
     ) -> None:
         """Create the probe. `tell` is called with the new `Way` whenever it has changed."""
-        self._asks, self._connections, self._addresses = asks, connections, addresses
-        self._tell, self._chance = tell, chance
+        self._ask_dial_back, self._connections, self._addresses = asks, connections, addresses
+        self._on_change, self._chance = tell, chance
         self.gets_in: bool | None = None
         """The last result; None if no helper could tell."""
         self.way: Way = "unknown"
 
     async def run(self) -> None:
-        """Probe in regular intervals, randomized so that peers that started together do not probe
-        together."""
+        """Probe in intervals until cancelled, and update `way` between two probes. The intervals are random,
+        so that peers that started together do not probe together."""
         loop = asyncio.get_running_loop()
         pause = FIRST_SECONDS
         while True:
-            until = loop.time() + pause * self._chance.uniform(0.5, 1.5)
-            while loop.time() < until:
-                self._show()
-                await asyncio.sleep(min(SHOW_SECONDS, until - loop.time()))
+            next_probe = loop.time() + pause * self._chance.uniform(0.5, 1.5)
+            while loop.time() < next_probe:
+                self._update_way()
+                await asyncio.sleep(min(SHOW_SECONDS, next_probe - loop.time()))
             self.gets_in = await self.ask()
             pause = RETRY_SECONDS if self.gets_in is None else AGAIN_SECONDS
 
     async def ask(self) -> bool | None:
-        """Return True if a helper reached an announced address, False if two did not, or None if none could
-        tell."""
-        shut = 0
+        """Ask up to `HELPERS` connected peers in turn to dial this one. Returns True if one reached an
+        announced address. Returns False if `WITNESSES`, or all that could try, did not; None if none
+        could."""
+        failures = 0
         try:
             helpers = in_order(await self._connections(CONNECTIONS_SECONDS), self._chance)
         except WireError:
@@ -120,21 +126,25 @@ class ReachabilityProbe:
         for helper in helpers[:HELPERS]:
             addresses = self._addresses()
             try:
-                answer = await self._asks(helper, addresses.to_ask)
+                answer = await self._ask_dial_back(helper, addresses.to_ask)
             except (WireError, *DAEMON_ERRORS):
                 continue
-            found = leads_here(addresses, answer.dialled)
-            if found:
+            was_reached = leads_here(addresses, answer.dialled)
+            if was_reached:
                 return True
-            shut += found is False
-            if shut == WITNESSES:
+            if was_reached is False:
+                failures += 1
+            if failures == WITNESSES:
                 break
-        return False if shut else None
+        return False if failures else None
 
-    def _show(self) -> None:
+    def _update_way(self) -> None:
+        """Derive `way` from the last probe and the current relays, and report it if it has changed."""
         way: Way = "unknown"
-        if self.gets_in is not None:
-            way = "direct" if self.gets_in else "relayed" if self._addresses().relayed else "none"
+        if self.gets_in:
+            way = "direct"
+        elif self.gets_in is False:
+            way = "relayed" if self._addresses().relayed else "none"
         if way != self.way:
             self.way = way
-            self._tell(way)
+            self._on_change(way)

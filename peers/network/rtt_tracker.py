@@ -1,6 +1,5 @@
-"""Measure round-trip times from heartbeats. Each names the last heartbeat received, and how long ago that
-was.
-"""
+"""Measure round-trip times from heartbeats. A heartbeat echoes the number of the last one that its sender
+received, and how long ago that was. Round trip = now - send time of the echoed one - that delay."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ SMOOTHING = 0.1
 
 
 @dataclass(slots=True)
-class _Echo:
+class _ReceivedHeartbeat:
     """The newest heartbeat of a neighbour, and when it arrived."""
 
     sequence: int
@@ -29,26 +28,27 @@ class RttTracker:
         self.sequence = 0
         """Sequence of this peer's newest heartbeat."""
         self._sent: dict[int, float] = {}
-        self._received: dict[PeerId, _Echo] = {}
+        """Send time of this peer's newest heartbeats, by sequence."""
+        self._received: dict[PeerId, _ReceivedHeartbeat] = {}
         self.round_trips: dict[PeerId, float] = {}
         """Round-trip time by neighbour: the minimum, which slowly rises towards longer measurements."""
 
     def beat(self, now: float) -> None:
-        """Record that the next heartbeat is sent now."""
+        """Record that the next heartbeat is sent now, and forget the send times of old ones."""
         self.sequence += 1
         oldest = self.sequence - BEATS_KEPT
         self._sent = {sequence: at for sequence, at in self._sent.items() if sequence > oldest}
         self._sent[self.sequence] = now
 
     def of(self, peer: PeerId, now: float) -> tuple[int, float]:
-        """Return the sequence of the neighbour's last heartbeat and its age in seconds; (-1, 0) if there is
-        none."""
+        """Return sequence and age in seconds of the neighbour's last heartbeat; (-1, 0) if there is none."""
         echo = self._received.get(peer)
         return (echo.sequence, now - echo.at) if echo is not None else (-1, 0.0)
 
     def on_echo(self, peer: PeerId, sequence: int, echo: int, delay_seconds: float, now: float) -> None:
-        """Record a heartbeat of a neighbour, and measure the round trip if it echoes one of ours."""
-        self._received[peer] = _Echo(sequence, now)
+        """Record heartbeat `sequence` of a neighbour, sent `delay_seconds` after it received this peer's
+        heartbeat `echo`. Measure the round trip if the send time of that one is known."""
+        self._received[peer] = _ReceivedHeartbeat(sequence, now)
         sent_at = self._sent.get(echo)
         if sent_at is not None:
             seconds = max(0.0, now - sent_at - delay_seconds)

@@ -6,16 +6,16 @@
     archive.json       the index: every checkpoint with its SHA-256, length and signers
     stage-S-round-R.safetensors
 
-The index is written last, and an entry is believed only if its file agrees with it. Checkpoints have the
-format of peers/state/checkpoint_file.py. `generate`, `export` and `evaluate` can therefore read an archive
-folder directly.
+An archive is a folder or bucket to which an archivist copies checkpoints: weights after a settled round, with
+signatures of peers. The index is written last, and an entry is believed only if its file agrees with it.
+`generate`, `export` and `evaluate` can read an archive folder directly.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,9 +28,9 @@ INDEX, RUN, ORDER, CONTRIBUTORS = "archive.json", "run.json", "order.bin", "cont
 FORMAT = 1
 INDEX_LIMIT = 64 * 1024 * 1024
 """Maximum size of the index in bytes, for readers and writers: an entry that 64 peers signed takes 4 KB."""
-_FAR = 1 << 63
+_LIMIT = 1 << 63
 """A bound above any length in bytes and any time in seconds."""
-_NAME = re.compile(r"stage-(\d{1,5})-round-(\d{8,10})\.safetensors")
+_NAME_PATTERN = re.compile(r"stage-(\d{1,5})-round-(\d{8,10})\.safetensors")
 
 
 class IndexFull(ArchiveError):
@@ -62,25 +62,26 @@ class Archive:
         self.entries: tuple[ArchivedCheckpoint, ...] = ()
 
     def open(self, signed: SignedManifest | None = None) -> SignedManifest:
-        """Read the index and return the run. `signed` is the expected run, which an empty archive adopts.
-        Raises ArchiveError."""
-        held = self.store.read(RUN, MAX_BYTES)
-        if held is None:
+        """Read the index into `entries`, and return the manifest of the archive's run. `signed` is that of
+        the expected run: it is written to an empty archive; None: any run. Raises ArchiveError if the archive
+        is of another run, or empty without `signed`."""
+        run_file = self.store.read(RUN, MAX_BYTES)
+        if run_file is None:
             if signed is None:
                 raise ArchiveError(f"{self.store.url} is no archive of a run: it has no {RUN}")
             self.store.write(RUN, published_text(signed).encode())
             return signed
         try:
-            found = from_published(held, f"{self.store.url}/{RUN}")
+            archived_run = from_published(run_file, f"{self.store.url}/{RUN}")
         except RunFileError as error:
             raise ArchiveError(str(error)) from None
-        if signed is not None and found.run_id != signed.run_id:
+        if signed is not None and archived_run.run_id != signed.run_id:
             raise ArchiveError(
-                f"{self.store.url} is the archive of the run {found.run_id}, not of {signed.run_id}; "
+                f"{self.store.url} is the archive of the run {archived_run.run_id}, not of {signed.run_id}; "
                 "name another place"
             )
-        self.entries = self._read_index(found.run_id)
-        return found
+        self.entries = self._read_index(archived_run.run_id)
+        return archived_run
 
     def newest(self, stage: int) -> list[ArchivedCheckpoint]:
         """Return the checkpoints of a stage, newest first."""
@@ -96,16 +97,16 @@ class Archive:
         return data
 
     def put(self, entry: ArchivedCheckpoint, data: bytes) -> None:
-        """Write a checkpoint and then the index. Raises UserError; if the index is full, no file is
-        written."""
+        """Write a checkpoint and then the index with its entry. Raises IndexFull, and then writes no file, or
+        UserError if the store refuses."""
         entries = (*(e for e in self.entries if e.name != entry.name), entry)
-        index = self._index(entries)
+        index = self._encode_index(entries)
         self.store.write(entry.name, data)
         self._write_index(entries, index)
 
     def prune(self, interval_rounds: int, newest: int, every: int) -> list[ArchivedCheckpoint]:
-        """Delete the checkpoints that the retention policy does not keep, and return them. The index is
-        written first, so that it never names a deleted file."""
+        """Delete the checkpoints that the retention policy (`kept`, with these arguments) does not keep, and
+        return their entries. The index is written first, so that it never names a deleted file."""
         staying: list[ArchivedCheckpoint] = []
         for stage in {entry.stage for entry in self.entries}:
             entries = self.newest(stage)
@@ -114,19 +115,18 @@ class Archive:
         names = {entry.name for entry in staying}
         gone = [entry for entry in self.entries if entry.name not in names]
         if gone:
-            self._write_index(tuple(staying), self._index(tuple(staying)))
+            self._write_index(tuple(staying), self._encode_index(tuple(staying)))
             for entry in gone:
                 self.store.delete(entry.name)
         return gone
 
     def damaged(self) -> list[str]:
         """Return the names of checkpoints that do not match the index."""
-        return [entry.name for entry in self.entries if self._fails(lambda e=entry: self.checkpoint(e))]  # type: ignore[misc]
+        return [entry.name for entry in self.entries if self._is_damaged(entry)]
 
-    @staticmethod
-    def _fails(read: Callable[[], object]) -> bool:
+    def _is_damaged(self, entry: ArchivedCheckpoint) -> bool:
         try:
-            read()
+            self.checkpoint(entry)
         except ArchiveError:
             return True
         return False
@@ -139,21 +139,20 @@ class Archive:
         self.store.write(ORDER, data)
 
     def contributors(self) -> list[dict[str, Any]]:
-        """Return one entry per peer: peer, name, tokens by stage, checkpoints signed. Unreadable entries are
-        left out."""
+        """Return peer, name, tokens by stage and signed checkpoints of each peer. Skips unreadable
+        entries."""
         data = self.store.read(CONTRIBUTORS)
         try:
-            found = json.loads(data) if data else []
+            content = json.loads(data) if data else []
         except (ValueError, RecursionError):
             return []
-        return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        return [entry for entry in content if isinstance(entry, dict)] if isinstance(content, list) else []
 
     def put_contributors(self, contributors: list[dict[str, Any]]) -> None:
         self.store.write(CONTRIBUTORS, json.dumps(contributors, indent=1, ensure_ascii=False).encode())
 
-    def _index(self, entries: tuple[ArchivedCheckpoint, ...]) -> bytes:
-        """Return the bytes of the index. Raises IndexFull if readers would refuse it, so that the archive
-        stays readable."""
+    def _encode_index(self, entries: tuple[ArchivedCheckpoint, ...]) -> bytes:
+        """Return an index of these entries as JSON. Raises IndexFull if it is too large for readers."""
         # Tokens are stored separately, because earlier programs refuse entries with more fields.
         tokens = {entry.name: entry.tokens for entry in entries if entry.tokens is not None}
         checkpoints = [{k: v for k, v in asdict(entry).items() if k != "tokens"} for entry in entries]
@@ -172,7 +171,7 @@ class Archive:
         self.entries = entries
 
     def _read_index(self, run_id: RunId) -> tuple[ArchivedCheckpoint, ...]:
-        """Read the index. Raises ArchiveError if it is invalid."""
+        """Return the index's entries; none if there is no index. Raises ArchiveError if it is invalid."""
         data = self.store.read(INDEX, INDEX_LIMIT)
         if data is None:
             return ()
@@ -183,7 +182,7 @@ class Archive:
             if content["format"] != FORMAT:
                 raise ValueError(f"format {content['format']}")
             tokens = dict(content.get("tokens", {}))
-            return tuple(_entry(one, tokens.get(one["name"])) for one in content["checkpoints"])
+            return tuple(_parse_entry(entry, tokens.get(entry["name"])) for entry in content["checkpoints"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             url = self.store.url
             raise ArchiveError(f"{url}/{INDEX} of the run {run_id[:16]} cannot be used: {error}") from None
@@ -193,22 +192,25 @@ def entry_name(stage: int, round: int) -> str:
     return f"stage-{stage}-round-{round:08d}.safetensors"
 
 
-def _entry(content: dict[str, Any], tokens: object) -> ArchivedCheckpoint:
-    """Parse an entry. Raises ValueError, KeyError or TypeError, because the archive may be untrusted."""
-    known = tokens if isinstance(tokens, int) and 0 <= tokens < _FAR else None
-    entry = ArchivedCheckpoint(**{**content, "signers": tuple(map(str, content["signers"])), "tokens": known})
-    found = _NAME.fullmatch(entry.name)
-    if found is None or (int(found[1]), int(found[2])) != (entry.stage, entry.round):
+def _parse_entry(content: dict[str, Any], tokens: object) -> ArchivedCheckpoint:
+    """Return the entry of the index in `content`, with its number of `tokens` (ignored if that is invalid).
+    Raises ValueError, KeyError or TypeError if the entry is invalid, because an archive is not trusted."""
+    valid_tokens = tokens if isinstance(tokens, int) and 0 <= tokens < _LIMIT else None
+    signers = tuple(map(str, content["signers"]))
+    entry = ArchivedCheckpoint(**{**content, "signers": signers, "tokens": valid_tokens})
+    named = _NAME_PATTERN.fullmatch(entry.name)
+    if named is None or (int(named[1]), int(named[2])) != (entry.stage, entry.round):
         raise ValueError(f"an entry named {entry.name!r}")
-    if not (isinstance(entry.bytes, int) and 0 <= entry.bytes < _FAR and 0 <= entry.archived < _FAR):
+    if not (isinstance(entry.bytes, int) and 0 <= entry.bytes < _LIMIT and 0 <= entry.archived < _LIMIT):
         raise ValueError(f"{entry.name} has {entry.bytes} bytes, archived at {entry.archived}")
     return entry
 
 
 def kept(rounds: Collection[int], interval_rounds: int, newest: int, every: int) -> set[int]:
-    """Return those of one stage's archived `rounds` that the retention policy keeps. The `newest` rounds are
-    kept. Of the older ones, each `every`-th possible round is kept; `every` 0 keeps none. They are counted
-    from the run's start in steps of `interval_rounds`, so that all archivists keep the same."""
-    ordered = sorted(rounds, reverse=True)
+    """Return those of one stage's archived `rounds` that the retention policy keeps: the `newest` ones, and
+    older ones at a fixed distance. The distance is `every` times `interval_rounds`, counted from the run's
+    start: all archivists keep the same. `every` 0 keeps no older ones."""
+    newest_first = sorted(rounds, reverse=True)
     step = interval_rounds * every
-    return set(ordered[:newest]) | {round for round in ordered if step and (round + 1) % step == 0}
+    every_step = {round for round in newest_first if step and (round + 1) % step == 0}
+    return set(newest_first[:newest]) | every_step

@@ -1,10 +1,9 @@
 """Start from an archive: copy its newest checkpoint of a stage into the worker's folder, if it is newer.
 
-The archive's data is checked before use: the hash in the index, the run, the stage, the shapes, and the
-digest of the weights. At least one peer must have signed that digest. The archive's author could have
-invented such a peer. Naming an archive therefore means trusting it, because no peer of the group is there to
-contradict it.
-"""
+An archive is a folder or a URL with copies of a run's checkpoints. Its data is checked before use: hash in
+the index, run, stage, shapes, and digest of the weights. At least one peer must have signed that digest. The
+archive's author could have invented such a peer. Naming an archive therefore means trusting it, because no
+peer of the group is there to contradict it."""
 
 from __future__ import annotations
 
@@ -31,8 +30,8 @@ from swarmnet.rounds.own_contributions import NOTHING_PAST
 
 
 def signers(checkpoint: Checkpoint) -> set[PeerId]:
-    """Return the peers whose signature on exactly these weights is in the file."""
-    found = set()
+    """Return the peers that signed exactly these weights, by the valid signatures in the checkpoint."""
+    signing_peers = set()
     for data in checkpoint.signed:
         try:
             envelope = open_envelope(data, checkpoint.run_id, EnvelopeKind.SETTLED, STATEMENT_BYTES)
@@ -40,8 +39,8 @@ def signers(checkpoint: Checkpoint) -> set[PeerId]:
             continue
         is_signed = bytes(envelope.payload) == checkpoint.chain + checkpoint.digest
         if is_signed and (envelope.stage, envelope.round) == (checkpoint.stage, checkpoint.round):
-            found.add(envelope.sender)
-    return found
+            signing_peers.add(envelope.sender)
+    return signing_peers
 
 
 class Restoring:
@@ -57,42 +56,47 @@ class Restoring:
         self, folder: Path, stage: int, layout: Layout, trained: Callable[[], bool] = lambda: False,
         damaged: Collection[Path] = (),
     ) -> None:  # fmt: skip
-        """Put the archive's newest usable checkpoint into `folder`.
+        """Copy the archive's newest usable checkpoint of a stage into `folder`, if newer than those there.
 
-        Raises ArchiveError if the archive cannot be read. An archive without this stage is no error; the
-        worker then uses the seed or the swarm. An archive that does not answer is waited for, because the
-        seed would start a second branch. The wait ends when a peer trains this stage. Own checkpoints in
-        `damaged` do not count."""
+        Files in `damaged` do not count. An archive without this stage is no error: the worker then starts
+        from the seed or the swarm. An archive that does not answer is tried again, because starting from the
+        seed would create a second branch. Attempts end when `trained` returns True: a peer trains this stage.
+        Raises ArchiveError if the archive cannot be read."""
 
         async def attempt() -> None:
             if not trained():
-                self.notify("archive", await asyncio.to_thread(self._bring, folder, stage, layout, damaged))
+                self.notify(
+                    "archive", await asyncio.to_thread(self._copy_newest, folder, stage, layout, damaged)
+                )
 
         await until_reached(attempt, StoreUnreachable, partial(self.notify, "archive"))
 
-    def _bring(self, folder: Path, stage: int, layout: Layout, damaged: Collection[Path]) -> str:
-        """Bring the newest usable checkpoint, and return a message for the user."""
+    def _copy_newest(self, folder: Path, stage: int, layout: Layout, damaged: Collection[Path]) -> str:
+        """Copy the archive's newest usable checkpoint of the stage into `folder`, unless a file there is as
+        new. Returns a message for the user. Raises ArchiveError if none is usable."""
         archive = Archive(open_store(self._secret_url))
         archive.open(self.signed)
         files = [file for file in checkpoint_file.files(folder, stage) if file not in damaged]
-        own = int(files[0].stem.rpartition("-")[2]) if files else -1
+        own_round = int(files[0].stem.rpartition("-")[2]) if files else -1
         entries = archive.newest(stage)
         problems = []
         for entry in entries:
-            if entry.round <= own:
-                return f"the own checkpoint, of round {own}, is as new as the archive's"
+            if entry.round <= own_round:
+                return f"the own checkpoint, of round {own_round}, is as new as the archive's"
             try:
-                by = self._take(archive, entry, folder, layout)
+                signing_peers = self._copy_checked(archive, entry, folder, layout)
             except (ArchiveError, CheckpointError) as error:
                 problems.append(str(error))
                 continue
-            signers = counted(len(by), "peer")
-            return f"took the weights of round {entry.round} from {self.url}, signed by {signers}"
+            peers = counted(len(signing_peers), "peer")
+            return f"took the weights of round {entry.round} from {self.url}, signed by {peers}"
         if problems:
             raise ArchiveError(f"no checkpoint of stage {stage} in {self.url} can be used: {problems[0]}")
         return f"{self.url} has no checkpoint of stage {stage}"
 
-    def _take(self, archive: Archive, entry: ArchivedCheckpoint, folder: Path, layout: Layout) -> set[PeerId]:
+    def _copy_checked(
+        self, archive: Archive, entry: ArchivedCheckpoint, folder: Path, layout: Layout
+    ) -> set[PeerId]:
         """Copy a checkpoint from the archive into `folder`, and return the peers that signed its weights.
 
         The file is checked under a temporary name and then renamed. Raises ArchiveError or CheckpointError if
@@ -102,14 +106,14 @@ class Restoring:
         temporary = folder / f".{entry.name}.{os.getpid()}.part"
         try:
             temporary.write_bytes(data)
-            held, _ = checkpoint_file.restore_signed(
+            checkpoint, _ = checkpoint_file.restore_signed(
                 temporary, self.signed.run_id, entry.stage, layout, max_tensors=len(layout.entries)
             )
-            by = signers(held)
-            if held.round != entry.round or not by:
+            signing_peers = signers(checkpoint)
+            if checkpoint.round != entry.round or not signing_peers:
                 raise ArchiveError(f"{archive.store.url}/{entry.name}: no peer has signed its weights")
-            # Settled sets decide about contributions of other peers, and no signature covers them.
-            if held.past != NOTHING_PAST:
+            # A peer's own checkpoint may name settled sets of contributions; no signature covers these.
+            if checkpoint.past != NOTHING_PAST:
                 raise ArchiveError(
                     f"{archive.store.url}/{entry.name}: names settled sets without a signature"
                 )
@@ -118,4 +122,4 @@ class Restoring:
             raise ArchiveError(f"{folder}: cannot be written: {error.strerror}") from None
         finally:
             temporary.unlink(missing_ok=True)
-        return by
+        return signing_peers

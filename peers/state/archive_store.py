@@ -53,8 +53,7 @@ def sha256(data: bytes) -> str:
 
 
 def open_store(url: str) -> Store:
-    """Return the store at a URL: a folder for paths and file:// URLs, otherwise fsspec. Raises
-    ArchiveError."""
+    """Return the store at a URL: a folder for paths and file:// URLs, else fsspec. Raises ArchiveError."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return FolderStore(Path(url).expanduser())
@@ -64,7 +63,7 @@ def open_store(url: str) -> Store:
 
 
 def _within(data: bytes, limit: int, place: str) -> bytes:
-    """Return `data`. Raises ArchiveError if it is longer than `limit` bytes."""
+    """Return `data`, read from `place`. Raises ArchiveError if it is longer than `limit` bytes."""
     if len(data) > limit:
         raise ArchiveError(f"{place} is longer than {limit:,} bytes, as no such file is: name another place")
     return data
@@ -84,7 +83,7 @@ class FolderStore:
             if is_there(self.folder / name) and not is_file(self.folder / name):
                 raise ArchiveError(f"{self.folder / name}: is no file (a link to a device?): remove it")
             with (self.folder / name).open("rb") as file:
-                # `read` allocates what it is asked for, and an index may claim any size.
+                # `file.read` allocates the requested bytes, and `limit` may come from an untrusted index.
                 count = min(limit, os.fstat(file.fileno()).st_size) + 1
                 return _within(file.read(count), limit, str(self.folder / name))
         except FileNotFoundError:
@@ -132,19 +131,23 @@ class FsspecStore:
                 return None
 
     def _first_bytes(self, files: Any, path: str, count: int) -> bytes:  # noqa: ANN401 - a package without types
-        """Return the first `count` bytes of a file, or all. A web server may send more than requested, so its
-        answer is read as a stream."""
+        """Return the first `count` bytes of a file, or the whole file if it is shorter. A web server may send
+        more than requested, so its answer is read as a stream."""
         if not is_web(self._secret_url):
             data: bytes = files.cat_file(path, start=0, end=count)
             return data
         parts = bytearray()
         with files.open(path, "rb", block_size=0) as file:
-            while len(parts) < count and (part := file.read(min(_BLOCK_BYTES, count - len(parts)))):
+            while len(parts) < count:
+                part = file.read(min(_BLOCK_BYTES, count - len(parts)))
+                if not part:
+                    break
                 parts += part
         return bytes(parts)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file completely or not at all. Raises UserError."""
+        """Write a file completely or not at all. Over sftp and ssh it is written under a temporary name and
+        then renamed. Raises UserError."""
         with self._connected("cannot be written", name) as (files, path):
             files.makedirs(path.rpartition("/")[0], exist_ok=True)
             if self.url.partition("://")[0] not in _RENAMES:
@@ -163,12 +166,11 @@ class FsspecStore:
 
     @contextlib.contextmanager
     def _connected(self, what: str, name: str = "") -> Iterator[tuple[Any, str]]:
-        """Yield the file system and the path of a file in it.
+        """Yield the fsspec file system and the path of the file `name` in it; `what` begins an error message.
 
-        After a failure, the next use reconnects. fsspec caches a file system, and one whose connection broke
-        (sftp) stays broken. Every exception of a backend becomes StoreUnreachable with the exception's class
-        in the message. Some (botocore, gcsfs, paramiko) cannot be named without importing their packages. An
-        unreachable store must not end the caller with a traceback."""
+        Every exception but ArchiveError becomes StoreUnreachable, with the exception's class in the message.
+        Backends (botocore, gcsfs, paramiko) have their own classes, which cannot be named without importing
+        them. After a failure the next use reconnects, because a broken connection stays broken."""
         place = f"{self.url}/{name}" if name else self.url
         try:
             if self._files is None:

@@ -1,7 +1,8 @@
 """Get weights from archivists when no peer trains this stage any more.
 
-Archivists are not peers of the stage, so they are asked only while no active peer of the stage is linked.
-Their snapshots are accepted only if peers of the stage have signed them.
+An archivist is a peer that trains nothing, stores checkpoints and offers them as snapshots. The root of a
+snapshot names its round, its digest and its chunks. Archivists are asked only while no active peer of the
+stage is linked. Their snapshots are accepted only if peers of the stage have signed them.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ class ArchivistClients:
         """Pairs of round and (chain + digest) that a peer other than the presenting archivist has signed."""
 
     async def reach(self) -> None:
-        """Link to some archivists of the run. Those that are not reached are skipped."""
-        found = await self.presence.look_up(NO_STAGE) or {}
-        asked = 0
-        for data in found.values():
+        """Look up archivists of the run and try to link to `MAX_ASKED` of them. Failures are skipped."""
+        records = await self.presence.look_up(NO_STAGE) or {}
+        tried = 0
+        for data in records.values():
             try:
                 record = open_record(data, self.presence.signed.run_id).record
             except WireError:
                 continue
-            if record.role == ROLE and asked < MAX_ASKED:
-                asked += 1
+            if record.role == ROLE and tried < MAX_ASKED:
+                tried += 1
                 await self.neighbourhood.reach(data)
 
     def linked(self) -> list[PeerId]:
@@ -65,8 +66,7 @@ class ArchivistClients:
                 self._vouched.add((envelope.round, bytes(envelope.payload)))
 
     def vouched(self, peer: PeerId, root: SnapshotRoot) -> bool:
-        """Return True if a peer may offer this root. An archivist may offer only roots that other peers
-        signed."""
+        """Return True if a peer may offer this root: an archivist only if another peer signed it."""
         return not self.is_one(peer) or (root.round, root.chain + root.digest) in self._vouched
 
 

@@ -1,9 +1,8 @@
 """Local checkpoints: one safetensors file per stage and round, with Hugging Face names, written atomically.
 
-The weights are float32. Below 4 in magnitude they represent exactly the integers that the group settled
-(fixed_point). The file's own digest is checked when it is read. A tensor with a larger weight is stored as
-float64.
-"""
+The group sums weights as int32 fixed-point integers, called units. The file stores them as float32, which is
+exact below 4 in magnitude, and tensors with larger weights as float64. A layout says where each tensor lies
+in a stage's vector of weights. Sets are the contributions that were summed in each settled round."""
 
 from __future__ import annotations
 
@@ -78,8 +77,8 @@ class Checkpoint:
     """Number of tokens in all settled rounds up to that one; None if the writer did not know."""
 
     def units(self, layout: Layout) -> Tensor:
-        """Return the weights as int32 [layout.size]. Raises CheckpointError if a tensor is missing or has
-        another shape."""
+        """Return the weights as one int32 vector [layout.size] in fixed point. Raises CheckpointError if a
+        tensor is missing or has another shape."""
         units = torch.zeros(layout.size, dtype=torch.int32)
         for entry in layout.entries:
             tensor = self.tensors.get(entry.name)
@@ -100,14 +99,14 @@ def write(
     signed: Sequence[bytes] = (), past: RestartState = NOTHING_PAST, tokens: int | None = None,
     damaged: Collection[Path] = (),
 ) -> Path:  # fmt: skip
-    """Write `stage-S-round-R.safetensors`, and delete all but the stage's newest KEPT files. Files in
-    `damaged` stay unchanged and do not count, because a person may be able to repair them. Raises
-    DiskError."""
+    """Write the file `stage-S-round-R.safetensors` with what `content` returns, and return its path. Delete
+    all but the stage's newest KEPT files. Files in `damaged` stay unchanged and do not count, because a
+    person may be able to repair them. Raises DiskError."""
     path = folder / f"stage-{stage}-round-{round:08d}.safetensors"
     write_atomically(path, content(manifest, stage, round, chain, units, layout, signed, past, tokens))
     usable = [file for file in files(folder, stage) if file not in damaged]
     for old in [*usable[KEPT:], *folder.glob(".stage-*.part")]:
-        old.unlink()  # The latter were left by writers that were killed.
+        old.unlink()  # `.part` files were left by writers that were killed.
     return path
 
 
@@ -115,7 +114,8 @@ def content(
     manifest: Manifest, stage: int, round: int, chain: bytes, units: Tensor, layout: Layout,
     signed: Sequence[bytes] = (), past: RestartState = NOTHING_PAST, tokens: int | None = None,
 ) -> bytes:  # fmt: skip
-    """Return the bytes of a checkpoint file."""
+    """Return the bytes of a checkpoint file: the weights `units`, int32 [layout.size], as named tensors, and
+    metadata. `signed` has peers' signatures, `past` what is known of the rounds up to `round`."""
     tensors = {}
     for entry in layout.entries:
         values = units[entry.place]
@@ -132,23 +132,23 @@ def content(
         "digest": state_digest(round, units).hex(),
         "chain": chain.hex(),
         "signed": " ".join(data.hex() for data in signed),
-        "sets": _written(past.sets),
+        "sets": _encode_sets(past.sets),
         "earlier": msgspec.json.encode(past.earlier).decode(),
     }
     if tokens is not None:
         metadata["tokens"] = str(tokens)
-    metadata["content"] = _content(metadata, tensors)
+    metadata["content"] = _content_hash(metadata, tensors)
     data: bytes = save(tensors, metadata)
     return data
 
 
 def read(path: Path, max_tensors: int = MAX_TENSORS) -> Checkpoint:
-    """Read and check one file. Raises CheckpointError."""
+    """Read one file and check the hash of its content. Raises CheckpointError if it is unusable."""
     try:
         with open_tensors(path, max_tensors) as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        if metadata.pop("content") != _content(metadata, tensors):
+        if metadata.pop("content") != _content_hash(metadata, tensors):
             raise ValueError("it is damaged: its content does not have the hash that it names")
         digest, chain = bytes.fromhex(metadata["digest"]), bytes.fromhex(metadata["chain"])
         if len(chain) > len(START) or len(START) + len(digest) != STATEMENT_BYTES:
@@ -158,7 +158,7 @@ def read(path: Path, max_tensors: int = MAX_TENSORS) -> Checkpoint:
             number(metadata["stage"]), number(metadata["round"]), digest, chain, tensors,
             tuple(bytes.fromhex(data) for data in metadata.get("signed", "").split()),
             RestartState(
-                _sets(metadata.get("sets", "{}")),
+                _decode_sets(metadata.get("sets", "{}")),
                 msgspec.json.decode(metadata.get("earlier", "null"), type=Earlier | None),
             ),
             token_count(metadata.get("tokens", "")),
@@ -184,8 +184,8 @@ def token_count(text: str) -> int | None:
     return int(text)
 
 
-def _written(sets: Sets) -> str:
-    """Encode settled sets as JSON."""
+def _encode_sets(sets: Sets) -> str:
+    """Return settled sets as JSON: by round, (peer, contribution id, size) of each contribution."""
     members = {
         round: [(entry.peer, entry.id, entry.size) for entry in references]
         for round, references in sets.items()
@@ -193,9 +193,9 @@ def _written(sets: Sets) -> str:
     return msgspec.json.encode(members).decode()
 
 
-def _sets(text: str) -> Sets:
-    """Decode settled sets. Raises msgspec.MsgspecError, or ValueError for more than a peer keeps
-    (`Offers.known`)."""
+def _decode_sets(text: str) -> Sets:
+    """Return the settled sets in JSON text. Raises msgspec.MsgspecError if it is invalid, and ValueError if
+    it has more sets or contributions than a peer keeps."""
     if len(text) > REFERENCE_CHARACTERS * MAX_REFERENCES:
         raise ValueError(f"it has {len(text)} characters of sets")
     members = msgspec.json.decode(text, type=dict[int, list[tuple[str, bytes, int]]])
@@ -207,17 +207,17 @@ def _sets(text: str) -> Sets:
     }
 
 
-def _content(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    """Return SHA-256 over everything in a file. The state's own digest does not cover the chain, nor bit
-    flips that change a weight by less than the grid."""
-    content = hashlib.sha256()
+def _content_hash(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 over all metadata and tensors of a file, in hexadecimal. The digest of the weights
+    covers neither the chain value, nor bit flips that change a float by less than one unit."""
+    hasher = hashlib.sha256()
     for key in sorted(metadata):
-        content.update(f"{key} {len(metadata[key])} {metadata[key]}\n".encode())
+        hasher.update(f"{key} {len(metadata[key])} {metadata[key]}\n".encode())
     for name in sorted(tensors):
         tensor = tensors[name]
-        content.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        content.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
-    return content.hexdigest()
+        hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        hasher.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
 
 
 def files(folder: Path, stage: int) -> list[Path]:
@@ -226,28 +226,29 @@ def files(folder: Path, stage: int) -> list[Path]:
 
 
 def on_disk(folder: Path, run_id: RunId) -> list[OnDisk]:
-    """Return the newest intact checkpoint of each stage, most recently written first. Reads whole files."""
-    found: dict[int, tuple[float, OnDisk]] = {}
+    """Return stage and round of the run's newest intact checkpoint of each stage in `folder`, most recently
+    written first. Reads whole files to check them."""
+    newest_of: dict[int, tuple[float, OnDisk]] = {}
     for path in sorted(folder.glob("stage-*-round-*.safetensors"), key=stage_and_round, reverse=True):
         stage, round = stage_and_round(path)
-        if stage in found:
+        if stage in newest_of:
             continue
         with suppress(CheckpointError):
             checkpoint = read(path)
             if (checkpoint.run_id, checkpoint.stage) == (run_id, stage):
-                found[stage] = (_written_at(path), OnDisk(stage, round))
-    latest_first = sorted(found.values(), key=lambda written: -written[0])
-    return [held for _, held in latest_first]
+                newest_of[stage] = (_written_at(path), OnDisk(stage, round))
+    latest_first = sorted(newest_of.values(), key=lambda written: -written[0])
+    return [entry for _, entry in latest_first]
 
 
 def set_aside(folder: Path, stage: int, round: int, damaged: Collection[Path] = ()) -> list[Path]:
-    """Rename a stage's checkpoints that are newer than `round`, so that no start uses them. Returns the new
-    names. Files in `damaged` keep their names."""
-    aside = []
+    """Rename a stage's checkpoints that are newer than `round` to `.given-up`, so that no start uses them.
+    Returns the new paths. Files in `damaged` keep their names."""
+    renamed = []
     for path in files(folder, stage):
         if int(path.stem.rpartition("-")[2]) > round and path not in damaged:
-            aside.append(path.replace(path.with_suffix(".given-up")))
-    return aside
+            renamed.append(path.replace(path.with_suffix(".given-up")))
+    return renamed
 
 
 def restore(path: Path, run_id: RunId, stage: int, layout: Layout) -> tuple[int, bytes, Tensor]:
@@ -290,13 +291,13 @@ class Model:
     """Newer files that could not be used, with the reasons."""
 
     def path(self, without: Collection[int] = ()) -> tuple[dict[str, Tensor], ...]:
-        """Return the stages of a path that leaves out the stages `without`. Each has the weights scaled for a
-        path of that length (`Rules.branch_scale`)."""
+        """Return the weights, by name, of each stage on a path that skips the stages in `without`. They are
+        scaled for the number of stages on that path (`Rules.branch_scale`)."""
         visited = [stage for stage in range(len(self.stages)) if stage not in without]
         rules = self.manifest.path_rules()
-        # Stages of routed experts are not part of a path.
-        passed = sum(stage <= rules.last for stage in visited)
-        return tuple(scaled(self.stages[stage], rules.branch_scale(stage, passed)) for stage in visited)
+        # Stages after `rules.last` hold routed experts and do not count.
+        length = sum(stage <= rules.last for stage in visited)
+        return tuple(scaled(self.stages[stage], rules.branch_scale(stage, length)) for stage in visited)
 
     def whole(self) -> dict[str, Tensor]:
         """Return all weights of the unsplit model by their global names."""
@@ -304,9 +305,9 @@ class Model:
 
 
 def newest(source: Path | None) -> Model:
-    """Return the newest model below `source`: a checkpoint file, or a folder of one or more peers (None:
-    here). It has the newest usable checkpoint of each stage, of the run that was written last. Raises
-    CheckpointError if there is none or a stage is missing."""
+    """Return the newest model in `source`: a checkpoint file, or a folder searched with its subfolders (None:
+    the working directory). It has the newest usable checkpoint of each stage, of the run that was written
+    last. Raises CheckpointError if there is none or a stage is missing."""
     place = source or Path()
     files = [place] if is_file(place) else sorted(place.rglob("stage-*-round-*.safetensors"))
     if not files:
@@ -343,8 +344,8 @@ def newest(source: Path | None) -> Model:
 
 
 def _latest_run(files: Iterable[Path]) -> tuple[RunId, Manifest]:
-    """Return the run of the most recently written readable file, without verification. Raises
-    CheckpointError."""
+    """Return id and manifest of the run of the most recently written readable file; its weights are not
+    checked. Raises CheckpointError with the first problem if no file is readable."""
     problem: CheckpointError | None = None
     for file in sorted(files, key=_written_at, reverse=True):
         try:

@@ -1,4 +1,7 @@
-"""Read a worker's checkpoints at the start and write new ones regularly; a full disk does not stop it."""
+"""Read a worker's checkpoints at the start and write new ones regularly; a full disk does not stop it.
+
+A checkpoint is a file with the settled weights of one stage after one round. A snapshot is the same in
+memory, kept for peers that join."""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ DOWNLOAD = "download"
 
 
 def aligned(snapshot_interval: int, wanted_rounds: float) -> int:
-    """Return the interval in rounds between saves, for about `wanted_rounds`. It is the snapshot interval
-    times a power of two. Peers measure different speeds. Of two adjacent powers of two, both peers save the
-    rounds of the larger one. Thus their disks have rounds in common when the whole group restarts."""
+    """Return the interval in rounds between saves: `snapshot_interval` times the largest power of two up to
+    `wanted_rounds`, and at least `snapshot_interval`. Peers with different speeds get multiples of the same
+    interval. Their disks thus have rounds in common when the whole group restarts."""
     every = snapshot_interval
     while 2 * every <= wanted_rounds:
         every *= 2
@@ -75,16 +78,18 @@ class CheckpointWriter:
         """File and round of the newest checkpoint."""
         self.damaged: dict[Path, int] = {}
         """Unusable files of this stage and the rounds in their names. They stay unchanged."""
-        self._say_again = 0.0
+        self._report_again_at = 0.0
         """Time from which the next refusal of the disk is reported."""
 
     def restored(self) -> list[Weights]:
-        """Return the weights of all usable checkpoints, newest first."""
-        found, self.saved = [], None
+        """Read all checkpoints of this stage, and return the weights of the usable ones, newest first. Files
+        that are damaged are reported and noted in `damaged`; those of another run are only reported."""
+        restored: list[Weights] = []
+        self.saved = None
         self.damaged.clear()
         for path in checkpoint_file.files(self.folder, self.stage) if self.folder is not None else ():
             try:
-                held, units = checkpoint_file.restore_signed(
+                checkpoint, units = checkpoint_file.restore_signed(
                     path, self.signed.run_id, self.stage, self.part.state
                 )
             except checkpoint_file.CheckpointError as error:
@@ -95,17 +100,17 @@ class CheckpointWriter:
                     f"{error}; it stays as it is, and an older one or the swarm's state is used",
                 )
                 continue
-            self.digests.restore(held.signed)
-            round = held.round
+            self.digests.restore(checkpoint.signed)
+            round = checkpoint.round
             self.notify("restored", f"has the weights of round {round} in its own checkpoint")
             if self.saved is None:
                 self.saved = path, round
-            found.append(Weights(units, round, held.chain, held.past, held.tokens))
-        return found
+            restored.append(Weights(units, round, checkpoint.chain, checkpoint.past, checkpoint.tokens))
+        return restored
 
     def forget_after(self, round: int) -> None:
-        """Set aside checkpoints newer than `round`, from which the group continues: their branch was
-        abandoned."""
+        """Rename checkpoints newer than `round`, so that they are not used. The group continues from `round`,
+        and the newer weights are of an abandoned branch."""
         if self.folder is not None:
             for path in checkpoint_file.set_aside(self.folder, self.stage, round, self.damaged):
                 self.saved = None
@@ -114,8 +119,8 @@ class CheckpointWriter:
                 )
 
     def first_weights(self, snapshots: Snapshots) -> Weights | None:
-        """Return the weights that the run starts from: from the seed or a model. None if the model is not
-        here yet."""
+        """Return the weights that the run starts from, as round -1. They are drawn from the run's seed, or
+        are those of a given model. None if the model is not here yet."""
         if not self.signed.manifest.init_checkpoint.path:
             return Weights(self.part.first_units(), -1, START, tokens=0)
         return snapshots.start.weights() if snapshots.start is not None else None
@@ -126,11 +131,11 @@ class CheckpointWriter:
         return max(self.damaged.values(), default=-1) if self.saved is None else -1
 
     async def save_forever(self, seconds: float, snapshots: Snapshots) -> None:
-        """Save about every `seconds`, in the same rounds as other peers (`aligned`). Never saves if `seconds`
-        is 0."""
+        """Write the newest suitable snapshot about every `seconds`, in the same rounds as other peers
+        (`aligned`), until cancelled. Never writes if `seconds` is 0 or there is no folder."""
         loop = asyncio.get_running_loop()
         if not seconds or self.folder is None:
-            await loop.create_future()
+            await loop.create_future()  # Never completes.
         started, first = loop.time(), snapshots.newest_round()
         while True:
             await asyncio.sleep(min(LOOK_SECONDS, seconds))
@@ -142,18 +147,18 @@ class CheckpointWriter:
                     break
 
     async def save(self, settled: Callable[[], Weights]) -> None:
-        """Write the settled weights, unless the newest file already has them. `settled` is called in the
-        compute thread."""
+        """Write the settled weights that `settled` returns, unless the newest file has them. `settled` is
+        called in the compute thread."""
         if self.folder is None:
             return
-        taken: asyncio.Future[Weights] = asyncio.get_running_loop().create_future()
+        settled_weights: asyncio.Future[Weights] = asyncio.get_running_loop().create_future()
 
         def deliver(result: Weights, _seconds: float) -> None:
-            if not taken.done():
-                taken.set_result(result)
+            if not settled_weights.done():
+                settled_weights.set_result(result)
 
-        self.compute.submit(UPDATE, settled, deliver)  # Behind forwards it would never be its turn.
-        await self._write(await taken, last=True)
+        self.compute.submit(UPDATE, settled, deliver)  # At the priority of updates: forwards never run out.
+        await self._write(await settled_weights, last=True)
 
     async def save_newest(self, snapshots: Snapshots) -> None:
         """Write the newest snapshot, unless a file has it or a newer one."""
@@ -161,8 +166,9 @@ class CheckpointWriter:
             await self._write(snapshots.held[0].weights(), last=True)
 
     async def _write(self, weights: Weights, last: bool = False) -> None:
-        """Write the weights unless a file has them. `last`: there is no further attempt, so failures are
-        always reported."""
+        """Write the weights in a thread. Does nothing for initial weights (round -1), or if a file has these,
+        newer ones, or this round damaged. A failure is reported at most once in `REFUSED_SECONDS`, but always
+        if `last`: there is no further attempt."""
         round = weights.settled_round
         if self.folder is None or round < 0 or (self.saved is not None and self.saved[1] >= round):
             return
@@ -177,11 +183,11 @@ class CheckpointWriter:
             )  # fmt: skip
         except checkpoint_file.DiskError as error:
             now = asyncio.get_running_loop().time()
-            if last or now >= self._say_again:
-                self._say_again = now + REFUSED_SECONDS
+            if last or now >= self._report_again_at:
+                self._report_again_at = now + REFUSED_SECONDS
                 self.notify("checkpoint_failed", f"{error}; training goes on, the older checkpoint is intact")
             return
         self.saved = path, round
         self.log_event(events.Saved(round=round, bytes=path.stat().st_size))
-        self._say_again = 0.0
+        self._report_again_at = 0.0
         self.notify("checkpoint", f"saved the weights of round {round} in {path}")

@@ -1,8 +1,7 @@
 """Read a Hugging Face `config.json`, and list each key that this program's decoder does not implement.
 
-An unknown key is a reason to refuse the model, because a partly understood configuration describes another
-model.
-"""
+Each function adds lines for the user to `reasons`: why the decoder cannot compute the model, and what to
+change. An unknown key is a reason too, because a partly understood configuration describes another model."""
 
 from __future__ import annotations
 
@@ -113,8 +112,8 @@ class ModelConfig:
 
 
 def read_config(config: Mapping[str, Any], extra_keys: frozenset[str] = frozenset()) -> ModelConfig:
-    """Read all keys and return them with the reasons against the model. Never raises. `extra_keys` are keys
-    that the caller reads itself."""
+    """Read all keys of a `config.json`. Returns its sizes and the reasons why the decoder cannot compute the
+    model. Never raises. Keys in `extra_keys` are left to the caller."""
     reasons: list[str] = []
     family = _read_family(config, reasons)
     values = _read_sizes(config, family, reasons)
@@ -162,15 +161,16 @@ def _show_nested(value: dict[str, Any] | list[Any]) -> str:
 
 
 def _read_family(config: Mapping[str, Any], reasons: list[str]) -> Architecture | None:
-    """Return the architecture of a configuration, or None with a reason."""
+    """Return the implemented architecture that a configuration names. Returns None and adds a reason if it
+    names none. A `model_type` that does not fit only adds a reason."""
     named = config.get("architectures")
     architecture = named[0] if isinstance(named, list) and len(named) == 1 else None
     family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
     if family is None:
         wanted = " or ".join(f'["{name}"]' for name in FAMILIES)
-        reasons.append(f"{_named(config, 'architectures')}; only {wanted} is implemented")
+        reasons.append(f"{_describe(config, 'architectures')}; only {wanted} is implemented")
     elif config.get("model_type") not in (None, family.model_type):
-        shown = _named(config, "model_type")
+        shown = _describe(config, "model_type")
         reasons.append(f"{shown} is not implemented; {architecture} has {show(family.model_type)}")
     return family
 
@@ -178,17 +178,19 @@ def _read_family(config: Mapping[str, Any], reasons: list[str]) -> Architecture 
 def _read_sizes(
     config: Mapping[str, Any], family: Architecture | None, reasons: list[str]
 ) -> dict[str, int | float]:
-    """Return the valid sizes of a configuration, and add a reason for each invalid one."""
+    """Return the valid values of `SIZE_KEYS` except `rope_theta`, with the defaults of transformers. Add a
+    reason for each invalid one."""
     values: dict[str, int | float] = {}
 
     def read(key: str, is_valid: Callable[[object], bool], wanted: str, default: int | None = None) -> None:
+        """Put a key's value into `values`, or add the reason that it must be `wanted`."""
         value: Any = config.get(key)
         if value is None and default is not None:
             value = default
         if is_valid(value):
             values[key] = value
         else:
-            reasons.append(f"{_named(config, key)}; it must be {wanted}")
+            reasons.append(f"{_describe(config, key)}; it must be {wanted}")
 
     whole = "a whole number above 0"
     for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
@@ -199,63 +201,66 @@ def _read_sizes(
     width, heads = values.get("hidden_size"), values.get("num_attention_heads")
     if width is None or heads is None:  # The following keys depend on them.
         return values
-    qwen_heads = family.num_key_value_heads if family and "num_key_value_heads" not in config else None
-    read("num_key_value_heads", _is_size, whole, qwen_heads or int(heads))
-    default = family.head_dim if family and "head_dim" not in config else None
-    if config.get("head_dim") is None and default is None and width % heads:
+    default_kv_heads = family.num_key_value_heads if family and "num_key_value_heads" not in config else None
+    read("num_key_value_heads", _is_size, whole, default_kv_heads or int(heads))
+    default_dim = family.head_dim if family and "head_dim" not in config else None
+    if config.get("head_dim") is None and default_dim is None and width % heads:
         reasons.append(f"hidden_size: {width} is no multiple of num_attention_heads: {heads}; add head_dim")
         return values
-    read("head_dim", _is_size, whole, default or int(width // heads))
+    read("head_dim", _is_size, whole, default_dim or int(width // heads))
     if values.get("head_dim", 2) % 2:
         reasons.append(f"head_dim: {values['head_dim']} must be even: rotary positions turn pairs")
     if heads % values.get("num_key_value_heads", 1):
-        shown = _named(config, "num_key_value_heads")
+        shown = _describe(config, "num_key_value_heads")
         reasons.append(f"{shown} must divide num_attention_heads: {heads}")
     return values
 
 
 def _read_rope(config: Mapping[str, Any], reasons: list[str]) -> float | None:
-    """Return the base of rotary positions from all keys that may contain it; None if they are wrong or
-    differ."""
+    """Return the base of rotary positions (`rope_theta`), which several keys may contain; the default if none
+    does. Returns None and adds a reason if a value is invalid or they differ. Other keys inside ROPE_KEYS
+    that are not implemented add a reason each."""
     thetas = {"rope_theta": config.get("rope_theta")}
-    for place in ROPE_KEYS:
-        found = config.get(place)
-        if found is None:
+    for rope_key in ROPE_KEYS:
+        settings = config.get(rope_key)
+        if settings is None:
             continue
-        if not isinstance(found, dict):
-            reasons.append(f"{place}: {show(found)} must be an object or null")
+        if not isinstance(settings, dict):
+            reasons.append(f"{rope_key}: {show(settings)} must be an object or null")
             continue
-        for key, value in found.items():
-            name = f"{place}.{key}"
+        for key, value in settings.items():
+            name = f"{rope_key}.{key}"
             if key == "rope_theta":
                 thetas[name] = value
             else:
                 _check_value(name, value, ROPE_VALUES.get(key, ()), reasons)
-    named = {name: value for name, value in thetas.items() if value is not None}
-    wrong = {name: value for name, value in named.items() if not _is_positive(value)}
-    reasons.extend(f"{name}: {show(value)} must be a number above 0" for name, value in wrong.items())
-    if wrong:
+    given = {name: value for name, value in thetas.items() if value is not None}
+    invalid = {name: value for name, value in given.items() if not _is_positive(value)}
+    reasons.extend(f"{name}: {show(value)} must be a number above 0" for name, value in invalid.items())
+    if invalid:
         return None
-    if len(set(named.values())) > 1:
-        shown = ", ".join(f"{name}: {show(value)}" for name, value in named.items())
+    if len(set(given.values())) > 1:
+        shown = ", ".join(f"{name}: {show(value)}" for name, value in given.items())
         reasons.append(f"{shown} contradict each other; keep one")
         return None
-    return float(next(iter(named.values()), ROPE_THETA))
+    return float(next(iter(given.values()), ROPE_THETA))
 
 
 def _check_attention_window(config: Mapping[str, Any], reasons: list[str]) -> None:
-    """Add a reason unless the window has no effect, because the configuration itself disables it."""
+    """Add a reason if the model uses sliding-window attention or other layers than full attention. A window
+    that `use_sliding_window: false` disables is no reason."""
     is_off = config.get("use_sliding_window") is False
     if config.get("sliding_window") is not None and not is_off:
-        reasons.append(f"{_named(config, 'sliding_window')} is not implemented; only null is")
+        reasons.append(f"{_describe(config, 'sliding_window')} is not implemented; only null is")
     kinds = config.get("layer_types")
     is_full = isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
     if kinds is not None and not is_full:
-        reasons.append(f'{_named(config, "layer_types")} is not implemented; only "full_attention" is')
+        reasons.append(f'{_describe(config, "layer_types")} is not implemented; only "full_attention" is')
 
 
 def _check_value(key: str, value: object, implemented: tuple[object, ...], reasons: list[str]) -> None:
-    """Add a reason if the value is not implemented. `0` differs from `false`, but `1.0` equals `1`."""
+    """Add a reason if the value is not null and not in `implemented`. `0` is not `false`, but `1.0` is
+    `1`."""
     if value is None:
         return
     if any(_is_same(value, known) for known in implemented):
@@ -269,7 +274,7 @@ def _is_same(value: object, known: object) -> bool:
     return isinstance(value, bool) == isinstance(known, bool) and value == known
 
 
-def _named(config: Mapping[str, Any], key: str) -> str:
+def _describe(config: Mapping[str, Any], key: str) -> str:
     return f"{key}: {show(config[key])}" if key in config else f"{key} is missing"
 
 

@@ -1,8 +1,8 @@
 """Keep the chunks of a download on disk until it is complete, so that a restarted peer can resume it.
 
-A chunk is a file named by its hash, so it serves every state that contains it. Only chunks of the newest
-download are kept. Nothing is synced to disk. A chunk that is read counts only if it has the hash; lost or
-damaged ones are fetched again.
+A state is a stage's weights, which a joining peer downloads in chunks of equal size; its root lists their
+hashes. A chunk's file is named by its hash, so it serves every state that contains it. Only chunks of the
+newest download are kept. They are written without sync: a chunk without the hash is fetched again.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class KeptChunks:
         self._reported = False
 
     async def worth_resuming(self, roots: Iterable[SnapshotRoot]) -> set[Root]:
-        """Return those roots for which resuming is better than fetching newer ones, by what is on disk. This
-        is decided by file sizes. If files are damaged, more is fetched in the end."""
+        """Return those states for which enough chunks are on disk that resuming is better than fetching a
+        newer state. Only file sizes are compared: damaged files are detected later and fetched again."""
         if self.folder is None:
             return set()
         sizes = await asyncio.to_thread(_sizes, self.folder)
@@ -51,13 +51,13 @@ class KeptChunks:
             await asyncio.to_thread(_remove, self.folder)
 
     def refused(self, error: OSError) -> None:
-        """Report once to the user that the disk refuses a chunk."""
+        """Report to the user that the disk refuses a chunk; only the first call does so."""
         if not self._reported:
             self._reported = True
-            why = f"{self.folder}: cannot be written: {error.strerror or error}"
-            then = "what comes from now on is fetched again if this peer is restarted meanwhile"
+            problem = f"{self.folder}: cannot be written: {error.strerror or error}"
+            effect = "what comes from now on is fetched again if this peer is restarted meanwhile"
             self.notify(
-                "chunks_not_kept", f"{why}; the download goes on in memory, but {then}; make room there"
+                "chunks_not_kept", f"{problem}; the download goes on in memory, but {effect}; make room there"
             )
 
 
@@ -72,7 +72,8 @@ class Download:
         self._kept = kept
         self._parts = memoryview(self.data)
         self._chunk_bytes = chunk_bytes(size)
-        self._waiting: list[int] = []
+        self._unwritten: list[int] = []
+        """Indices of loaded chunks that are not on disk yet."""
         self._writing: asyncio.Task[None] | None = None
         self._has_folder = False
         """True if the folder exists and contains only chunks of this state."""
@@ -86,7 +87,7 @@ class Download:
         """Load the chunks on disk, remove damaged ones, and return the indices of the loaded chunks."""
         if self._kept.folder is None:
             return set()
-        return await asyncio.to_thread(self._read, self._kept.folder)
+        return await asyncio.to_thread(self._load_chunks, self._kept.folder)
 
     def put(self, index: int, chunk: bytes) -> None:
         """Store a received chunk whose hash and length have been checked."""
@@ -96,9 +97,9 @@ class Download:
         """Schedule a loaded chunk for writing to disk."""
         if self._ended:
             return
-        self._waiting.append(index)
+        self._unwritten.append(index)
         if self._writing is None or self._writing.done():
-            self._writing = asyncio.get_running_loop().create_task(self._write(), name="keep chunks")
+            self._writing = asyncio.get_running_loop().create_task(self._write_pending(), name="keep chunks")
 
     async def close(self) -> None:
         """Stop writing; files on disk stay there."""
@@ -106,11 +107,11 @@ class Download:
         if self._writing is not None:
             await self._writing
 
-    async def _write(self) -> None:
-        """Write waiting chunks. Only indices wait, so a slow disk takes no memory."""
+    async def _write_pending(self) -> None:
+        """Write the chunks in `_unwritten` until none is left. Stop for good if the disk refuses."""
         folder = self._kept.folder
-        while self._waiting and not self._ended and folder is not None:
-            indices, self._waiting = self._waiting, []
+        while self._unwritten and not self._ended and folder is not None:
+            indices, self._unwritten = self._unwritten, []
             try:
                 await asyncio.to_thread(self._write_all, folder, indices)
             except OSError as error:
@@ -119,21 +120,22 @@ class Download:
 
     # -- in a thread ----------------------------------------------------------------------------------
 
-    def _read(self, folder: Path) -> set[int]:
+    def _load_chunks(self, folder: Path) -> set[int]:
         """Load the chunks of this state from disk, and delete damaged ones. Returns the loaded indices."""
-        sizes, found = _sizes(folder), set()
+        on_disk, loaded = _sizes(folder), set()
         for index, hash in enumerate(self.hashes):
-            if hash not in sizes:
+            if hash not in on_disk:
                 continue
-            if _holds(folder / hash.hex(), hash, self.part(index)):
-                found.add(index)
+            if _read_chunk(folder / hash.hex(), hash, self.part(index)):
+                loaded.add(index)
             else:
                 with suppress(OSError):
                     (folder / hash.hex()).unlink()
-        return found
+        return loaded
 
     def _write_all(self, folder: Path, indices: Sequence[int]) -> None:
-        """Write these chunks. Raises OSError if the disk refuses."""
+        """Write these chunks unless their files exist. The first call creates the folder and removes files of
+        other states from it. Raises OSError if the disk refuses."""
         if not self._has_folder:
             folder.mkdir(parents=True, exist_ok=True)
             _remove_others(folder, {hash.hex() for hash in self.hashes})
@@ -143,12 +145,11 @@ class Download:
                 return
             path = folder / self.hashes[index].hex()
             if not path.exists():
-                _write(path, self.part(index))
+                _write_chunk(path, self.part(index))
 
 
-def _write(path: Path, chunk: memoryview) -> None:
-    """Write a chunk without sync, under its final name only when complete. Raises OSError, and then leaves no
-    file."""
+def _write_chunk(path: Path, chunk: memoryview) -> None:
+    """Write a chunk; its file gets the final name when complete. Raises OSError, and then leaves no file."""
     unfinished = path.with_suffix(_UNFINISHED)
     try:
         unfinished.write_bytes(chunk)
@@ -159,14 +160,14 @@ def _write(path: Path, chunk: memoryview) -> None:
         raise
 
 
-def _holds(path: Path, hash: bytes, place: memoryview) -> bool:
-    """Read a file into `place`. Returns True if it has exactly that length and the hash."""
+def _read_chunk(path: Path, hash: bytes, buffer: memoryview) -> bool:
+    """Read a file into `buffer`. Returns True if it has exactly the buffer's length and this SHA-256."""
     try:
         with path.open("rb") as file:
-            whole = file.readinto(place) == len(place) and not file.read(1)
+            has_length = file.readinto(buffer) == len(buffer) and not file.read(1)
     except OSError:
         return False
-    return whole and hashlib.sha256(place).digest() == hash
+    return has_length and hashlib.sha256(buffer).digest() == hash
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
@@ -177,16 +178,16 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 def _sizes(folder: Path) -> dict[bytes, int]:
     """Return the size in bytes of each chunk's file by the chunk's hash. No content is read."""
-    found = {}
+    sizes = {}
     for entry in _entries(folder):
         with suppress(OSError, ValueError):
             if len(entry.name) == _HASH_DIGITS and entry.is_file(follow_symlinks=False):
-                found[bytes.fromhex(entry.name)] = entry.stat(follow_symlinks=False).st_size
-    return found
+                sizes[bytes.fromhex(entry.name)] = entry.stat(follow_symlinks=False).st_size
+    return sizes
 
 
 def _remove_others(folder: Path, names: set[str]) -> None:
-    """Remove everything except plain files with these names."""
+    """Remove everything in a folder except plain files with these names, as far as the disk allows."""
     for entry in list(_entries(folder)):
         with suppress(OSError):
             if entry.is_dir(follow_symlinks=False):

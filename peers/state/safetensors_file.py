@@ -24,8 +24,8 @@ _Head = dict[str, msgspec.Raw]
 
 
 def open_tensors(file: Path, max_tensors: int = MAX_TENSORS) -> Any:  # noqa: ANN401 - safetensors has no types
-    """Open a file as `safe_open` does and return its result. Raises OSError, or SafetensorError if the header
-    exceeds `MAX_HEAD_BYTES` or names more than `max_tensors` tensors."""
+    """Open a file by `safe_open` and return its result, a context manager. Raises OSError, and
+    SafetensorError if the header is not JSON, or exceeds `MAX_HEAD_BYTES` or `max_tensors` tensors."""
     with file.open("rb") as opened:
         start = opened.read(_LENGTH.size)
         length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0

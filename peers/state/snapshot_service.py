@@ -1,9 +1,10 @@
-"""Serve the settled weights as snapshots to newcomers, and fetch them when this peer is one.
+"""Serve the settled weights as snapshots to peers that join, and fetch them when this peer joins.
 
-Every `snapshot_interval` settled rounds, all peers of a group keep the same snapshot: chunks named by hash
-under one signed root. A newcomer chooses the newest root that two thirds of its group name and fetches chunks
-from several peers at once. From there it continues with contributions (`GroupRounds`).
-"""
+Every `snapshot_interval` settled rounds, all peers of a group keep the same snapshot. Its root, which each
+peer signs, names the round, the digest of the weights and the hash of each chunk. A joining peer asks its
+group for offers: lists of roots, and the oldest round whose set of contributions is kept. It chooses the
+newest root that two thirds name, and fetches chunks from several holders at once. From there it catches up
+with the contributions of later rounds. Carriers are extra connections that speed up the transfer."""
 
 from __future__ import annotations
 
@@ -161,16 +162,17 @@ class SnapshotService:
         self.chunks_refused = 0
         """Number of chunks with a wrong hash."""
         self._offers: dict[PeerId, SnapshotOffer] = {}
-        self._tokens: dict[tuple[PeerId, bytes], int] = {}
+        self._reported_tokens: dict[tuple[PeerId, bytes], int] = {}
         """Tokens in all rounds up to a snapshot, by (reporting peer, snapshot digest)."""
         self._asked: set[PeerId] = set()
-        self._offered = asyncio.Event()
+        """Peers whose offers are accepted."""
+        self._all_offered = asyncio.Event()
         self._fetch: SnapshotFetch | None = None
         self._root: SnapshotRoot | None = None
         self._download: Download | None = None
-        self._fetched = asyncio.Event()
+        self._fetch_ended = asyncio.Event()
         self._carriers: Carries | None = None
-        self._timer = Timer(self._tick, self.clock)
+        self._timer = Timer(self._drop_stalled, self.clock)
         neighbourhood.transport.serve_chunks(self.chunk)
 
     def close(self) -> None:
@@ -179,28 +181,31 @@ class SnapshotService:
     # -- serving --------------------------------------------------------------------------------------
 
     def message(self, peer: PeerId, message: Message, body: bytes) -> None:
-        """Handle a message of the state path."""
+        """Handle a message: a request for offers or chunks, or the reply to one of this peer's."""
         match message:
             case GetState():
-                self.neighbourhood.answer(peer, "group", self._state())
+                self.neighbourhood.answer(peer, "group", self._make_offer())
             case GetChunk(digest, index):
-                self._serve(peer, digest, index)
+                self._send_chunk(peer, digest, index)
             case SnapshotOffer():
-                self._offer(peer, message)
+                self._on_offer(peer, message)
             case Chunk(digest, index):
-                self._arrived(peer, digest, index, body)
+                self._on_chunk(peer, digest, index, body)
             case NoChunk(digest, index):
                 if self._root is not None and self._root.digest == digest and self._fetch is not None:
                     reason = f"no longer has chunk {index}"
-                    self._do(self._fetch.drop(peer, "no_chunk", self.clock.time(), reason))
+                    self._apply_effects(self._fetch.drop(peer, "no_chunk", self.clock.time(), reason))
 
-    def _state(self) -> SnapshotOffer:
-        now = self.settled_now()
-        oldest = max(0, now.began + 1, now.settled + 1 - kept_rounds(self.snapshots.rules))
+    def _make_offer(self) -> SnapshotOffer:
+        """Return this peer's offer: its progress, its snapshots, and the oldest round whose set it has."""
+        progress = self.settled_now()
+        oldest_set = max(0, progress.began + 1, progress.settled + 1 - kept_rounds(self.snapshots.rules))
         roots = [snapshot.signed for snapshot in self.snapshots.offered()]
-        return SnapshotOffer(self.snapshots.stage, now.current, now.settled, now.digest, roots, oldest)
+        return SnapshotOffer(
+            self.snapshots.stage, progress.current, progress.settled, progress.digest, roots, oldest_set
+        )
 
-    def _serve(self, peer: PeerId, digest: bytes, index: int) -> None:
+    def _send_chunk(self, peer: PeerId, digest: bytes, index: int) -> None:
         chunk = self.chunk(digest, index)
         if chunk is None:
             self.neighbourhood.answer(peer, "group", NoChunk(digest, index))
@@ -212,46 +217,48 @@ class SnapshotService:
     async def fetch(
         self, holders: Sequence[PeerId], have: int, enough: int = -1, apart: bool = False
     ) -> Weights | None:
-        """Fetch the newest agreed snapshot and return its weights.
+        """Fetch the newest snapshot on which `holders`, peers of the group, agree. Returns its weights.
 
-        Returns None if contributions alone suffice to continue from round `have`, or if no snapshot is newer
-        than round `enough`. `have` is -1 for the initial weights, and NOTHING without them: then the initial
-        weights are fetched if there is no snapshot. If no peer has begun yet (all were restarted), the newest
-        state that the disks share is used, which may be older than `have`. With `apart`, the same holds if
-        the peers that have begun do not agree. Raises NoState if no peer offers a way."""
-        self._offers, self._asked, self._tokens = {}, set(holders), {}
-        self._offered.clear()
-        until = self.clock.time() + OFFER_SECONDS
-        while self._offers.keys() < self._asked and self.clock.time() < until:
-            for holder in sorted(self._asked - self._offers.keys()):  # It may not have had a link to us yet.
+        `have` is the round of the weights here: -1 for the initial weights, and NOTHING without any. Returns
+        None if the peers' sets suffice to continue from `have`, or no snapshot is newer than round `enough`.
+        With `have` NOTHING and no snapshot, the initial weights are fetched. If no peer trains yet (the whole
+        group restarts), the newest state that the disks share is used, even one before `have`. With `apart`,
+        that holds also if training peers do not agree. Raises NoState if none can be had."""
+        self._offers, self._asked, self._reported_tokens = {}, set(holders), {}
+        self._all_offered.clear()
+        deadline = self.clock.time() + OFFER_SECONDS
+        while self._offers.keys() < self._asked and self.clock.time() < deadline:
+            # Ask again each time: a peer may have had no link to reply.
+            for holder in sorted(self._asked - self._offers.keys()):
                 self.neighbourhood.post(holder, "group", GetState())
             with suppress(TimeoutError):
                 async with asyncio.timeout(ASK_AGAIN_SECONDS):
-                    await self._offered.wait()
+                    await self._all_offered.wait()
         if self._offers.keys() < self._asked:
             self.log_event(events.OffersMissing(peers=sorted(self._asked - self._offers.keys())))
         if not self._offers:
             raise NoState(f"none of {len(holders)} peers of the stage said what it has")
-        begun = {peer: offer for peer, offer in self._offers.items() if offer.round >= 0}
-        if begun and all(offer.oldest_set <= have + 1 for offer in begun.values()):
+        training = {peer: offer for peer, offer in self._offers.items() if offer.round >= 0}
+        if training and all(offer.oldest_set <= have + 1 for offer in training.values()):
             return None
-        offers = begun or self._offers
-        roots = {peer: self._roots(peer, offer) for peer, offer in offers.items()}
+        offers = training or self._offers
+        roots = {peer: self._valid_roots(peer, offer) for peer, offer in offers.items()}
         named = {
             peer: [(root.round, root.digest) for root in offered if root.round >= 0]
             for peer, offered in roots.items()
         }
-        if begun:  # The root must be new here, and every peer must have the sets after it.
-            first = max(have + 1, *(offer.oldest_set - 1 for offer in begun.values()))
-            usable = [root for offered in roots.values() for root in offered if root.round >= max(0, first)]
+        if training:  # A resumed root must be newer than `have`, and all peers must have the sets after it.
+            first_round = max(0, have + 1, *(offer.oldest_set - 1 for offer in training.values()))
+            usable = [root for offered in roots.values() for root in offered if root.round >= first_round]
             chosen = choose_root(named, self.signed(), await self.kept.worth_resuming(usable))
         else:
-            chosen = self._choose_disk(named)
+            chosen = self._choose_restart_root(named)
         if chosen is None and apart:
-            chosen = self._choose_disk(named)
+            chosen = self._choose_restart_root(named)
         if chosen is None and have == NOTHING and self.start is not None:
-            return await self._fetch_start(all(not offer.oldest_set for offer in offers.values()))
-        if chosen is None and begun:
+            all_sets_kept = all(offer.oldest_set == 0 for offer in offers.values())
+            return await self._fetch_start(all_sets_kept)
+        if chosen is None and training:
             raise NoState(f"{len(roots)} peers of the stage agree on no snapshot yet")
         if chosen is None:
             return None
@@ -260,62 +267,64 @@ class SnapshotService:
         own = self.snapshots.find(chosen[1])
         if own is not None:
             return own.weights()
-        naming = {
+        chosen_roots = {
             peer: root for peer, offered in roots.items() for root in offered
             if (root.round, root.digest) == chosen
         }  # fmt: skip
-        return await self._fetch_root(naming)
+        return await self._fetch_root(chosen_roots)
 
-    async def _fetch_start(self, leads_on: bool) -> Weights:
-        """Fetch the initial weights from the peers that have them. `leads_on`: the sets of all rounds are
-        available."""
-        naming = {
-            peer: root for peer, offer in self._offers.items() for root in self._roots(peer, offer)
+    async def _fetch_start(self, all_sets_kept: bool) -> Weights:
+        """Fetch the initial weights from the peers that offer them. Raises NoState if none does, or if not
+        all rounds' sets are kept: this peer could then not continue."""
+        roots = {
+            peer: root for peer, offer in self._offers.items() for root in self._valid_roots(peer, offer)
             if root.round < 0 and peer not in self._false_starts
         }  # fmt: skip
-        if not leads_on or not naming:
+        if not all_sets_kept or not roots:
             asked = len(self._offers)
             raise NoState(f"none of {asked} peers of the stage has the weights that the run starts from")
         try:
-            return await self._fetch_root(naming)
+            return await self._fetch_root(roots)
         except FalseRoot as error:
             self._false_starts.update(error.holders)
             raise
 
-    def _choose_disk(self, named: dict[PeerId, list[tuple[int, bytes]]]) -> tuple[int, bytes] | None:
-        """Choose the state from the disks of all peers, because the whole group restarts and no peer trains
-        yet."""
+    def _choose_restart_root(self, named: dict[PeerId, list[tuple[int, bytes]]]) -> tuple[int, bytes] | None:
+        """Choose the root from which the whole group restarts, when no peer trains. `named` has the other
+        peers' roots. All peers choose alike from the same disks; None if these are empty."""
         me = self.neighbourhood.transport.peer
         own = [(snapshot.root.round, snapshot.root.digest) for snapshot in self.snapshots.held]
         disks = {peer: roots for peer, roots in {me: own, **named}.items() if roots}
         return choose_restart(disks, self.signed())
 
-    def _offer(self, peer: PeerId, state: SnapshotOffer) -> None:
-        """Keep a requested offer. A late one may add a holder to the running fetch."""
+    def _on_offer(self, peer: PeerId, state: SnapshotOffer) -> None:
+        """Keep an offer of a peer that was asked. If it has the snapshot that is being fetched, with the same
+        chunks, its peer becomes another holder."""
         if peer not in self._asked or state.stage != self.snapshots.stage:
             return
         self._offers[peer] = state
         if self._offers.keys() >= self._asked:
-            self._offered.set()
+            self._all_offered.set()
         fetch, root = self._fetch, self._root
-        if fetch is not None and root is not None:  # A late offer may still help.
-            for offered in self._roots(peer, state):
+        if fetch is not None and root is not None:
+            for offered in self._valid_roots(peer, state):
                 if offered.digest == root.digest and tuple(offered.chunks) == fetch.hashes:
-                    self._do(fetch.add(peer, self.clock.time()))
+                    self._apply_effects(fetch.add(peer, self.clock.time()))
 
-    def _roots(self, peer: PeerId, offer: SnapshotOffer) -> list[SnapshotRoot]:
-        """Return the roots that a peer itself has signed and that fit this stage."""
+    def _valid_roots(self, peer: PeerId, offer: SnapshotOffer) -> list[SnapshotRoot]:
+        """Return the roots in a peer's offer that it has signed and that fit this stage; others are refused.
+        Roots of an archivist need signatures of other peers. Keep the roots' token counts."""
         roots = []
         for signed in offer.roots[:SNAPSHOTS_KEPT]:
             try:
                 envelope = open_envelope(signed, self.snapshots.run_id, EnvelopeKind.SNAPSHOT, HEADER_LIMIT)
                 msgpack_guard.check(envelope.payload, HEADER_LIMIT)
                 root = _root_decoder.decode(envelope.payload)
-                count = -(-self.state_bytes // chunk_bytes(self.state_bytes))
+                chunk_count = -(-self.state_bytes // chunk_bytes(self.state_bytes))
                 if (
                     envelope.sender != peer or root.stage != self.snapshots.stage
                     or sealed_round(root.round) != envelope.round
-                    or root.size != self.state_bytes or len(root.chunks) != count
+                    or root.size != self.state_bytes or len(root.chunks) != chunk_count
                 ):  # fmt: skip
                     raise Malformed("a snapshot root that does not fit this stage")
                 if root.round < 0 and (root.digest != self.start or root.chain != START):
@@ -325,37 +334,38 @@ class SnapshotService:
                 continue
             if root.round < 0 or self.vouched(peer, root):
                 roots.append(root)
-                if (tokens := tokens_in(envelope.sequence)) is not None:
-                    self._tokens[peer, root.digest] = tokens
+                tokens = tokens_in(envelope.sequence)
+                if tokens is not None:
+                    self._reported_tokens[peer, root.digest] = tokens
         return roots
 
-    async def _fetch_root(self, naming: dict[PeerId, SnapshotRoot]) -> Weights:
-        """Fetch all chunks of a root from the peers that name it. Peers that name the same digest may still
-        list different chunk hashes. The most frequent list is tried, and the digest of the whole state
-        decides."""
-        lists = [tuple(root.chunks) for root in naming.values()]
+    async def _fetch_root(self, roots: dict[PeerId, SnapshotRoot]) -> Weights:
+        """Fetch all chunks of one snapshot. `roots` has the root of each peer that offers it. All have the
+        same digest, but the lists of chunk hashes may differ: the most frequent list is used. Raises NoState
+        if all holders fail, and FalseRoot if the chunks do not have the digest."""
+        lists = [tuple(root.chunks) for root in roots.values()]
         hashes = max(lists, key=lists.count)
-        holders = [peer for peer, root in naming.items() if tuple(root.chunks) == hashes]
-        root = self._root = naming[holders[0]]
+        holders = [peer for peer, root in roots.items() if tuple(root.chunks) == hashes]
+        root = self._root = roots[holders[0]]
         download = self._download = Download(self.kept, hashes, root.size)
-        here = await download.resume()
-        self.kept_bytes = self.fetched_bytes = sum(len(download.part(index)) for index in here)
-        self._fetched.clear()
+        resumed = await download.resume()
+        self.kept_bytes = self.fetched_bytes = sum(len(download.part(index)) for index in resumed)
+        self._fetch_ended.clear()
         carriers = self._carriers = await self._open_carriers(root.size - self.kept_bytes)
         at_once = carriers.lanes_per_holder if carriers is not None else ASKED_AT_ONCE
-        self._fetch = SnapshotFetch(hashes, holders, at_once, here)
+        self._fetch = SnapshotFetch(hashes, holders, at_once, resumed)
         self.log_event(
             events.Fetching(round=root.round, size=root.size, kept=self.kept_bytes, holders=len(holders))
         )
-        size = amount(root.size) + (f", {amount(self.kept_bytes)} of it on disk" if here else "")
+        size = amount(root.size) + (f", {amount(self.kept_bytes)} of it on disk" if resumed else "")
         which = f"of round {root.round}" if root.round >= 0 else "that the run starts from"
         self.notify("weights", f"fetches the weights {which}: {size}, holders: {len(holders)}")
         try:
-            self._do(self._fetch.start(self.clock.time()))
-            while not self._fetched.is_set():  # Holders that stall are dropped; without holders it is stuck.
+            self._apply_effects(self._fetch.start(self.clock.time()))
+            while not self._fetch_ended.is_set():  # Ends when complete, or without holders.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(MORE_HOLDERS_SECONDS):
-                        await self._fetched.wait()
+                        await self._fetch_ended.wait()
                 self._ask_others(self._fetch)
         finally:
             fetch, self._fetch, self._root, self._carriers = self._fetch, None, None, None
@@ -369,77 +379,89 @@ class SnapshotService:
         units = units_of(bytes(download.data))
         if state_digest(root.round, units) != root.digest:
             raise FalseRoot(root.round, holders)
-        tokens = [self._tokens[peer, root.digest] for peer in naming if (peer, root.digest) in self._tokens]
+        tokens = [
+            self._reported_tokens[peer, root.digest]
+            for peer in roots
+            if (peer, root.digest) in self._reported_tokens
+        ]
         return Weights(units, root.round, root.chain, tokens=median_low(tokens) if tokens else None)
 
     def _ask_others(self, fetch: SnapshotFetch) -> None:
-        """Ask peers of the group that were linked meanwhile; they may hold the same snapshot."""
+        """Ask the linked peers of the group that are neither holders nor dropped: they may be holders now."""
         for peer, known in self.neighbourhood.known().items():
-            new = peer not in fetch.holders and peer not in fetch.dropped
-            if known.linked and known.stage == self.snapshots.stage and new:
+            is_new = peer not in fetch.holders and peer not in fetch.dropped
+            if known.linked and known.stage == self.snapshots.stage and is_new:
                 self._asked.add(peer)
                 self.neighbourhood.post(peer, "group", GetState())
 
     async def _open_carriers(self, size: int) -> Carries | None:
-        """Open extra connections for a large state. Without them, the fetch only takes longer."""
+        """Open extra connections if at least `CARRIED_BYTES` are to be fetched. Returns None if fewer, or if
+        they cannot be opened: the fetch then only takes longer."""
         if size < CARRIED_BYTES:
             return None
         try:
-            return await self.neighbourhood.transport.carriers(CARRIERS, self._carried, self._progressed)
+            return await self.neighbourhood.transport.carriers(
+                CARRIERS, self._on_carrier_chunk, self._on_carrier_progress
+            )
         except CannotStart as error:
             self.log_event(events.NoCarriers(reason=str(error)))
             return None
 
-    def _progressed(self, peer: PeerId) -> None:
+    def _on_carrier_progress(self, peer: PeerId) -> None:
         if self._fetch is not None:
             self._fetch.progressed(peer, self.clock.time())
 
-    def _carried(self, peer: PeerId, digest: bytes, index: int, chunk: bytes | None) -> None:
-        """Handle a chunk from a carrier. If its connection failed, request the chunk over the normal link."""
+    def _on_carrier_chunk(self, peer: PeerId, digest: bytes, index: int, chunk: bytes | None) -> None:
+        """Handle a chunk from a carrier. If `chunk` is None, the connection failed, and the chunk is
+        requested over the normal link."""
         if chunk is not None:
-            self._arrived(peer, digest, index, chunk)
+            self._on_chunk(peer, digest, index, chunk)
         elif self._root is not None and digest == self._root.digest:
             self.neighbourhood.post(peer, "group", GetChunk(digest, index))
 
     def chunk(self, digest: bytes, index: int) -> memoryview | None:
-        """Return a chunk of a snapshot, or None if it is not held."""
+        """Return a chunk of the snapshot with this digest, or None if there is no such snapshot or chunk."""
         snapshot = self.snapshots.find(digest)
-        held = snapshot is not None and 0 <= index < len(snapshot.root.chunks)
-        return snapshot.chunk(index) if snapshot is not None and held else None
+        if snapshot is None or not 0 <= index < len(snapshot.root.chunks):
+            return None
+        return snapshot.chunk(index)
 
-    def _arrived(self, peer: PeerId, digest: bytes, index: int, body: bytes) -> None:
-        """Check a received chunk, store it, and continue the fetch."""
+    def _on_chunk(self, peer: PeerId, digest: bytes, index: int, body: bytes) -> None:
+        """Check a received chunk, store it, and continue the fetch. A peer is dropped for a wrong length, and
+        by `SnapshotFetch.chunk` for a wrong hash. Chunks of other snapshots are ignored."""
         fetch, root, download = self._fetch, self._root, self._download
         if fetch is None or root is None or download is None or digest != root.digest:
             return
         received = hashlib.sha256(body).digest()
-        self.chunks_refused += not 0 <= index < len(root.chunks) or received != root.chunks[index]
+        if not 0 <= index < len(root.chunks) or received != root.chunks[index]:
+            self.chunks_refused += 1
         size = chunk_bytes(root.size)
         if len(body) != min(size, root.size - index * size):
             reason = f"chunk {index} has {len(body)} bytes"
             self.neighbourhood.refused(peer, "malformed", reason)
-            self._do(fetch.drop(peer, "wrong_length", self.clock.time(), reason))
+            self._apply_effects(fetch.drop(peer, "wrong_length", self.clock.time(), reason))
             return
-        wanted, effects = fetch.chunk(peer, index, received, self.clock.time())
-        if wanted:
+        is_wanted, effects = fetch.chunk(peer, index, received, self.clock.time())
+        if is_wanted:
             download.put(index, body)
             self.fetched_bytes += len(body)
             if fetch.missing:
                 download.keep(index)
-        self._do(effects)
+        self._apply_effects(effects)
 
-    def _tick(self) -> None:
+    def _drop_stalled(self) -> None:
         """Drop holders that stall. Called by the timer."""
         if self._fetch is not None:
-            self._do(self._fetch.tick(self.clock.time()))
+            self._apply_effects(self._fetch.tick(self.clock.time()))
 
     def unlinked(self, peer: PeerId) -> None:
         """Drop a holder whose link has ended."""
         if self._fetch is not None:
-            self._do(self._fetch.drop(peer, "gone", self.clock.time()))
+            self._apply_effects(self._fetch.drop(peer, "gone", self.clock.time()))
 
-    def _do(self, effects: Sequence[RequestChunk | Dropped]) -> None:
-        """Send the requests and report the dropped holders that the fetch decided on."""
+    def _apply_effects(self, effects: Sequence[RequestChunk | Dropped]) -> None:
+        """Send the requests and report the dropped holders that the fetch decided on. Wake `_fetch_root` if
+        the fetch has ended, and set the timer for the next holder that may stall."""
         fetch, root = self._fetch, self._root
         if fetch is None or root is None:
             return
@@ -457,5 +479,5 @@ class SnapshotService:
                     left = len(fetch.holders)
                     self.notify("holder", f"{peer} {reason}; it is asked no more, other holders: {left}")
         if not fetch.missing or fetch.stuck:
-            self._fetched.set()
+            self._fetch_ended.set()
         self._timer.arm(fetch.next_deadline())

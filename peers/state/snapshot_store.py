@@ -1,4 +1,9 @@
-"""Keep settled weights for newcomers: snapshots in chunks that are named by hash under one signed root."""
+"""Keep settled weights for peers that join: snapshots, which these download in chunks.
+
+A round is settled when its set of contributions can no longer change. All peers then compute the same
+weights. A snapshot's root is signed by the peer that offers it. It names the round, the digest of the
+weights, the chain value (hash over all settled sets so far) and the hash of each chunk. Units are int32
+weights."""
 
 from __future__ import annotations
 
@@ -51,8 +56,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The state that a newcomer starts from: `units`, int32 [method.state.size], settled after
-    `settled_round`."""
+    """The state that a newcomer starts from: `units`, int32 [state size], settled after `settled_round`."""
 
     units: Tensor
     settled_round: int
@@ -111,31 +115,40 @@ class Snapshots:
     def keep(
         self, round: int, units: Callable[[], Tensor], digest: bytes, chain: bytes, tokens: int | None = None
     ) -> None:
-        """Make a snapshot of a settled round if its number is due."""
+        """Make a snapshot of a settled round if it is one of every `snapshot_interval`. `units` returns the
+        weights; `digest` is their digest, `tokens` the number in all settled rounds."""
         if (round + 1) % self.rules.snapshot_interval == 0:
-            self._hold(round, units(), digest, chain, tokens)
+            self._add_snapshot(round, units(), digest, chain, tokens)
 
     def hold(self, weights: Weights) -> None:
-        """Serve these weights too. They are from disk or fetched, and other peers may need them."""
+        """Make a snapshot of weights that were read from disk or downloaded, because other peers may need
+        them. Round -1 means the initial weights. Any other round gets at most one snapshot."""
         if weights.settled_round < 0:
-            self.start = self._made(-1, weights.units, state_digest(-1, weights.units), weights.chain, 0)
+            self.start = self._make_snapshot(
+                -1, weights.units, state_digest(-1, weights.units), weights.chain, 0
+            )
         elif all(snapshot.root.round != weights.settled_round for snapshot in self.held):
             digest = state_digest(weights.settled_round, weights.units)
-            self._hold(weights.settled_round, weights.units, digest, weights.chain, weights.tokens)
+            self._add_snapshot(weights.settled_round, weights.units, digest, weights.chain, weights.tokens)
 
-    def _hold(self, round: int, units: Tensor, digest: bytes, chain: bytes, tokens: int | None) -> None:
-        held = [self._made(round, units, digest, chain, tokens), *self.held]
+    def _add_snapshot(
+        self, round: int, units: Tensor, digest: bytes, chain: bytes, tokens: int | None
+    ) -> None:
+        """Make a snapshot and add it. Keep the newest ones and the one requested last."""
+        held = [self._make_snapshot(round, units, digest, chain, tokens), *self.held]
         held.sort(key=lambda snapshot: -snapshot.root.round)
-        in_use = [snapshot for snapshot in held[SNAPSHOTS_KEPT:] if snapshot.root.digest == self.asked]
-        self.held = (*held[:SNAPSHOTS_KEPT], *in_use)
+        requested = [snapshot for snapshot in held[SNAPSHOTS_KEPT:] if snapshot.root.digest == self.asked]
+        self.held = (*held[:SNAPSHOTS_KEPT], *requested)
 
-    def _made(self, round: int, units: Tensor, digest: bytes, chain: bytes, tokens: int | None) -> Snapshot:
-        """Build and sign a snapshot of these weights."""
+    def _make_snapshot(
+        self, round: int, units: Tensor, digest: bytes, chain: bytes, tokens: int | None
+    ) -> Snapshot:
+        """Return a snapshot of these weights with a signed root; its bytes are on disk if possible."""
         view = units.cpu().numpy().astype("<i4", copy=False).data.cast("B")
         size = chunk_bytes(len(view))
         hashes = [hashlib.sha256(view[at : at + size]).digest() for at in range(0, len(view), size)]
         root = SnapshotRoot(round, self.stage, len(view), digest, chain, hashes)
-        (data,) = laid_down([view], self._folder)
+        data = laid_down([view], self._folder)[0]
         signed = seal(
             self.identity,
             self.run_id,
@@ -151,7 +164,8 @@ class Snapshots:
         """Return the snapshots to offer to a newcomer, as many as fit into a message. Snapshots that are kept
         only for a running fetch are left out. The initial weights are left out if two snapshots exist,
         because they are then of no use."""
-        return [*self.held, *([self.start] if self.start is not None else [])][:SNAPSHOTS_KEPT]
+        start = [self.start] if self.start is not None else []
+        return [*self.held, *start][:SNAPSHOTS_KEPT]
 
     def newest_round(self) -> int:
         """Return the round of the newest snapshot; -1 if there is none."""
@@ -162,7 +176,7 @@ class Snapshots:
         self.held = tuple(snapshot for snapshot in self.held if snapshot.root.round <= round)
 
     def find(self, digest: bytes) -> Snapshot | None:
-        """Return the snapshot with this digest, and keep it from being dropped; None if there is none."""
+        """Return the snapshot with this digest, or None. It is kept as the one requested last."""
         if self.start is not None and self.start.root.digest == digest:
             return self.start
         found = next((snapshot for snapshot in self.held if snapshot.root.digest == digest), None)

@@ -1,10 +1,10 @@
 """Download the model that a run starts from: once, from a URL into a local folder.
 
-The URL is that of a folder in the layout of Hugging Face: config.json, and model.safetensors or the files
-that model.safetensors.index.json names, and optionally tokenizer.json. The user of this machine names the
-URL; a URL in a manifest is never opened. The folder gets its final name when all files are complete and have
-the hash that the run names. Until then, only the names in the index are used. A failure leaves nothing
-behind. All calls block: use a thread.
+The URL is that of a folder in the layout of Hugging Face. It has config.json, model.safetensors or the files
+that model.safetensors.index.json names, and maybe tokenizer.json. The user of this machine names the URL; a
+URL in a manifest is never opened. The folder gets its final name when all files are complete and have the
+hash that the run names. Until then, only the names in the index are used. A failure leaves nothing behind.
+All calls except `model_here` block: use a thread.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ WAIT_SECONDS = 0.5
 
 
 async def model_here(place: str, manifest: Manifest, notify: Notify) -> Path | None:
-    """Return the folder that a peer file's `init_checkpoint` names, or None if it names none.
+    """Return the folder at `place`, the value of `init_checkpoint` in the peer file; None if that is empty.
 
-    If it is a URL, its model is downloaded into a folder that all peers of this machine share. Raises
-    StartError."""
+    If it is a URL, its model is first downloaded into a folder that all peers of this machine share. If the
+    run does not start from a model, the URL is ignored, and None returned. Raises StartError."""
     local = folder_of(place)
     if local is not None or not place or not manifest.init_checkpoint.path:
         return local
@@ -77,12 +77,12 @@ async def model_here(place: str, manifest: Manifest, notify: Notify) -> Path | N
     try:
         await asyncio.to_thread(fetched, place, folder, manifest, report, stopped.is_set)
     finally:
-        stopped.set()  # The thread ends with its next block.
+        stopped.set()  # If this task was cancelled, the thread ends with its next block.
     return folder
 
 
 def folder_of(place: str) -> Path | None:
-    """Return the target of a path or a file:// URL, or None for any other URL or an empty text."""
+    """Return the local path in `place`, a path or a file:// URL; None for other URLs or an empty text."""
     if not place or not is_url(place):
         return Path(place) if place else None
     parts = urlsplit(place)
@@ -90,8 +90,8 @@ def folder_of(place: str) -> Path | None:
 
 
 def beside_run(folder: Path, url: str) -> Path:
-    """Return the folder in which the run's creator keeps a copy of what a run file's URL names. Raises
-    StartError."""
+    """Return the folder for the copy of the model at `url`: below `folder`, with the last name in the URL.
+    Raises StartError if the URL ends in no name."""
     name = Path(unquote(urlsplit(url).path)).name
     if not name or name.startswith("."):
         raise StartError(f"{without_secret(url)}: leads to no folder with a name, which its copy would have")
@@ -102,20 +102,21 @@ def fetched(
     url: str, folder: Path, manifest: Manifest, notify: Callable[[str], None],
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> None:  # fmt: skip
-    """Download the model at a URL into this folder. An existing folder stays unchanged: its readers check it.
-    Raises StartError."""
+    """Download the model at a URL into `folder`, unless that exists: its readers check it. `notify` gets
+    progress messages. Raises StartError if that fails or `is_stopped` returns True."""
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _alone(folder, is_stopped):
+        with _download_lock(folder, is_stopped):
             if not is_there(folder):
-                _fetch(url, folder, manifest, notify, is_stopped)
+                _download(url, folder, manifest, notify, is_stopped)
     except OSError as error:
         raise StartError(f"{folder}: cannot be written: {error.strerror or error}") from None
 
 
 @contextmanager
-def _alone(folder: Path, is_stopped: Callable[[], bool]) -> Iterator[None]:
-    """Hold the lock against other peers of this machine that download to the same place."""
+def _download_lock(folder: Path, is_stopped: Callable[[], bool]) -> Iterator[None]:
+    """Hold a file lock on the parent of `folder`, so that only one peer of this machine downloads at a time.
+    Waits for the lock. Raises StartError if `is_stopped` returns True meanwhile."""
     lock = os.open(folder.parent, os.O_RDONLY)
     try:
         while True:
@@ -130,28 +131,30 @@ def _alone(folder: Path, is_stopped: Callable[[], bool]) -> Iterator[None]:
         os.close(lock)
 
 
-def _fetch(
+def _download(
     url: str, folder: Path, manifest: Manifest, notify: Callable[[str], None], is_stopped: Callable[[], bool]
 ) -> None:
-    """Download all files into a temporary folder, check their hash, and rename the folder."""
+    """Download all files into a temporary folder, check their hash, and rename the folder to `folder`.
+    Temporary folders of killed processes are removed. Raises StartError, and then leaves nothing behind."""
     source = _Source(url)
-    ends = f".{folder.name}.", ".part"
-    for left in folder.parent.glob(f"{ends[0]}*{ends[1]}"):  # By a process that was killed.
-        shutil.rmtree(left, ignore_errors=True)
-    part = Path(tempfile.mkdtemp(prefix=ends[0], suffix=ends[1], dir=folder.parent))
+    prefix, suffix = f".{folder.name}.", ".part"
+    for leftover in folder.parent.glob(f"{prefix}*{suffix}"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    part = Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=folder.parent))
     try:
-        most = _max_bytes(manifest.model)
-        budget = _Budget(most, time.monotonic() + BEGIN_SECONDS + most / SLOWEST, is_stopped)
+        max_bytes = _max_bytes(manifest.model)
+        deadline = time.monotonic() + BEGIN_SECONDS + max_bytes / SLOWEST
+        budget = _Budget(max_bytes, deadline, is_stopped)
         hashes = {CONFIG: source.copy(CONFIG, part, budget, MAX_JSON_BYTES)}
         for name in source.weights(part, budget):
             notify(f"fetches {name} of the model that the run starts from: {source.url}")
             hashes[name] = source.copy(name, part, budget)
-        found, wanted = hash_of(hashes), manifest.init_checkpoint.sha256
-        if wanted not in ("", found):
+        actual, wanted = hash_of(hashes), manifest.init_checkpoint.sha256
+        if wanted not in ("", actual):
             raise StartError(
                 f"{source.url} is not the model that init_checkpoint.sha256 names: that is "
                 f"{wanted[:16]}..., its hash "
-                f"is {found}; nothing of it was kept"
+                f"is {actual}; nothing of it was kept"
             )
         source.copy_if_there(TOKENIZER, part, budget)
         part.rename(folder)
@@ -180,7 +183,8 @@ class _Budget:
     is_stopped: Callable[[], bool]
 
     def spend(self, count: int, url: str) -> None:
-        """Count received bytes. Raises StartError if the budget is used up or the peer stops."""
+        """Subtract `count` received bytes. Raises StartError if no bytes or no time is left, or if the peer
+        stops; `url` is named in the message."""
         _require_running(self.is_stopped)
         self.bytes -= count
         if self.bytes < 0:
@@ -203,7 +207,8 @@ class _Source:
         self._files, self._root = connect(url, StartError, SILENCE_SECONDS)
 
     def weights(self, part: Path, budget: _Budget) -> list[str]:
-        """Return the sorted names of the files with weights. Raises StartError."""
+        """Return the sorted names of the files with weights: those in the index, or `WEIGHTS` without an
+        index. The index is copied into `part`. Raises StartError."""
         if not self.copy_if_there(INDEX, part, budget, MAX_JSON_BYTES):
             return [WEIGHTS]
         weight_map = read_json(part / INDEX).get("weight_map")
@@ -213,7 +218,8 @@ class _Source:
         return names
 
     def copy_if_there(self, name: str, part: Path, budget: _Budget, most: int | None = None) -> bool:
-        """Copy a file as `copy` does. Returns False if it does not exist."""
+        """Copy a file of at most `most` bytes into the folder `part`. Returns False if it does not exist.
+        Raises StartError or OSError."""
         try:
             self._copy(name, part, budget, most)
         except FileNotFoundError:
@@ -222,8 +228,8 @@ class _Source:
         return True
 
     def copy(self, name: str, part: Path, budget: _Budget, most: int | None = None) -> str:
-        """Copy a file of at most `most` bytes into the folder `part`. Returns its SHA-256. Raises StartError
-        or OSError."""
+        """Copy a file of at most `most` bytes into `part`. Returns its SHA-256. Raises StartError or
+        OSError."""
         try:
             return self._copy(name, part, budget, most)
         except FileNotFoundError:
@@ -233,14 +239,14 @@ class _Source:
             ) from None
 
     def _copy(self, name: str, part: Path, budget: _Budget, most: int | None) -> str:
-        """Copy a file and return its SHA-256. Raises FileNotFoundError if it does not exist."""
-        digest, shown, count = hashlib.sha256(), f"{self.url}/{name}", 0
-        with self._opened(name) as read, (part / name).open("wb") as file:
-            while block := read():
-                budget.spend(len(block), shown)
-                count += len(block)
-                if most is not None and count > most:
-                    raise StartError(f"{shown}: is longer than {most >> 20} MiB")
+        """Copy a file as `copy` does and return its SHA-256. Raises FileNotFoundError if it is missing."""
+        digest, shown_url, copied = hashlib.sha256(), f"{self.url}/{name}", 0
+        with self._open_blocks(name) as read_block, (part / name).open("wb") as file:
+            while block := read_block():
+                budget.spend(len(block), shown_url)
+                copied += len(block)
+                if most is not None and copied > most:
+                    raise StartError(f"{shown_url}: is longer than {most >> 20} MiB")
                 digest.update(block)
                 file.write(block)
             file.flush()
@@ -248,21 +254,23 @@ class _Source:
         return digest.hexdigest()
 
     @contextmanager
-    def _opened(self, name: str) -> Iterator[Callable[[], bytes]]:
-        """Yield a function that reads a block of a file. Web servers are read as a plain stream, because not
-        all support ranges. Raises StartError or FileNotFoundError."""
+    def _open_blocks(self, name: str) -> Iterator[Callable[[], bytes]]:
+        """Open a file, and yield a function that returns its next block; empty at its end. Web servers are
+        read as a plain stream, because not all support ranges. Both raise StartError or FileNotFoundError."""
         options = {"block_size": 0} if self._is_web else {}
-        with self._reached(name):
+        with self._translate_errors(name):
             file: IO[bytes] = self._files.open(f"{self._root}/{name}", "rb", **options)
 
         def read() -> bytes:
-            with self._reached(name):
+            with self._translate_errors(name):
                 return file.read(BLOCK_BYTES)
 
         with file:
             yield read
 
-    def _reached(self, name: str) -> AbstractContextManager[None]:
+    def _translate_errors(self, name: str) -> AbstractContextManager[None]:
+        """Return a context in which errors of the connection become StartError, without the URL's secrets."""
+
         def failed(why: str) -> StartError:
             return StartError(f"{self.url}/{name}: cannot be fetched: {why}")
 

@@ -2,7 +2,7 @@
 
 The model is a Llama or a Qwen3 in the layout of Hugging Face: config.json and safetensors files. Nothing in
 the folder is executed. Its content leaves this machine only if it is bit-identical to the model in the run's
-manifest.
+manifest. A run may add LoRA factors. A digest is the hash of a stage's weights in fixed point.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ class Folder:
     """Maps parameter to file."""
 
     def tensor(self, name: str) -> Tensor:
-        """Return a parameter as floats. Raises StartError if a value is not finite or exceeds the fixed-point
-        range."""
+        """Return a parameter as floats. Raises StartError if a value is not finite or too large."""
         try:
             with open_tensors(self.path / self.places[name]) as file:
                 values: Tensor = file.get_tensor(name)
@@ -68,7 +67,7 @@ class Folder:
 
     def sha256(self) -> str:
         """Return the SHA-256 of the output of `sha256sum config.json *.safetensors`."""
-        return hash_of({name: _hash(self.path / name) for name in (CONFIG, *self.files)})
+        return hash_of({name: _hash_file(self.path / name) for name in (CONFIG, *self.files)})
 
 
 def hash_of(hashes: Mapping[str, str]) -> str:
@@ -78,45 +77,48 @@ def hash_of(hashes: Mapping[str, str]) -> str:
 
 
 def open_model(path: Path, manifest: Manifest) -> Folder:
-    """Open the model in a folder and check that its configuration and shapes fit the run. No weight is read
-    yet. Raises StartError."""
+    """Check that the model in a folder fits the run: configuration, index, and names, shapes and number
+    formats of all tensors. Returns its description; no weight is read yet. Raises StartError."""
     _require_fit(path, manifest.model)
     expected = parameter_shapes(replace(manifest.model, lora=Lora()), whole(manifest.model))
     max_tensors = len(expected) + manifest.model.num_hidden_layers  # A buffer in each layer of older files.
-    files = tuple(sorted(file.name for file in path.glob("*.safetensors")))
-    places: dict[str, str] = {}
-    found: dict[str, tuple[int, ...]] = {}
-    for name in files:
-        for tensor, (shape, kind) in _tensors(path / name, max_tensors).items():
-            if tensor in places:
-                raise StartError(f"{path}: {tensor} is in {places[tensor]} and in {name}: move one away")
-            if kind not in FLOATS:
-                raise StartError(f"{path}: {tensor} is {kind}; numbers must be one of {', '.join(FLOATS)}")
-            places[tensor], found[tensor] = name, shape
-    for tensor, size in expected.items():
-        if tensor not in found:
+    files = tuple(sorted(found.name for found in path.glob("*.safetensors")))
+    file_of: dict[str, str] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        for tensor, (shape, dtype) in _read_headers(path / file, max_tensors).items():
+            if tensor in file_of:
+                raise StartError(f"{path}: {tensor} is in {file_of[tensor]} and in {file}: move one away")
+            if dtype not in FLOATS:
+                raise StartError(f"{path}: {tensor} is {dtype}; numbers must be one of {', '.join(FLOATS)}")
+            file_of[tensor] = file
+            shapes[tensor] = shape
+    for tensor, shape in expected.items():
+        if tensor not in shapes:
             raise StartError(
-                f"{path}: {tensor} is missing; there are {len(found)} tensors in {_named(files)}"
+                f"{path}: {tensor} is missing; there are {len(shapes)} tensors in {_count_files(files)}"
             )
-        if found[tensor] != size:
-            raise StartError(f"{path}: {tensor} is {found[tensor]}, the run's model has {size}")
-    for tensor in found:
+        if shapes[tensor] != shape:
+            raise StartError(f"{path}: {tensor} is {shapes[tensor]}, the run's model has {shape}")
+    for tensor in shapes:
         if tensor not in expected and not tensor.endswith(BUFFER):
-            raise StartError(f"{path}: {tensor} is no parameter of the {_family(manifest.model)} of the run")
-    _require_index(path, places)
-    return Folder(path, files, {name: places[name] for name in expected})
+            raise StartError(
+                f"{path}: {tensor} is no parameter of the {_architecture_name(manifest.model)} of the run"
+            )
+    _require_index(path, file_of)
+    return Folder(path, files, {tensor: file_of[tensor] for tensor in expected})
 
 
 def start_state(path: Path, manifest: Manifest, stage: int, model: Folder | None = None) -> Tensor:
     """Return the initial weights of a stage as int32 [state_layout.size]; LoRA factors are drawn by the run's
-    seed. Raises StartError, also if they differ from those in a published manifest. `model` is the folder if
-    already open."""
+    seed. `model` is the result of `open_model` for `path`; None: it is opened here. Raises StartError if the
+    model does not fit, or if a published manifest has another digest of these weights."""
     opened = model or open_model(path, manifest)
 
-    def given(name: str) -> Tensor | None:
+    def read_parameter(name: str) -> Tensor | None:
         return None if is_factor(name) else opened.tensor(name)
 
-    units = first_state(manifest, stage, given)
+    units = first_state(manifest, stage, read_parameter)
     digests = manifest.init_checkpoint.digests
     if digests and state_digest(-1, units).hex() != digests[stage]:
         raise StartError(
@@ -130,7 +132,8 @@ def start_state(path: Path, manifest: Manifest, stage: int, model: Folder | None
 
 
 def pinned(path: Path, manifest: Manifest) -> InitCheckpoint:
-    """Return the manifest's entry for the model that the run starts from. Raises StartError."""
+    """Return the manifest's entry `init_checkpoint` for the model in a folder: the SHA-256 of its files, and
+    each stage's digest. Raises StartError if the model does not fit the run."""
     model = open_model(path, manifest)
     sha256 = require_hash(model, manifest)
     stages = range(len(manifest.stages))
@@ -140,7 +143,7 @@ def pinned(path: Path, manifest: Manifest) -> InitCheckpoint:
 
 
 def require_hash(model: Folder, manifest: Manifest) -> str:
-    """Return the SHA-256 of the model's files. Raises StartError if the run names another."""
+    """Return the SHA-256 of the model's files. Raises StartError if the manifest names another one."""
     sha256, wanted = model.sha256(), manifest.init_checkpoint.sha256
     if wanted not in ("", sha256):
         raise StartError(
@@ -152,39 +155,40 @@ def require_hash(model: Folder, manifest: Manifest) -> str:
 
 
 def _require_fit(path: Path, shape: ModelShape) -> None:
-    """Raise StartError with all reasons if the configuration is not that of the run's model."""
-    found = read_config(read_json(path / CONFIG))
-    reasons = [*found.reasons]
-    if found.qk_norm not in (None, shape.qk_norm):
-        has, wanted = str(shape.qk_norm).lower(), str(found.qk_norm).lower()
-        reasons.append(f"the run file has qk_norm: {has}; write model.qk_norm: {wanted}")
-    for key, value in found.values.items():
-        own = getattr(shape, key)
+    """Raise StartError with all reasons if the configuration in the folder `path` is not that of the run's
+    model, `shape`. The run may use shorter sequences than the model allows."""
+    config = read_config(read_json(path / CONFIG))
+    reasons = [*config.reasons]
+    if config.qk_norm not in (None, shape.qk_norm):
+        run_value, wanted = str(shape.qk_norm).lower(), str(config.qk_norm).lower()
+        reasons.append(f"the run file has qk_norm: {run_value}; write model.qk_norm: {wanted}")
+    for key, value in config.values.items():
+        run_size = getattr(shape, key)
         if key == "max_position_embeddings":
-            if own > value:
-                reasons.append(f"{key}: {value}; the run file has {own}; write at most {value}")
-        elif own != value:
-            reasons.append(f"{key}: {value}; the run file has {own}; write {value}")
+            if run_size > value:
+                reasons.append(f"{key}: {value}; the run file has {run_size}; write at most {value}")
+        elif run_size != value:
+            reasons.append(f"{key}: {value}; the run file has {run_size}; write {value}")
     if reasons:
         raise StartError(f"{path / CONFIG} is not of the run's model: {join_reasons(tuple(reasons))}")
 
 
-def _family(shape: ModelShape) -> str:
+def _architecture_name(shape: ModelShape) -> str:
     return next(name for name, family in FAMILIES.items() if family.qk_norm == shape.qk_norm)
 
 
-def _tensors(file: Path, max_tensors: int = MAX_TENSORS) -> dict[str, tuple[tuple[int, ...], str]]:
+def _read_headers(file: Path, max_tensors: int = MAX_TENSORS) -> dict[str, tuple[tuple[int, ...], str]]:
     """Return shape and number format by tensor name from a file's header. Raises StartError."""
     try:
         with open_tensors(file, max_tensors) as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
-            return {name: (tuple(one.get_shape()), one.get_dtype()) for name, one in slices.items()}
+            return {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
     except (SafetensorError, OSError) as error:
         raise StartError(f"{file}: is no safetensors file that can be read: {error}") from None
 
 
 def _require_index(path: Path, places: Mapping[str, str]) -> None:
-    """Raise StartError if there is an index and it disagrees with the files."""
+    """Raise StartError if there is an index and it differs from `places`, the map of parameter to file."""
     if not (path / INDEX).exists():
         return
     weight_map = read_json(path / INDEX).get("weight_map")
@@ -192,11 +196,11 @@ def _require_index(path: Path, places: Mapping[str, str]) -> None:
         raise StartError(f"{path / INDEX} does not say what the safetensors files in {path} hold")
 
 
-def _named(files: Sequence[str]) -> str:
+def _count_files(files: Sequence[str]) -> str:
     return f"{len(files)} safetensors file{'s' * (len(files) != 1)}"
 
 
-def _hash(file: Path) -> str:
+def _hash_file(file: Path) -> str:
     """Return the SHA-256 of a file. Raises StartError if it cannot be read."""
     digest = hashlib.sha256()
     try:

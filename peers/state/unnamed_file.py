@@ -1,4 +1,4 @@
-"""Store rarely read bytes in an unnamed file, which vanishes with its last reader, even after a crash."""
+"""Move rarely read bytes to an unnamed file, which the system deletes with its last reader."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tempfile import TemporaryFile
 
 
 def laid_down(parts: Sequence[bytes | memoryview], folder: Path | None) -> list[bytes | memoryview]:
-    """Store these parts in one file in `folder` and return views of them. Returns copies in memory if there
-    is no folder, no space, or nothing to write."""
+    """Store these parts one after another in one unnamed file in `folder`. Returns a memory-mapped view of
+    each. Returns copies in memory instead if `folder` is None, the disk refuses, or all parts are empty."""
     ends = list(accumulate(map(len, parts)))
     if folder is None or not ends or not ends[-1]:
         return [bytes(part) for part in parts]
@@ -22,6 +22,6 @@ def laid_down(parts: Sequence[bytes | memoryview], folder: Path | None) -> list[
                 file.write(part)
             file.flush()
             view = memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))
-    except OSError:  # The disk is full; the writer of checkpoints reports it.
+    except OSError:  # The disk is full, for example; the writer of checkpoints reports that.
         return [bytes(part) for part in parts]
     return [view[start:end] for start, end in zip([0, *ends], ends, strict=False)]

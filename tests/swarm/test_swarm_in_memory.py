@@ -140,7 +140,7 @@ async def test_a_peer_that_waits_for_its_archive_can_leave(tmp_path, monkeypatch
     def away(*_: object) -> str:
         raise StoreUnreachable("nobody answers")
 
-    monkeypatch.setattr(Restoring, "_bring", away)
+    monkeypatch.setattr(Restoring, "_copy_newest", away)
     swarm = Swarm(tiny_manifest())
     swarm.open()
     member = swarm.start("a", 0, archive=str(tmp_path / "archive"), checkpoints=tmp_path)

@@ -1,4 +1,7 @@
-"""Announce a worker in the DHT while it lives, and look up other peers."""
+"""Announce a peer in the DHT (the directory) while it lives, and look up other peers.
+
+A record is a peer's signed announcement; it names the peer's stage and addresses. It stays in the DHT for a
+while after its peer has gone."""
 
 from __future__ import annotations
 
@@ -58,31 +61,31 @@ class RecordAnnouncer:
         self.version = version
         self.log_event = log_event
         self.own_start = own_start if own_start is not None else OwnStart()
-        self._news = asyncio.Event()
+        self._record_changed = asyncio.Event()
 
     async def there(self, records: Mapping[PeerId, SignedRecord], chance: Random) -> set[PeerId]:
-        """Return which of these peers to count as alive, because a record outlives its peer. Up to
-        `MAX_ASKED` peers of each stage are dialled. The same share of the remaining ones is counted as
-        alive."""
+        """Estimate which other peers are alive, because a record outlives its peer. Up to `MAX_ASKED` random
+        peers of each stage are dialled. Returns those that answer, and the same share of the others."""
         stages: dict[int, list[PeerId]] = {}
         for peer, signed in records.items():
             if peer != self.transport.peer:
                 stages.setdefault(signed.record.stage, []).append(peer)
-        found = await asyncio.gather(*(self._alive(peers, records, chance) for peers in stages.values()))
-        return set().union(*found)
+        alive = await asyncio.gather(*(self._alive(peers, records, chance) for peers in stages.values()))
+        return set().union(*alive)
 
     async def _alive(
         self, peers: list[PeerId], records: Mapping[PeerId, SignedRecord], chance: Random
     ) -> list[PeerId]:
-        """Return the peers of one stage to count as alive."""
+        """Return those of one stage's `peers` to count as alive. At most `MAX_ASKED` are dialled: these count
+        if they answer, and the same share of the others."""
         if len(peers) > MAX_ASKED:
             peers = chance.sample(peers, len(peers))
-        asked, others = peers[:MAX_ASKED], peers[MAX_ASKED:]
-        answers = await asyncio.gather(*(self._answers(peer, records[peer]) for peer in asked))
-        answered = [peer for peer, answer in zip(asked, answers, strict=True) if answer]
-        return answered + others[: round(len(others) * len(answered) / len(asked))]
+        dialled, others = peers[:MAX_ASKED], peers[MAX_ASKED:]
+        outcomes = await asyncio.gather(*(self._answers_dial(peer, records[peer]) for peer in dialled))
+        answered = [peer for peer, has_answered in zip(dialled, outcomes, strict=True) if has_answered]
+        return answered + others[: round(len(others) * len(answered) / len(dialled))]
 
-    async def _answers(self, peer: PeerId, signed: SignedRecord) -> bool:
+    async def _answers_dial(self, peer: PeerId, signed: SignedRecord) -> bool:
         try:
             link = await self.transport.open(peer, "group", ANSWER_SECONDS, signed.record.addresses)
         except WireError:
@@ -99,7 +102,8 @@ class RecordAnnouncer:
             return None
 
     def record(self, stage: int, claims: Claims, invite: bytes = b"") -> bytes:
-        """Return this peer's own current record, signed."""
+        """Return this peer's own record for `stage` with the values in `claims`, signed and dated with the
+        directory's time. `invite` is the peer's invite; empty: the run requires none."""
         record = PeerRecord(
             self.transport.peer, stage, claims.role, list(self.transport.addresses), claims.round,
             claims.tokens_per_second, self.version, claims.moving_to, claims.name, claims.state, claims.loss,
@@ -112,27 +116,30 @@ class RecordAnnouncer:
         return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
 
     def judge_own(self, signed: SignedRecord) -> bool:
-        """Compare a record of this peer's own key with its own start. Returns True if a process that started
-        later has signed it. Raises IdentityInUse if an earlier process is proved to be running."""
+        """Find out whether another process uses this peer's key, by a record that the key has signed. Returns
+        True if a process that started later than this one signed it. Raises IdentityInUse if the record
+        proves that one that started earlier is still running: this process must then end."""
         started = signed.record.started
         other = self.own_start.saw(started, signed.sequence, self.directory.now())
         if other == "earlier":
             raise IdentityInUse(started / 1e6)
         return other == "later"
 
-    async def _look_for_own(self, stage: int) -> None:
-        """Check the stored record of this peer's key. A process that started later must see this one's record
-        soon."""
+    async def _check_own_record(self, stage: int) -> None:
+        """Look up the stored record of this peer's key. If a process that started later has replaced it,
+        announce at once: that process then sees this one and ends. Raises IdentityInUse as `judge_own`."""
         data = (await self.look_up(stage) or {}).get(self.transport.peer)
         if data is not None and self.judge_own(open_record(data, self.signed.run_id)):
             self.announce_now()
 
     async def announce_forever(self, stage: int, record: Callable[[], bytes]) -> None:
-        """Store this peer's record, and the manifest for newcomers, in regular intervals."""
-        run, early = self.signed.run_id, EARLY
+        """Store this peer's record and the run's manifest in the directory until cancelled. The first `EARLY`
+        intervals are shorter. After a failure or `announce_now` the next one is sooner. Raises
+        IdentityInUse."""
+        run, early_left = self.signed.run_id, EARLY
         while True:
-            if stage == NO_STAGE:  # A worker checks its stages anyway.
-                await self._look_for_own(stage)
+            if stage == NO_STAGE:  # A worker's look-ups of its stages check this anyway.
+                await self._check_own_record(stage)
             try:
                 stored = await self.directory.announce(run, stage, record(), OPERATION_SECONDS)
                 stored &= await self.directory.put_manifest(run, self.signed.wire(), OPERATION_SECONDS)
@@ -142,16 +149,16 @@ class RecordAnnouncer:
             except WireError as error:
                 self.log_event(events.AnnounceFailed(code=error.code, reason=str(error)))
                 stored = False
-            early -= 1
-            pause = EARLY_SECONDS if early > 0 else ANNOUNCE_SECONDS
+            early_left -= 1
+            pause = EARLY_SECONDS if early_left > 0 else ANNOUNCE_SECONDS
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause if stored else AGAIN_SECONDS):
-                    await self._news.wait()
-            self._news.clear()
+                    await self._record_changed.wait()
+            self._record_changed.clear()
 
     def announce_now(self) -> None:
         """Announce at once, because the record has changed."""
-        self._news.set()
+        self._record_changed.set()
 
     async def look_forever(self, look: Callable[[], Awaitable[None]]) -> None:
         """Call `look` in regular intervals, which are shorter at first."""

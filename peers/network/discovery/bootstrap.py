@@ -1,4 +1,7 @@
-"""Find the run: try bootstraps and remembered peers until one answers, and get the manifest by its id."""
+"""Find the run: try bootstraps and remembered peers until one answers, and get the manifest by its id.
+
+A bootstrap is a peer whose address the user configured. The manifest is the run's signed file; the run's id
+is its hash. The directory is the DHT."""
 
 from __future__ import annotations
 
@@ -51,14 +54,16 @@ class PeerCache:
         except (OSError, ValueError, RecursionError):
             return []
         addresses = content.get("addresses") if isinstance(content, dict) else None
-        return [a for a in addresses if _leads_to_a_peer(a)] if isinstance(addresses, list) else []
+        if not isinstance(addresses, list):
+            return []
+        return [address for address in addresses if _leads_to_a_peer(address)]
 
     def write(self, peers: Iterable[tuple[PeerId, Sequence[str]]]) -> None:
-        """Store the addresses of peers. Invalid addresses are left out, because peers may announce
-        anything."""
-        met = [f"{address}/p2p/{peer}" for peer, addresses in peers for address in addresses[:2]]
-        met = [address for address in met if _leads_to_a_peer(address)]
-        addresses = list(dict.fromkeys([*met, *self.read()]))[:REMEMBERED_PEERS]
+        """Store up to two addresses of each peer, before those in the file, at most `REMEMBERED_PEERS` in
+        all. Invalid addresses are left out, because peers may announce anything."""
+        new = [f"{address}/p2p/{peer}" for peer, addresses in peers for address in addresses[:2]]
+        new = [address for address in new if _leads_to_a_peer(address)]
+        addresses = list(dict.fromkeys([*new, *self.read()]))[:REMEMBERED_PEERS]
         write_atomically(self.path, json.dumps({"addresses": addresses}, indent=1).encode())
 
 
@@ -69,15 +74,15 @@ def _leads_to_a_peer(address: object) -> bool:
         return False
 
 
-class _Waiting:
-    """Decides when to report that no peer answers: a new reason at once, then the elapsed time less and less
-    often."""
+class _WaitReport:
+    """Decides when to report that no peer answers: a new reason at once, elapsed time ever less often."""
 
     def __init__(self, now: float) -> None:
         self._since, self._reported, self._next = now, "", 0.0
 
     def line(self, reason: str, now: float) -> str:
-        """Return the next message, or an empty string if there is nothing new."""
+        """Return the next message for the user, or an empty string if none is due. `reason` says why the last
+        attempt failed; `now` is in seconds."""
         passed = now - self._since
         if reason != self._reported:
             self._reported, self._next = reason, passed + FIRST_WORD_SECONDS
@@ -92,15 +97,16 @@ async def join_directory(
     directory: Joinable, bootstraps: Sequence[str], cache: PeerCache, notify: Notify,
     nearby: Callable[[], Sequence[str]] = tuple,
 ) -> None:  # fmt: skip
-    """Return when a bootstrap or remembered peer answers, and report attempts to the user. `nearby` returns
-    multiaddrs found meanwhile on the local network, which are tried like bootstraps."""
-    pause, waiting = FIRST_PAUSE_SECONDS, _Waiting(asyncio.get_running_loop().time())
+    """Try all known addresses again and again, with growing pauses, and return when one answers. `cache` has
+    those of remembered peers. `nearby` returns multiaddrs found meanwhile on the local network. `notify`
+    reports failures and the result to the user."""
+    pause, wait_report = FIRST_PAUSE_SECONDS, _WaitReport(asyncio.get_running_loop().time())
     while True:
         tried = list(dict.fromkeys([*bootstraps, *nearby(), *cache.read()]))
         try:
             answered = await directory.bootstrap(tried, ANSWER_SECONDS)
         except Unreachable as error:
-            if line := waiting.line(str(error), asyncio.get_running_loop().time()):
+            if line := wait_report.line(str(error), asyncio.get_running_loop().time()):
                 notify("unreachable", line)
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
@@ -110,7 +116,8 @@ async def join_directory(
 
 
 def manifest_here(run: str, kept: Path) -> SignedManifest | None:
-    """Return the run's manifest from a published file or from `kept`, or None if neither exists. Raises
+    """Return the run's manifest from this machine. `run` is the path of a published file, or a run id: then
+    the file `kept`, from an earlier start, is read. Returns None for an id if `kept` does not exist. Raises
     RunFileError if a file is not what it claims."""
     run_id = run_id_of(run)
     if run_id is None:
@@ -125,14 +132,15 @@ def manifest_here(run: str, kept: Path) -> SignedManifest | None:
 
 
 async def find_manifest(run: str, directory: Directory, kept: Path, notify: Notify) -> SignedManifest:
-    """Return the run's manifest from this machine, or look for it in the directory for a minute. Raises
-    OtherVersion, and UnknownRun if no peer knows the run."""
-    here = await asyncio.to_thread(manifest_here, run, kept)
-    if here is not None:
-        return here
+    """Return the run's manifest from this machine, or look for it in the directory for `UNKNOWN_SECONDS`. One
+    that is found is stored in the file `kept`. Raises OtherVersion if it is of another version of this
+    program, and UnknownRun if no peer knows the run."""
+    local = await asyncio.to_thread(manifest_here, run, kept)
+    if local is not None:
+        return local
     run_id = RunId(run)
     pause, clock = FIRST_PAUSE_SECONDS, asyncio.get_running_loop().time
-    until = clock() + UNKNOWN_SECONDS
+    deadline = clock() + UNKNOWN_SECONDS
     while True:
         try:
             data = await directory.get_manifest(run_id, ANSWER_SECONDS)
@@ -145,7 +153,7 @@ async def find_manifest(run: str, directory: Directory, kept: Path, notify: Noti
             raise
         except (WireError, RunFileError) as error:
             reason = str(error)
-        left = until - clock()
+        left = deadline - clock()
         if left <= 0:
             raise UnknownRun(
                 f"{reason}; asked for {UNKNOWN_SECONDS:.0f} s: compare the id with what the run's owner "

@@ -1,4 +1,7 @@
-"""Sum the tokens that peers claim in their records to have contributed, across restarts and moves."""
+"""Sum the tokens that peers claim in their records to have contributed, across restarts and moves.
+
+A record is a peer's signed announcement, renewed regularly. Its token count starts at 0 again when the peer
+restarts or moves to another stage. Nothing proves these counts."""
 
 from __future__ import annotations
 
@@ -24,22 +27,23 @@ class Contributions:
     """Energy in joules by peer, as its device measured it."""
 
     def first(self, record: PeerRecord) -> None:
-        """Add the first record seen of a peer, or the first after it was forgotten. Its tokens may be counted
-        already."""
-        known = self.tokens[record.peer, record.stage]
-        self._set(record, max(known, record.tokens), max(self.joules[record.peer], record.joules))
+        """Add the first record of a peer, or the first after its previous one was forgotten. Its tokens may
+        be counted already, so the larger of both counts is kept."""
+        counted_tokens = self.tokens[record.peer, record.stage]
+        counted_joules = self.joules[record.peer]
+        self._set(record, max(counted_tokens, record.tokens), max(counted_joules, record.joules))
 
     def grown(self, old: PeerRecord, new: PeerRecord) -> int:
-        """Add the next record of a peer, and return the number of new tokens. Counts restart at 0 after a
-        move or restart."""
-        same = old.stage == new.stage and new.tokens >= old.tokens
-        grown = new.tokens - old.tokens if same else new.tokens
-        taken = max(0, new.joules - old.joules) if same else new.joules
-        self._set(new, self.tokens[new.peer, new.stage] + grown, self.joules[new.peer] + taken)
-        return grown
+        """Add the increase from a peer's record `old` to its next one, `new`. Returns the number of new
+        tokens. After a move or restart, counts begin at 0 again, and all of `new` is the increase."""
+        continues = old.stage == new.stage and new.tokens >= old.tokens
+        new_tokens = new.tokens - old.tokens if continues else new.tokens
+        new_joules = max(0, new.joules - old.joules) if continues else new.joules
+        self._set(new, self.tokens[new.peer, new.stage] + new_tokens, self.joules[new.peer] + new_joules)
+        return new_tokens
 
     def _set(self, record: PeerRecord, tokens: int, joules: int) -> None:
-        """Set a peer's counts, and forget the smaller half of all entries beyond `MAX_KEPT`."""
+        """Set a peer's counts. If there are more than `MAX_KEPT` entries, keep only the larger half."""
         if tokens <= 0:
             return
         self.names[record.peer] = record.name
@@ -47,13 +51,12 @@ class Contributions:
         self.joules[record.peer] = joules
         if len(self.tokens) > MAX_KEPT:
             self.tokens = Counter(dict(self.tokens.most_common(MAX_KEPT // 2)))
-            kept = {peer for peer, _ in self.tokens}
-            self.names = {peer: name for peer, name in self.names.items() if peer in kept}
-            self.joules = Counter({peer: count for peer, count in self.joules.items() if peer in kept})
+            peers = {peer for peer, _ in self.tokens}
+            self.names = {peer: name for peer, name in self.names.items() if peer in peers}
+            self.joules = Counter({peer: count for peer, count in self.joules.items() if peer in peers})
 
     def of_stage(self, stage: int, most: int) -> int:
-        """Return the sum over a stage, with each peer limited to `most`, so that one false claim cannot spoil
-        it."""
+        """Return the sum over a stage. Each peer counts for at most `most`, which limits false claims."""
         return sum(min(tokens, most) for (_, held), tokens in self.tokens.items() if held == stage)
 
     def largest(self, count: int, most: int) -> list[tuple[str, str, int]]:

@@ -1,4 +1,6 @@
-"""A worker's regular look-ups: find other peers, and detect a split of the DHT."""
+"""A worker's regular look-ups: find other peers, and detect a split of the DHT (the directory).
+
+The DHT has split if it no longer returns peers that are linked here: its nodes then form two networks."""
 
 from __future__ import annotations
 
@@ -29,15 +31,16 @@ class PeerDiscovery:
         self.stages = stages
         self.notify = notify
         self.split = DirectorySplit()
-        self._others = dict.fromkeys(range(stages), RECORD_LOOKS)
-        """Stages where another process may use this identity, with the number of look-ups in a row without
-        its record."""
+        self._misses = dict.fromkeys(range(stages), RECORD_LOOKS)
+        """Stages that are searched for a record of this peer's own key, from another process. Maps stage to
+        the number of look-ups in a row without such a record; after `RECORD_LOOKS` the stage is dropped."""
 
     async def look(self) -> None:
-        """Look up the peers of this peer's own stage and of the adjacent stages."""
+        """Look up the peers of this peer's stage and of the adjacent ones. Pass their records to the
+        neighbourhood. Look in the other stages for records of this peer's own key."""
         membership = self.neighbourhood.membership
-        # Before the own stage: a newer own record would hide the other process's.
-        await self._look_for_own(set(range(self.stages)) - {membership.stage, *membership.beside})
+        # Other stages come first: this peer's newer record in its own stage would hide another process's.
+        await self._look_for_own_records(set(range(self.stages)) - {membership.stage, *membership.beside})
         answered: set[int] = set()
         found: set[PeerId] = set()
         for stage in sorted({membership.stage, *membership.beside}):
@@ -50,58 +53,60 @@ class PeerDiscovery:
             found.update(records)
             self.neighbourhood.learn_all(records.values())
         if answered:
-            self._compare(answered, found)
+            self._check_for_split(answered, found)
 
-    async def _look_for_own(self, stages: set[int]) -> None:
-        """Look up records of this peer's own key in these stages: first in all, then where one was found."""
+    async def _look_for_own_records(self, stages: set[int]) -> None:
+        """Look up records of this peer's own key in those of these `stages` that are still searched. A record
+        that is found goes to the neighbourhood, which detects that another process uses the key."""
         me = self.neighbourhood.membership.me
-        for stage in sorted(stages & self._others.keys()):
+        for stage in sorted(stages & self._misses.keys()):
             records = await self.presence.look_up(stage)
             # Another call may have dropped the stage while this one waited for the directory.
-            if records is None or stage not in self._others:
+            if records is None or stage not in self._misses:
                 continue
-            self._others[stage] += 1
+            self._misses[stage] += 1
             if me in records:
-                self._others[stage] = 0
+                self._misses[stage] = 0
                 self.neighbourhood.learn_all([records[me]])
-            elif self._others[stage] > RECORD_LOOKS:
-                del self._others[stage]
+            elif self._misses[stage] > RECORD_LOOKS:
+                del self._misses[stage]
 
-    def _compare(self, answered: set[int], found: set[PeerId]) -> None:
-        """Compare the linked peers with the peers that were found, and report a split of the directory."""
+    def _check_for_split(self, answered: set[int], found: set[PeerId]) -> None:
+        """Compare the linked peers of the stages in `answered` with the peers that look-ups found there.
+        Notify the user when a split of the directory is first suspected, and when it is over."""
         peers = self.neighbourhood.known().items()
         linked = [peer for peer, known in peers if known.linked and known.stage in answered]
-        before = self.split.suspected
+        was_suspected = self.split.suspected
         self.split.looked(linked, found)
-        if self.split.suspected and not before:
+        if self.split.suspected and not was_suspected:
             self.notify(
                 "directory_split",
                 f"the directory may have split: it does not return {len(self.split.missing)} of the "
                 f"{len(linked)} peers that are linked here, so newcomers may find only some of all. A peer "
                 "that names bootstraps of both parts joins them",
             )
-        elif before and not self.split.suspected:
+        elif was_suspected and not self.split.suspected:
             self.notify("directory_whole", "the directory returns the linked peers again")
 
 
 def met(membership: Membership) -> bool:
-    """Return True if enough of the group is linked to learn its state.
+    """Return True if enough peers of this peer's group are linked to learn the group's state from them.
 
-    That is the case if all neighbours in the group are linked, or if enough active peers are. It also holds
-    if one active peer is linked and the others did not answer. A record outlives its peer by up to two
-    minutes, and the many records of a Sybil attack never answer. If no peer is active, silent peers are
-    waited for: all may be restarting and must agree."""
-    if sum(known.linked and known.ready for known in membership.peers.values()
-           if known.stage == membership.stage) >= ENOUGH:  # fmt: skip
+    This holds if all neighbours in the group are linked, or `ENOUGH` active (`ready`) peers. It also holds if
+    one active peer is linked and dialling the others failed. Records outlive their peers by up to two
+    minutes, and a Sybil attacker can store many. If none is active, all neighbours must be linked: the whole
+    group may be restarting and must agree on a state."""
+    own_stage = [known for known in membership.peers.values() if known.stage == membership.stage]
+    if sum(known.linked and known.ready for known in own_stage) >= ENOUGH:
         return True
-    group = [
+    neighbours = [
         known
         for peer, known in membership.peers.items()
         if known.stage == membership.stage and (peer in membership.wanted() or not known.present)
     ]
-    if not any(known.linked for known in group):
+    if not any(known.linked for known in neighbours):
         return False
-    if all(known.linked for known in group):
+    if all(known.linked for known in neighbours):
         return True
-    tried = all(known.linked or (known.failures > 0 and not known.dialing) for known in group)
-    return tried and any(known.linked and known.ready for known in group)
+    all_tried = all(known.linked or (known.failures > 0 and not known.dialing) for known in neighbours)
+    return all_tried and any(known.linked and known.ready for known in neighbours)

@@ -55,28 +55,29 @@ def mark(run: str | None) -> str:
 
 
 def local_addresses(addresses: Sequence[str]) -> tuple[str, ...]:
-    """Return those addresses at which peers of the local network could reach this peer."""
-    found = []
+    """Return those of these multiaddrs at which peers of the local network could reach this peer, at most
+    `ADDRESSES`. Relayed, loopback and overlong ones are left out."""
+    local = []
     for address in addresses:
         parts = address.split("/")
         if len(parts) < 5 or "p2p-circuit" in parts or len(address) > ADDRESS_BYTES:
             continue
         if parts[1] in ("ip4", "ip6") and ipaddress.ip_address(parts[2]).is_loopback:
             continue
-        found.append(address)
-    return tuple(found[:ADDRESSES])
+        local.append(address)
+    return tuple(local[:ADDRESSES])
 
 
 def peer_in_announcement(
     name: str, entries: Mapping[bytes, bytes | None], run: str | None
 ) -> tuple[PeerId, list[str]] | None:
-    """Return the peer and its multiaddrs with /p2p/ in a service, or None if it is of another run or
-    invalid."""
+    """Parse the announcement of the service `name` with the TXT `entries`. Returns the peer and its
+    multiaddrs with /p2p/. Returns None without a valid one, or for another run than `run` (None: any)."""
     peer = name.removesuffix(f".{SERVICE}")
-    marked = (entries.get(b"run") or b"")[:16].decode(errors="replace")
-    if run is not None and marked not in (mark(run), ANY):
+    announced_run = (entries.get(b"run") or b"")[:16].decode(errors="replace")
+    if run is not None and announced_run not in (mark(run), ANY):
         return None
-    found = []
+    multiaddrs = []
     for number in range(ADDRESSES):
         text = (entries.get(b"a%d" % number) or b"")[:ADDRESS_BYTES].decode(errors="replace")
         multiaddr = f"{text}/p2p/{peer}"
@@ -85,16 +86,17 @@ def peer_in_announcement(
             split_multiaddr(multiaddr)
         except ValueError:
             continue
-        found.append(multiaddr)
-    return (PeerId(peer), found) if found else None
+        multiaddrs.append(multiaddr)
+    return (PeerId(peer), multiaddrs) if multiaddrs else None
 
 
 @asynccontextmanager
 async def neighbours(
     config: PeerFile, peer: PeerId, addresses: Sequence[str], notify: Notify
 ) -> AsyncIterator[Lan | None]:
-    """Announce and browse on the local network while the context is active. Yields None if there is no
-    multicast. Raises UserError if the peer file requires it."""
+    """Announce this peer at `addresses`, and find others on the local network, while the context is active.
+    Yields the finder, or None if the peer file switches it off or it cannot run here. Raises UserError
+    instead if the peer file requires it (`lan: true`)."""
     lan = None
     if config.lan is True or (config.lan == "auto" and installed()):
         run = None
@@ -131,18 +133,18 @@ class Lan:
 
     @classmethod
     def start(cls, peer: PeerId, addresses: Sequence[str], run: str | None) -> Lan:
-        """Start. `addresses` are those of this peer; `run` is its run id, or None for any run. Raises
-        NoLan."""
+        """Start to announce this peer and to find others. `addresses` are this peer's multiaddrs; `run` is
+        its run id, or None for any run. Raises NoLan without a network, multicast or zeroconf."""
         if not installed():
             raise NoLan("zeroconf is not installed")
         local = local_addresses(addresses)
         if not local:
             raise NoLan("this peer listens to its own machine only")
         lan = cls(peer, run)
-        lan._begin(local)
+        lan._start_zeroconf(local)
         return lan
 
-    def _begin(self, addresses: Sequence[str]) -> None:
+    def _start_zeroconf(self, addresses: Sequence[str]) -> None:
         """Start zeroconf, browse for services and announce this peer. Raises NoLan."""
         from zeroconf import Error, InterfaceChoice, IPVersion
         from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
@@ -158,23 +160,28 @@ class Lan:
             self._zeroconf = AsyncZeroconf(interfaces=InterfaceChoice.All, ip_version=IPVersion.V4Only)
         except (OSError, RuntimeError, Error) as error:
             raise NoLan(f"no multicast here: {error or type(error).__name__}") from None
-        self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, SERVICE, handlers=[self._seen])
+        self._browser = AsyncServiceBrowser(
+            self._zeroconf.zeroconf, SERVICE, handlers=[self._on_service_change]
+        )
         announcing = self._zeroconf.async_register_service(self._service, allow_name_change=False)
         self._announcing = asyncio.create_task(announcing, name="lan announcing")
 
-    def _seen(self, zeroconf: object, service_type: str, name: str, state_change: Enum) -> None:
-        """Handle a service that appeared, changed or ended. Called by zeroconf in the event loop."""
+    def _on_service_change(self, zeroconf: object, service_type: str, name: str, state_change: Enum) -> None:
+        """Handle a service that appeared, changed or ended. Called by zeroconf in the event loop. Its entries
+        are requested, and the peer of one that ended is forgotten. This peer's own service is ignored, and
+        others while `PEERS` requests are under way."""
         if name == f"{self._peer}.{SERVICE}" or name in self._requests or len(self._requests) >= PEERS:
             return
         if state_change.name == "Removed":
             self._peers.pop(PeerId(name.removesuffix(f".{SERVICE}")), None)
             return
-        task = asyncio.create_task(self._request(name), name="lan")
+        task = asyncio.create_task(self._request_entries(name), name="lan")
         self._requests[name] = task
         task.add_done_callback(lambda _: self._requests.pop(name, None))
 
-    async def _request(self, name: str) -> None:
-        """Request the entries of a service and remember its peer."""
+    async def _request_entries(self, name: str) -> None:
+        """Request the TXT entries of a service and remember its peer, if it is of this run. Beyond `PEERS`
+        peers, the oldest is forgotten."""
         from zeroconf import Error
         from zeroconf.asyncio import AsyncServiceInfo
 
@@ -182,12 +189,12 @@ class Lan:
         try:
             if not await service.async_request(self._zeroconf.zeroconf, 1000 * ASK_SECONDS):
                 return
-        except (OSError, Error):  # Its name is invalid, or the network went away.
+        except (OSError, Error):  # The service's name is invalid, or the network went away.
             return
-        found = peer_in_announcement(name, service.properties, self._run)
-        if found is None:
+        announcement = peer_in_announcement(name, service.properties, self._run)
+        if announcement is None:
             return
-        peer, addresses = found
+        peer, addresses = announcement
         self._peers[peer] = addresses
         self._peers.move_to_end(peer)
         while len(self._peers) > PEERS:
@@ -208,7 +215,7 @@ class Lan:
         return [address for addresses in reversed(self._peers.values()) for address in addresses]
 
     async def close(self) -> None:
-        """Withdraw the announcement and stop."""
+        """Withdraw the announcement and stop zeroconf, within `STOP_SECONDS`."""
         tasks: list[asyncio.Task[Any]] = list(self._requests.values())
         if self._announcing is not None:
             tasks.append(self._announcing)

@@ -1,4 +1,7 @@
-"""Read the newest signed record of every peer from the directory, and summarize the records."""
+"""Read the newest signed record of every peer from the directory (the DHT), and summarize the records.
+
+A record is a peer's announcement of its state, renewed regularly; nothing verifies its values. A peer is in
+step if its state says that it has its group's weights (`IN_STEP`). A settled round can no longer change."""
 
 from __future__ import annotations
 
@@ -33,25 +36,24 @@ def opened(records: Iterable[bytes], run: RunId) -> Iterator[SignedRecord]:
 
 
 def newest(records: Iterable[SignedRecord]) -> dict[PeerId, SignedRecord]:
-    """Return the newest record of each peer. A peer that moved or paused is still listed in its old stage for
-    a while."""
-    found: dict[PeerId, SignedRecord] = {}
+    """Return the newest record of each peer. One that moved stays listed in its old stage for a while."""
+    newest_of: dict[PeerId, SignedRecord] = {}
     for signed in records:
-        known = found.get(signed.peer)
+        known = newest_of.get(signed.peer)
         if known is None or known.sequence < signed.sequence:
-            found[signed.peer] = signed
-    return found
+            newest_of[signed.peer] = signed
+    return newest_of
 
 
 async def look(directory: Directory, run: RunId, stages: int) -> dict[PeerId, SignedRecord]:
-    """Look up the records of every stage and of peers without a stage. Raises WireError if the directory does
-    not answer for any of them: an unknown stage must not count as empty."""
-    asked = (directory.look_up(run, stage, LOOK_UP_SECONDS) for stage in range(-1, stages))
-    found: list[SignedRecord] = []
-    for records in await asyncio.gather(*asked):
-        found += opened(records.values(), run)
+    """Look up the records of all stages and of peers without a stage (-1). Returns the newest valid one of
+    each peer. Raises WireError if one look-up gets no answer: a stage must not count as empty then."""
+    look_ups = (directory.look_up(run, stage, LOOK_UP_SECONDS) for stage in range(-1, stages))
+    valid: list[SignedRecord] = []
+    for records in await asyncio.gather(*look_ups):
+        valid += opened(records.values(), run)
         await asyncio.sleep(0)  # Yield to the event loop between many signature checks.
-    return newest(found)
+    return newest(valid)
 
 
 def waits_for_weights(record: PeerRecord) -> bool:
@@ -59,14 +61,14 @@ def waits_for_weights(record: PeerRecord) -> bool:
 
 
 def stuck_of(records: Iterable[PeerRecord], snapshot_interval: int) -> dict[int, int]:
-    """Return a map of stage to the number of peers that wait there for weights that no peer of the stage has.
-    Peers in state `leaving` are not counted, because their last record outlives them."""
-    standing = [
+    """Return how many peers of each stage wait for weights that no peer of the stage has. Stages where none
+    waits so are left out. Peers in state `leaving` do not count, because their last record outlives them."""
+    peers = [
         StagePeer(record.stage, waits_for_weights(record), record.round)
         for record in records
         if record.state != "leaving"
     ]
-    return stuck_stages(standing, snapshot_interval)
+    return stuck_stages(peers, snapshot_interval)
 
 
 def finalized_tokens(records: Iterable[PeerRecord], stage: int) -> int | None:
@@ -88,8 +90,7 @@ def settled_round(records: Iterable[PeerRecord], stage: int) -> int | None:
 
 
 def usual_round(records: Iterable[PeerRecord]) -> int | None:
-    """Return the median round of the peers in step of any stage (of two the higher); None if there is
-    none."""
+    """Return the median round of the peers in step of any stage (of two the higher), or None."""
     values = [record.round for record in records if record.stage >= 0 and record.state in IN_STEP]
     return median_high(values) if values else None
 

@@ -1,4 +1,7 @@
-"""Keep a running peer discoverable by contacting its bootstraps regularly, even if they never failed."""
+"""Keep a running peer discoverable by contacting its bootstraps regularly, even if they never failed.
+
+Bootstraps are the configured peers through which newcomers join. They are lost if this peer's DHT routing
+table has none and none answers. Newcomers may then not find this peer."""
 
 from __future__ import annotations
 
@@ -26,8 +29,7 @@ class Rejoinable(Protocol):
 
 
 class Rejoining:
-    """Contacts bootstraps at the times that `BootstrapContacts` chooses, and reports changes to the user and
-    the metric."""
+    """Contacts bootstraps when `BootstrapContacts` says so, and reports changes to user and metric."""
 
     def __init__(
         self, directory: Rejoinable, bootstraps: Sequence[str], remembered: Callable[[], Sequence[str]],
@@ -40,10 +42,13 @@ class Rejoining:
         self.me = me
         self.notify = notify
         self.set_lost = set_lost
-        self.ways = BootstrapContacts([split_multiaddr(address)[0] for address in self.bootstraps], chance)
+        self.contacts = BootstrapContacts(
+            [split_multiaddr(address)[0] for address in self.bootstraps], chance
+        )
 
     async def run(self) -> None:
-        """Run until cancelled. The checks begin after the peer has joined."""
+        """Check once in `LOOK_SECONDS` until cancelled. The checks begin when the routing table has a peer; a
+        peer without bootstraps begins at once."""
         joined = not self.bootstraps
         while True:
             joined = joined or bool(self.directory.met())
@@ -52,26 +57,27 @@ class Rejoining:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
-        """Contact the peers that are due, and report a loss or a return."""
-        before = self.ways.lost
+        """Contact the bootstraps and remembered peers that are due. Notify the user when all bootstraps
+        become lost, and when one answers again. Set the gauge."""
+        were_lost = self.contacts.lost
         clock = asyncio.get_running_loop()
-        remembered: Sequence[str] = self.remembered() if self.ways.wants_remembered else ()
+        remembered: Sequence[str] = self.remembered() if self.contacts.wants_remembered else ()
         addresses = [*self.bootstraps, *remembered]
         others = [peer for peer in map(_peer_of, remembered) if peer != self.me]
-        due = set(self.ways.look(self.directory.met(), others, clock.time()))
+        due = set(self.contacts.look(self.directory.met(), others, clock.time()))
         if due:
             tried = [address for address in addresses if _peer_of(address) in due]
             answered = await self.directory.ask_again(tried, ANSWER_SECONDS)
             for peer in due:
-                self.ways.record_answer(peer, peer in answered, clock.time())
-        self.set_lost(float(self.ways.lost))
-        if self.ways.lost and not before:
+                self.contacts.record_answer(peer, peer in answered, clock.time())
+        self.set_lost(float(self.contacts.lost))
+        if self.contacts.lost and not were_lost:
             self.notify(
                 "bootstraps_lost",
                 f"no bootstrap answers any more, so newcomers may not find this peer: it asks again at least "
                 f"every {LONGEST_ASK_SECONDS * 1.2:.0f} s; training goes on",
             )
-        elif before and not self.ways.lost:
+        elif were_lost and not self.contacts.lost:
             self.notify("bootstraps_found", "a bootstrap answers again: newcomers find this peer")
 
 

@@ -39,8 +39,9 @@ class Reached:
 async def reaching(
     run: str, bootstraps: Sequence[str], cache: PeerCache, notify: Notify
 ) -> AsyncIterator[Reached]:
-    """Visit one run, and yield the connection. `run` is a run id or a published file; `cache` has additional
-    addresses to try. Raises NoAnswer if no peer is reached, and RunFileError for an invalid file."""
+    """Join the directory, find one run's manifest, and yield both connections with it. `run` is a run id or a
+    published file; `cache` has additional addresses to try. Raises NoAnswer if no peer is reached or has the
+    manifest in time, and RunFileError for an invalid file."""
     async with entering(bootstraps, cache, notify) as (transport, directory):
         with tempfile.TemporaryDirectory(prefix=prefix("visitor")) as folder:
             try:
@@ -55,15 +56,16 @@ async def reaching(
 async def entering(
     bootstraps: Sequence[str], cache: PeerCache, notify: Notify
 ) -> AsyncIterator[tuple[P2pdTransport, DhtDirectory]]:
-    """Start p2pd with a throw-away identity and join the directory. Raises NoAnswer if no peer is reached."""
+    """Start p2pd (the libp2p daemon) with a throw-away identity and join the directory (the DHT). Yields
+    both, and stops them at the end. Raises NoAnswer if no peer answers in time."""
     with tempfile.TemporaryDirectory(prefix=prefix("visitor")) as folder:
-        place = Path(folder)
-        load_or_create(place / "identity.key")
-        transport = await P2pdTransport.start(place / "identity.key", _options([*bootstraps, *cache.read()]))
+        key_file = Path(folder) / "identity.key"
+        load_or_create(key_file)
+        transport = await P2pdTransport.start(key_file, _options([*bootstraps, *cache.read()]))
         directory = None
         try:
-            ways = circuits_through(bootstraps)
-            directory = await DhtDirectory.start(transport.daemon, stores=False, ways=ways)
+            circuits = circuits_through(bootstraps)
+            directory = await DhtDirectory.start(transport.daemon, stores=False, ways=circuits)
             try:
                 async with asyncio.timeout(FIND_SECONDS):
                     await join_directory(directory, bootstraps, cache, notify)
@@ -77,8 +79,7 @@ async def entering(
 
 
 def _options(addresses: Sequence[str]) -> DaemonOptions:
-    """Return the options of a p2pd that only dials. It requests no port from a router, but must be able to
-    use relays."""
+    """Return the options of a p2pd that only dials: no port at a router, but able to use relays."""
     if all("/127.0.0.1/" in address for address in addresses):
         return LOOPBACK
     return DaemonOptions(auto_nat=False, nat_port_map=False)

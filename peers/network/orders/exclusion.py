@@ -1,4 +1,6 @@
-"""Check whether the run's owner lets this peer take part, before it starts and while it runs."""
+"""Check whether the run's owner lets this peer take part, before it starts and while it runs.
+
+The owner signs orders, which ban peers and revoke invites. Only the newest order counts."""
 
 from __future__ import annotations
 
@@ -14,8 +16,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.run.owner_orders import OwnerOrders
 
 CHECK_SECONDS = 60.0
-"""Interval of the checks in seconds. An invite expires without any message. From then on, links that are
-opened again are refused."""
+"""Interval of the checks in seconds. An invite expires without a message; new links are then refused."""
 
 
 async def first_look(
@@ -26,7 +27,8 @@ async def first_look(
     deadline_seconds: float,
     log_event: events.LogEvent,
 ) -> None:
-    """Ask the directory for orders once before anything starts. Raises UserError if this peer is excluded."""
+    """Get the newest order from the directory once, before anything starts. A directory that does not answer
+    is only logged. Raises UserError if the owner excludes this peer `me`, by the newest order known here."""
     try:
         await book.look_up(directory, deadline_seconds)
     except WireError as error:
@@ -35,20 +37,20 @@ async def first_look(
 
 
 async def until_excluded(book: OrderBook, gatekeeper: Gatekeeper, me: PeerId) -> None:
-    """Run until cancelled. Raises UserError as soon as this peer is excluded. A refusal by another peer does
-    not count, because any peer can refuse any other. It comes with the order."""
-    news = asyncio.Event()
+    """Check at each new order, and once in `CHECK_SECONDS`, until cancelled. Raises UserError as soon as the
+    owner excludes this peer `me`. A refusal by another peer does not count: any peer can refuse any other."""
+    order_arrived = asyncio.Event()
 
     def on_order(before: OwnerOrders, now: OwnerOrders) -> None:
-        news.set()
+        order_arrived.set()
 
     book.heard.append(on_order)
     try:
         while True:
-            news.clear()
+            order_arrived.clear()
             gatekeeper.check_self(me)
             with suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_SECONDS):
-                    await news.wait()
+                    await order_arrived.wait()
     finally:
         book.heard.remove(on_order)

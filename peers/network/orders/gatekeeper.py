@@ -1,4 +1,7 @@
-"""Decide which peers are admitted, by the bans and invites in the owner's newest order and the manifest."""
+"""Decide which peers are admitted, by the bans and invites in the owner's newest order and the manifest.
+
+An invite is a token by which the run's owner admits one peer; the owner can revoke it by an order. A
+convicted peer is one of which a signed message proves a false result."""
 
 from __future__ import annotations
 
@@ -42,36 +45,36 @@ class Gatekeeper:
         A peer is refused if the owner has banned it or if it was convicted with proof. In a run with `access:
         invite`, a peer other than the owner also needs a valid invite that is not revoked. The invite of an
         admitted peer is remembered."""
-        why = self.book.order.banned(peer)
-        if why is not None:
-            return "banned", f"the run's owner has banned this peer: {why}"
+        ban_reason = self.book.order.banned(peer)
+        if ban_reason is not None:
+            return "banned", f"the run's owner has banned this peer: {ban_reason}"
         if peer in self.convicted:
             return LIAR, "it has published a result that is not the sum of its slices, and there is proof"
         manifest = self.book.signed.manifest
         if manifest.access == "open" or peer == manifest.owner:
             return None
         try:
-            found = self._open(peer, invite)
+            verified = self._open(peer, invite)
         except WireError as error:
             return "not_invited", str(error)
-        unfit = found.refusal(peer, self.now() - INVITE_GRACE_SECONDS)
-        if unfit is None and found.id in self.book.order.revoked:
-            unfit = "the run's owner has revoked the invite"
-        if unfit is not None:
-            return "not_invited", unfit
+        defect = verified.refusal(peer, self.now() - INVITE_GRACE_SECONDS)
+        if defect is None and verified.id in self.book.order.revoked:
+            defect = "the run's owner has revoked the invite"
+        if defect is not None:
+            return "not_invited", defect
         if peer not in self._admitted_invites and len(self._admitted_invites) >= REMEMBERED_INVITES:
             self._admitted_invites.pop(next(iter(self._admitted_invites)))
-        self._admitted_invites[peer] = (invite, found)
+        self._admitted_invites[peer] = (invite, verified)
         return None
 
     def invited(self, peer: PeerId, invite: bytes) -> bool:
-        """Return whether a peer is admitted by `invite`, the one in its record, or by one that it has shown
-        before. In a run that is open to all, this is True unless the peer is banned or convicted."""
-        shown, found = self._admitted_invites.get(peer, (b"", None))
-        if found is None or invite not in (b"", shown):
+        """Return whether a peer is admitted by the `invite` in its record (may be empty) or one shown before.
+        In a run that is open to all, this is True unless the peer is banned or convicted."""
+        earlier_data, earlier = self._admitted_invites.get(peer, (b"", None))
+        if earlier is None or invite not in (b"", earlier_data):
             return self.refusal(peer, invite) is None
-        # An admitted peer stays admitted.
-        return found.id not in self.book.order.revoked and not self.shuns(peer)
+        # An admitted peer stays admitted when its invite expires.
+        return earlier.id not in self.book.order.revoked and not self.shuns(peer)
 
     @property
     def record_invite(self) -> bytes:
@@ -83,8 +86,7 @@ class Gatekeeper:
         return peer in self.convicted or self.book.order.banned(peer) is not None
 
     def evidence(self) -> list[Message]:
-        """Return the messages that prove to a refused peer that the owner excludes it: the owner's newest
-        order, or nothing if there is none."""
+        """Return the owner's newest order, if any: it proves to a refused peer that the owner excludes it."""
         return [OrderUpdate(self.book.held.data)] if self.book.held is not None else []
 
     @property
@@ -94,7 +96,8 @@ class Gatekeeper:
         return self.book.signed.manifest.access == "invite"
 
     def parted(self) -> dict[PeerId, tuple[str, str]]:
-        """Return the peers that the newest order excludes, with code and reason."""
+        """Return the peers that the newest order excludes, mapped to code and reason: all banned ones, and
+        those whose invite it revokes."""
         order = self.book.order
         banned = {
             ban.peer: ("banned", f"the run's owner has banned this peer: {ban.reason}") for ban in order.bans
@@ -107,28 +110,29 @@ class Gatekeeper:
         return {**revoked, **banned}
 
     def check_self(self, me: PeerId) -> None:
-        """Raise UserError if this peer itself cannot take part."""
+        """Raise UserError if this peer (`me`) cannot take part. It says why and how to reach the owner."""
         refused = self.refusal(me, self.invite)
         if refused is None:
             return
         code, reason = refused
         if code == "banned":
             raise UserError(f"{reason}. Ask the owner: {self._contact()}")
-        have = f"the key `invite`: {reason}" if self.invite else "this peer has none (key `invite`)"
-        ask = f"Ask the owner for one for this peer, {me}: {self._contact()}"
-        raise UserError(f"the run takes peers by invite only; {have}. {ask}")
+        problem = f"the key `invite`: {reason}" if self.invite else "this peer has none (key `invite`)"
+        advice = f"Ask the owner for one for this peer, {me}: {self._contact()}"
+        raise UserError(f"the run takes peers by invite only; {problem}. {advice}")
 
     def _contact(self) -> str:
         manifest = self.book.signed.manifest
         return manifest.contact or manifest.owner
 
     def _open(self, peer: PeerId, invite: bytes) -> Invite:
-        """Verify an invite, once."""
+        """Verify and return an invite; one that this peer has shown before is not verified again. Raises
+        NoInvite if it is empty, and WireError if it is not valid for this peer and run."""
         if not invite:
             raise NoInvite("the run takes peers by invite only, and none was shown")
-        shown, found = self._admitted_invites.get(peer, (b"", None))
-        if found is not None and invite == shown:
-            return found
+        earlier_data, earlier = self._admitted_invites.get(peer, (b"", None))
+        if earlier is not None and invite == earlier_data:
+            return earlier
         return open_invite(invite, self.book.signed.run_id, self.book.signed.manifest.owner, peer)
 
 

@@ -1,4 +1,6 @@
-"""Keep the newest order of a run's owner, in memory and on disk, and notify the parts that it concerns."""
+"""Keep the newest order of a run's owner, in memory and on disk, and notify the parts that it concerns.
+
+An order is signed and numbered; it bans peers, revokes invites or pauses the run. The newest one counts."""
 
 from __future__ import annotations
 
@@ -25,8 +27,7 @@ class OrderBook:
     def __init__(
         self, signed: SignedManifest, kept: Path | None, log_event: events.LogEvent, notify: Notify
     ) -> None:
-        """Create the book. `kept` is the file in which the order survives a restart; None if there is
-        none."""
+        """Create the book. `kept` is the file in which the order survives a restart, or None."""
         self.signed = signed
         self.kept = kept
         self.log_event = log_event
@@ -42,33 +43,32 @@ class OrderBook:
         return self.held.order if self.held is not None else NO_ORDER
 
     def take(self, data: bytes) -> bool:
-        """Verify an order from any peer. Returns True if it is newer. Raises WireError if it is not the
-        owner's."""
+        """Verify and `accept` an order. Returns True if it is newer. Raises WireError if it is invalid."""
         if self.held is not None and data == self.held.data:
             return False
         return self.accept(open_order(data, self.signed.run_id, self.signed.manifest.owner))
 
     async def look_up(self, directory: Directory, deadline_seconds: float) -> None:
-        """Accept the order in the directory if it is newer. Raises WireError if the directory does not
-        answer."""
+        """Accept the order in the directory if it is newer. Raises WireError if there is no answer."""
         found = await directory.get_order(self.signed.run_id, self.signed.manifest.owner, deadline_seconds)
         if found is not None:
             self.accept(found)
 
     def accept(self, order: SignedOrder) -> bool:
-        """Adopt a verified order if it is newer. Returns True if it was."""
+        """Adopt a verified order of the owner if it is newer: store it and call the functions in `heard`.
+        Returns True if it was adopted."""
         if order.owner != self.signed.manifest.owner or not order.newer_than(self.held):
             return False
         before, self.held = self.order, order
         self._write(order.data)
         self.log_event(events.Order(sequence=order.order.sequence, reason=order.order.reason))
-        for heard in tuple(self.heard):
-            heard(before, order.order)
+        for on_order in tuple(self.heard):
+            on_order(before, order.order)
         return True
 
     def _read(self) -> None:
-        """Load the order of an earlier process. A damaged file counts as missing, because other peers have
-        the order."""
+        """Load the order that an earlier process stored, if there is one. A damaged file is reported and
+        counts as missing, because other peers have the order."""
         if self.kept is None:
             return
         try:
@@ -80,9 +80,10 @@ class OrderBook:
             self.notify("order_unusable", f"the order kept in {self.kept} cannot be used: {error}")
 
     def _write(self, data: bytes) -> None:
+        """Store the order on disk, if there is a file for it. A failure is reported to the user only."""
         if self.kept is None:
             return
         try:
             write_atomically(self.kept, data)
-        except UserError as error:  # A full disk: the order still applies.
+        except UserError as error:  # The disk is full: the order still applies.
             self.notify("order_not_kept", str(error))

@@ -1,4 +1,6 @@
-"""Keep a run's entries in the DHT alive: the owner's order and the registry entry."""
+"""Keep a run's entries in the DHT alive: the owner's order and the registry entry, which lists the run.
+
+A DHT forgets an entry that is not stored again."""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ async def keep_forever(book: OrderBook, directory: Directory, log_event: events.
 
 
 async def keep(book: OrderBook, directory: Directory, log_event: events.LogEvent) -> None:
-    """Republish once. A directory that does not answer is tried again the next time."""
+    """Accept the order in the directory if it is newer. Store the newest order again, and the registry entry
+    if the run is listed. If the directory does not answer, that is only logged."""
     signed = book.signed
     try:
         found = await directory.get_order(signed.run_id, signed.manifest.owner, OPERATION_SECONDS)

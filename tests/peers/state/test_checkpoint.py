@@ -87,7 +87,7 @@ def test_what_is_known_of_the_rounds_before_is_kept_beside_the_weights(tmp_path)
 
 
 def test_a_file_whose_sets_are_none_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint_file, "_written", lambda _: '{"3": [["x", 1]]}')
+    monkeypatch.setattr(checkpoint_file, "_encode_sets", lambda _: '{"3": [["x", 1]]}')
     path = write(tmp_path, 5)
     with pytest.raises(checkpoint_file.CheckpointError, match="no checkpoint that can be used"):
         checkpoint_file.read(path)
@@ -110,7 +110,7 @@ def test_a_file_that_says_more_than_any_run_has_is_refused_before_it_is_used(tmp
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     del metadata["content"]
     metadata[key] = value
-    metadata["content"] = checkpoint_file._content(metadata, tensors)  # Whoever forges a file can hash it.
+    metadata["content"] = checkpoint_file._content_hash(metadata, tensors)  # A forger can hash it too.
     path.write_bytes(save(tensors, metadata))
     with pytest.raises(checkpoint_file.CheckpointError, match="no checkpoint that can be used"):
         checkpoint_file.restore(path, MANIFEST.run_id(), STAGE, layout())

@@ -284,7 +284,7 @@ async def test_files_are_read_and_written_in_threads_and_what_waits_takes_no_mem
     """A disk that stands still: the event loop goes on, and a close waits for one chunk only."""
     goes_on, here = threading.Event(), threading.get_ident()
     threads: list[int] = []
-    write, sizes = partial_download._write, partial_download._sizes
+    write, sizes = partial_download._write_chunk, partial_download._sizes
 
     def slow(path: Path, chunk: memoryview) -> None:
         threads.append(threading.get_ident())
@@ -295,7 +295,7 @@ async def test_files_are_read_and_written_in_threads_and_what_waits_takes_no_mem
         threads.append(threading.get_ident())
         return sizes(folder)
 
-    monkeypatch.setattr(partial_download, "_write", slow)
+    monkeypatch.setattr(partial_download, "_write_chunk", slow)
     monkeypatch.setattr(partial_download, "_sizes", seen)
     kept, _ = kept_in(tmp_path / "download")
     data = state(1)
@@ -306,7 +306,7 @@ async def test_files_are_read_and_written_in_threads_and_what_waits_takes_no_mem
         download.keep(index)
         await asyncio.sleep(0)
     assert len(threads) <= 2
-    assert all(isinstance(index, int) for index in download._waiting)
+    assert all(isinstance(index, int) for index in download._unwritten)
     closing = asyncio.create_task(download.close())
     await asyncio.sleep(0)
     goes_on.set()

@@ -16,7 +16,7 @@ from peers.state.archive import ArchivedCheckpoint
 from peers.state.archive_restore import Restoring
 from peers.state.checkpoint_file import CheckpointError
 from peers.state.safetensors_file import MAX_HEAD_BYTES, MAX_TENSORS, open_tensors
-from peers.state.start_folder import StartError, _tensors
+from peers.state.start_folder import StartError, _read_headers
 from peers.tools.model.export import ExportError, load_weights
 from swarmnet.model.state_layout import state_layout
 
@@ -47,7 +47,7 @@ def test_a_head_that_no_model_needs_is_refused_everywhere(tmp_path, monkeypatch,
     with pytest.raises(SafetensorError, match=reason):
         open_tensors(file)
     with pytest.raises(StartError, match=reason):
-        _tensors(file)
+        _read_headers(file)
     with pytest.raises(CheckpointError, match=reason):
         checkpoint_file.read(file)
 
@@ -58,7 +58,7 @@ def test_a_file_of_an_archive_has_no_more_tensors_than_the_manifest_needs(tmp_pa
     entry = ArchivedCheckpoint("stage-0-round-00000001.safetensors", 0, 1, len(data), "", (), 0.0)
     restoring = Restoring("archive", sign(MANIFEST), lambda *_: None)
     with pytest.raises(CheckpointError, match="it names 1000 tensors, of at most"):
-        restoring._take(archive, entry, tmp_path, state_layout(MANIFEST, 0))
+        restoring._copy_checked(archive, entry, tmp_path, state_layout(MANIFEST, 0))
 
 
 def test_an_exported_folder_is_held_to_the_same(tmp_path):

@@ -94,7 +94,7 @@ def bounded(swarm: Swarm) -> None:
         assert data.stage_compute.open <= data.pipeline.slots
         assert len(data.ledger.rerouted) < 12
         assert len(worker.neighbourhood.membership.peers) < 80
-        assert sum(map(len, worker.neighbourhood._lanes.waiting.values())) <= 64
+        assert sum(map(len, worker.neighbourhood._link_pool.waiting.values())) <= 64
         assert len(worker.neighbourhood._tasks) < 50
 
 

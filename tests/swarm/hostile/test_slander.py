@@ -46,7 +46,7 @@ class Slander:
     async def heal(self, world: World) -> None:
         member = world.alive(self.name)
         if member is not None and member.worker.neighbourhood is not None:
-            member.worker.neighbourhood.post = member.worker.neighbourhood._lanes.post
+            member.worker.neighbourhood.post = member.worker.neighbourhood._link_pool.post
 
     def _lie(self, member: Member, told: Progress) -> tuple[Progress, Announce | None]:
         update: RoundService | None = member.worker.update

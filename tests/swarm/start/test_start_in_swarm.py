@@ -229,7 +229,7 @@ async def test_chunks_that_do_not_make_up_the_start_are_given_up_and_others_aske
         swarm.start(name, stage, start=folder)
     await swarm.until(lambda: liar.worker.states is not None, 10.0)
     held, digest = liar.worker.states.snapshots, bytes.fromhex(manifest.init_checkpoint.digests[0])
-    held.start = held._made(-1, start_state(folder, manifest, 0) + 1, digest, START, 0)
+    held.start = held._make_snapshot(-1, start_state(folder, manifest, 0) + 1, digest, START, 0)
     newcomer = swarm.start("b", 0, in_flight=2)
     await swarm.until(lambda: any("do not make up its digest" in text for _, text in newcomer.said), 30.0)
     assert newcomer.worker.state == "joining"

@@ -289,13 +289,13 @@ def books(tmp_path, monkeypatch):
 
 
 async def test_it_goes_on_where_it_was_without_what_was_withdrawn(tmp_path, books, monkeypatch):
-    made, writes = [], ShardCache._write
+    made, writes = [], ShardCache._write_tokens
 
     def counted(cache, path, *rest):
         made.append(path)
         return writes(cache, path, *rest)
 
-    monkeypatch.setattr(ShardCache, "_write", counted)
+    monkeypatch.setattr(ShardCache, "_write_tokens", counted)
     peer = Peer(tmp_path / "state", run_of(TextSource("books", "books")), {"books": books})
     text, lines = await peer.start(), peer.process.lines
     assert lines[0] == f"reads the run's text: books from {books}; tokens: bytes"
