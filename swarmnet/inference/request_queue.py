@@ -40,6 +40,8 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequest(Generic[Item]):
+    """A request in the queue. `item` is the caller's object for it."""
+
     client: Client
     item: Item
     size: int

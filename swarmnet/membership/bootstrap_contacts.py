@@ -61,9 +61,9 @@ class BootstrapContacts:
     def look(self, table: Collection[PeerId], remembered: Iterable[PeerId], now: float) -> list[PeerId]:
         """Return the peers to contact now. `table`: the peers in this peer's DHT routing table.
 
-        They are bootstraps that are due, and at most `MAX_REMEMBERED` due remembered peers that are not in
-        the table: if all bootstraps are lost, or if there is no bootstrap and the table is empty. A bootstrap
-        that has just left the table is contacted at once unless its last request failed."""
+        They are the bootstraps that are due. While `lost` is true, or without any bootstrap and an empty
+        table, some due remembered peers are added. A bootstrap that has just left the table is due at once
+        unless its last request failed."""
         self._table_is_empty = not table
         wanted = set(self._bootstraps)
         if self.lost or (not self._bootstraps and not table):

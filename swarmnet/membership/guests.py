@@ -34,8 +34,8 @@ class Guests:
 
     def admit(self, peer: PeerId, ranges: Iterable[str]) -> bool:
         """Give a peer a place if it has none. Returns whether it has one now. `ranges`: its public address
-        ranges. It gets none if one of them has `MAX_OF_RANGE` guests, or if all `MAX_GUESTS` places are taken
-        and no other range has at least two guests more."""
+        ranges. It gets none if one of them has `MAX_OF_RANGE` guests. If all places are taken, it gets one
+        only if another range has at least two guests more."""
         if peer in self._ranges:
             return True
         own_ranges = frozenset(ranges)

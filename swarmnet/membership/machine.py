@@ -274,8 +274,8 @@ class Membership:
         return begun
 
     def _update_seeking(self, now: float) -> None:
-        """Update whether this peer tries other peers of its group than its neighbours: it does after
-        `SEEK_SECONDS` without a link to one that takes part."""
+        """Update whether this peer tries other peers of its group than its neighbours. It does so after
+        `SEEK_SECONDS` without a link to a peer that takes part."""
         has_link = any(known.linked for known in self.peers.values() if self._takes_part(known))
         self._lost_since = float("inf") if has_link else min(self._lost_since, now)
         seeks = now >= self._lost_since + SEEK_SECONDS
@@ -361,9 +361,9 @@ class Membership:
         """Return the peers that this one keeps links to: neighbours in its group, some peers of adjacent
         stages, and the reducers of its slices.
 
-        Neighbours are chosen four times: among all peers, among those that a reached peer knows, among those
-        that were reached, and among those that contributed. If records are true and links work, the choices
-        are equal. Further peers are added while no peer of the group is linked or has contributed."""
+        Neighbours are chosen four times: among all peers, those that a reached peer knows, those that were
+        reached, and those that contributed. If records are true and links work, the choices are equal.
+        Further peers are added while no peer of the group is linked or has contributed."""
         if self._wanted is None:
             self._group_neighbours, wanted = frozenset(), self._reducers
             for is_eligible in (
@@ -430,8 +430,8 @@ class Membership:
         return bool(self._present(self.stage))
 
     def needs(self, peer: PeerId) -> bool:
-        """Return whether the link to a peer is needed: this peer wants it, or the other one does and has
-        contributed or is a guest here."""
+        """Return whether the link to a peer is needed. This peer wants it, or the other one does. The other
+        one must then have contributed, or be a guest here."""
         known = self.peers.get(peer)
         if known is None:
             return False
@@ -464,8 +464,8 @@ class Membership:
         ]
 
     def to_dial(self, now: float) -> list[PeerId]:
-        """Return the peers that may be dialled by now, without regard to the budget: of this stage and
-        adjacent ones, not linked, and needed or apparently gone (these may have returned)."""
+        """Return the peers that may be dialled by now, without regard to the budget. They are not linked, and
+        in this stage or adjacent ones. They are needed, or apparently gone and may have returned."""
         return [
             peer
             for peer, known in self.peers.items()

@@ -39,8 +39,8 @@ def _positions(peer: PeerId) -> tuple[bytes, ...]:
 
 
 def choose_neighbours(me: PeerId, group: Iterable[PeerId]) -> frozenset[PeerId]:
-    """Return the peers of `group` that `me` links to: all of a small group, otherwise its predecessor and
-    successor on each ring, at most 2 * `RINGS` peers."""
+    """Return the peers of `group` that `me` links to. In a small group these are all, otherwise the
+    predecessor and successor of `me` on each ring."""
     others = [peer for peer in group if peer != me]
     if len(others) < FULL_GROUP:
         return frozenset(others)

@@ -30,12 +30,12 @@ class OwnStart:
         return self.number
 
     def saw(self, started: int, sequence: int, now: float) -> Literal["nothing", "earlier", "later"]:
-        """Check a record that this peer's own key has signed: `started` is the start of the process that
-        signed it, 0 if unknown, and `sequence` the time of signing. `now` is the swarm's time in seconds.
+        """Check a record that this peer's own key has signed at `sequence`. `started` is the start of the
+        process that signed it, 0 if unknown. `now` is the swarm's time in seconds.
 
-        Returns which other process is proven to be running, one that started earlier or later than this one.
-        An earlier one is proven by a record that is newer than both this start and a record of it seen
-        before, and not from the future. A later one is proven by any record."""
+        Returns which other process is proven to be running: one that started earlier or later than this one.
+        A later one is proven by any record. An earlier one needs a record after this start that is newer
+        than one of it seen before, and not from the future."""
         if not self.number or started in (0, self.number):
             return "nothing"
         if started > self.number:

@@ -176,8 +176,8 @@ class Audits:
     def knows(self, peer: PeerId, faulty: PeerId, round: int) -> bool:
         """Record that `peer` has reported a proof of wrong sums by `faulty` in `round`, and needs none.
 
-        Returns False and records nothing if that was known, if there is no proof against `faulty` here, or
-        if the one here is of an earlier round: then `peer` should still receive it."""
+        Returns False and records nothing if that was known, or if there is no proof against `faulty` here.
+        The same holds if the proof here is of an earlier round: then `peer` should still receive it."""
         proof = self.proofs.get(faulty)
         if proof is None or peer in self._reported_by[faulty] or round > proof.round:
             return False

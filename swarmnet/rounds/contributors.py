@@ -54,13 +54,10 @@ class ContributorFilter:
         """Peers that are proven faulty, and the first round from which they have no weight (audits.py)."""
 
     def bar(self, peers: Iterable[PeerId], current: int) -> None:
-        """Replace the peers that the owner has banned. `current`: the round that accumulates gradients; -1:
-        none was begun.
+        """Replace the peers that the owner has banned. `current`: the current round; -1 before the first.
 
-        The owner's order reaches peers at different times, and open rounds hold contributions of the banned.
-        A ban therefore applies from the first multiple of `snapshot_interval` rounds that is more than
-        `window` rounds ahead. Peers that receive the order within the same interval ban the same rounds. A
-        peer that was banned before stays banned from the same round on."""
+        The order reaches peers at different times, so a ban begins more than `window` rounds ahead, at a
+        multiple of `snapshot_interval`. Most peers then ban the same rounds. An earlier ban is kept."""
         interval = self._rules.snapshot_interval
         first = 0
         if current >= 0:
@@ -68,8 +65,8 @@ class ContributorFilter:
         self._banned = {peer: self._banned.get(peer, first) for peer in peers}
 
     def counts(self, contributor: PeerId, round: int) -> bool:
-        """Return whether contributions of a peer to a round have weight: it belongs to the group, and is not
-        banned or proven faulty in that round."""
+        """Return whether contributions of a peer to a round have weight. It must belong to the group, and not
+        be banned or proven faulty in that round."""
         first_without = min(self._banned.get(contributor, inf), self.convicted.get(contributor, inf))
         return round < first_without and self._membership.is_member(contributor)
 

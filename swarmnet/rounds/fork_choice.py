@@ -160,8 +160,8 @@ class ForkChoice:
                 del self.same_branch_peers[peer]
 
     def progress(self, event: ProgressArrived, now: float) -> list[Effect]:
-        """Update a neighbour's view from its Progress. Returns what to request or sign because of a fork, or
-        the effect of fetching its group's state if this peer is too far behind to catch up by sets."""
+        """Update a neighbour's view from its Progress. Returns what to request or sign because of a fork. If
+        this peer is too far behind to catch up by sets, returns the effect of fetching the group's state."""
         view = self.neighbours[event.peer]
         if event.round != view.round:
             view.tokens_before = view.tokens if event.round == view.round + 1 else 0
@@ -239,8 +239,8 @@ class ForkChoice:
 
     def _lacks_sets_for_us(self, view: NeighbourView, now: float) -> bool:
         """Return whether the neighbour no longer has the sets that this peer needs next. It has forgotten
-        them, or it restarted from its disk without them. Its Progress may also omit them for a moment because
-        it does not know how far this peer is, so this only counts after `OUT_OF_REACH_SECONDS`."""
+        them, or it restarted from its disk without them. Its Progress may also omit them for a moment, before
+        it knows how far this peer is. Omission counts only after `OUT_OF_REACH_SECONDS`."""
         has_forgotten = view.settled - kept_rounds(self.rules) > self.chain.round
         return has_forgotten or now >= view.out_of_reach_since + OUT_OF_REACH_SECONDS
 
@@ -257,8 +257,8 @@ class ForkChoice:
         return view.round >= 0 or now < view.linked_at + LISTEN_SECONDS
 
     def _fetch_if_far_behind(self, settled: int, now: float) -> list[Effect]:
-        """Return the effect of fetching the group's state if at least half of the peers in sight lack the
-        sets that this peer needs next. One is enough while this peer `follows`; otherwise return none."""
+        """Return the effect of fetching the group's state, or none. At least half of the peers in sight must
+        lack the sets that this peer needs next. One is enough while this peer `follows`."""
         ahead = [peer for peer, view in self.neighbours.items() if self._lacks_sets_for_us(view, now)]
         weighed = sum(self._is_weighed(view, now) for view in self.neighbours.values())
         if 2 * len(ahead) < 1 + weighed and not self.follows:
@@ -267,9 +267,9 @@ class ForkChoice:
         return [FetchGroupState(tuple(ahead), reason)]
 
     def _fork(self, peer: PeerId, view: NeighbourView, now: float) -> list[Effect]:
-        """Resolve the fork from the branch of `peer`. Returns the request for its older sets if the fork's
-        first round is unknown, and the effect of fetching its state if that branch wins (rule of history.py).
-        Returns none if this branch wins, or if it is too early to decide."""
+        """Resolve the fork from the branch of `peer`. Returns a request for its older sets if the fork's
+        first round is unknown. Returns the effect of fetching its state if that branch wins (rule of
+        history.py). Returns none if this branch wins, or if it is too early to decide."""
         fork = view.fork
         if fork is None:
             return [RequestChain(peer, min(self.chain.round, view.settled))]

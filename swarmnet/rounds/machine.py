@@ -136,8 +136,8 @@ class GroupRounds:
 
     @property
     def in_step(self) -> bool:
-        """True unless this peer is behind: at least half of the peers in sight (one while it follows others)
-        have settled a round that is not applied here."""
+        """True unless half of the peers in sight have settled a round that is not applied here. One neighbour
+        is enough while this peer follows others."""
         views = self._same_branch_peers.values()
         return not self.agreement.are_ahead(view.settled > self.applied for view in views)
 
@@ -237,8 +237,7 @@ class GroupRounds:
         return counts or self._accepted_by_half.of(contributor, round)
 
     def takes_slices(self, peer: PeerId, round: int) -> bool:
-        """Return whether slices of `peer` for `round` are accepted. More than one round ahead they are
-        refused to bound memory, because they are as long as contributions."""
+        """Return whether slices of `peer` for `round` are accepted, at most one round ahead to bound memory."""
         if self.reducing is None or not self.settled < round <= self.current + 1:
             return False
         return self.has_weight(peer, round) and self.reducing.takes(peer, round)
@@ -344,8 +343,8 @@ class GroupRounds:
             self._effects.append(events.SendAnnounce((peer,), references, complete))
 
     def _is_news(self, reference: events.Reference) -> bool:
-        """Return whether a contribution is for an open round, at most `window` rounds ahead, and its
-        contributor has none there or one with a greater id."""
+        """Return whether a contribution is for an open round, at most `window` rounds ahead, and new there.
+        It is also new if it replaces one of the same peer with a greater id."""
         if not self.settled < reference.round <= self.current + self.rules.window:
             return False
         state = self.rounds.get(reference.round)
@@ -399,6 +398,7 @@ class GroupRounds:
         self.gossip.changed(CALM_SECONDS)
 
     def _set_of(self, number: int) -> RoundSet:
+        """Return the set of an open round, which is created if it is new."""
         if number not in self.rounds:
             self.rounds[number] = RoundSet()
             self._set_rate_factor(number, factor_of(self.rates, number))
@@ -413,8 +413,7 @@ class GroupRounds:
             self.gossip.changed(URGENT_SECONDS)
 
     def _adopt_rates(self, rates: Rates, now: float) -> None:
-        """Adopt the owner's learning rates for open rounds, except those whose set the group has settled.
-        The digest of a set depends on the rate, so peers differ until all have the owner's order."""
+        """Adopt the owner's learning rates for open rounds, except those whose set the group has settled."""
         self.rates = rates
         for number, state in self.rounds.items():
             factor = factor_of(rates, number)
@@ -477,6 +476,7 @@ class GroupRounds:
         self.gossip.at_once(now)
 
     def _handle_reducer_event(self, event: events.OfReducers, now: float) -> None:
+        """Handle an event about slices, results or a faulty peer."""
         match event:
             case events.Convicted(peer, first):
                 self._convict(peer, first, now)

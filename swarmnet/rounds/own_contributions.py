@@ -162,10 +162,9 @@ class OwnContributions:
     def replaced(self, resync_request: FetchGroupState, own: ForkChoice, settled: int, chain: bytes) -> None:
         """Update the contributions after this peer replaced its state with a fetched one.
 
-        The state is the one after round `settled`, with chain value `chain`. `own` is this peer's branch
-        until now. The state may lie on it if the peers that it was requested from switched to this branch.
-        Then contributions up to `settled` stay decided. Otherwise contributions after the fork become
-        undecided again. The sets of the replaced branch are kept: this may be the last peer to know them."""
+        The state is the one after round `settled`, with chain value `chain`. `own` is the branch until now.
+        If the state lies on it, contributions up to `settled` stay decided. Otherwise those after the fork
+        become undecided again. The replaced sets are kept: this may be the last peer to know them."""
         before = dict(self._sets)
         if (
             resync_request.fork_round is not None
@@ -184,10 +183,9 @@ class OwnContributions:
         """Make contributions after the fork undecided, because a state of another branch has replaced this
         peer's.
 
-        `same_branch_peers` are the peers that stayed on this branch to its end. If the first round of the
-        fork is unknown, it is assumed after the last agreement with a peer on the other branch. Agreements
-        with same-branch peers do not count. Settled contributions to the last `DOUBTED_ROUNDS` rounds before
-        the assumed fork are doubted."""
+        `same_branch_peers` stayed on this branch to its end. If the first round of the fork is unknown, it is
+        assumed after the last agreement with another peer. Settled contributions to the `DOUBTED_ROUNDS`
+        rounds before are then doubted."""
         if resync_request.fork_round is not None and resync_request.exact:
             self.undo(resync_request.fork_round)
             return
@@ -207,8 +205,8 @@ class OwnContributions:
         self.undo(1 + agreed - DOUBTED_ROUNDS)
 
     def jumped(self, settled: int) -> None:
-        """Schedule requests for the unknown ones of the `LEARNED_ROUNDS` newest sets up to round `settled`,
-        after the state of that round was fetched or read from disk."""
+        """Schedule requests for the unknown ones of the `LEARNED_ROUNDS` newest sets up to round `settled`.
+        Called after the state of that round was fetched or read from disk."""
         first = max(0, settled + 1 - LEARNED_ROUNDS)
         self._rounds_to_learn = {round for round in range(first, settled + 1) if round not in self._sets}
 
@@ -258,7 +256,7 @@ class OwnContributions:
 
     def contributors(self, references: Iterable[Reference]) -> frozenset[bytes]:
         """Return the tags (short hashes of ids, `tag_of`) of the contributors whose slices are in a set's
-        results, as far as the tables of these results are known."""
+        results. Results whose tables are unknown are left out."""
         tags: set[bytes] = set()
         for reference in references:
             table = self._tables.get(reference.id)
@@ -288,8 +286,8 @@ class OwnContributions:
         self, asked: Iterable[int], open_sets: Mapping[int, RoundSet], settled: int
     ) -> tuple[tuple[Reference, ...], tuple[int, ...]]:
         """Return the response to a request for the sets of the rounds `asked`: references, and the rounds
-        whose set is complete because they are settled and remembered here. References to the requested rounds
-        in `open_sets` are included."""
+        whose set is complete. These are settled and remembered here. For rounds in `open_sets`, the
+        references are those held so far."""
         asked = tuple(asked)
         complete = tuple(round for round in asked if round <= settled and round in self._sets)
         references = [entry for round in complete for entry in self._sets[round]]
@@ -463,8 +461,8 @@ class OwnContributions:
     def _is_forgotten(
         self, identity: ContributionId, round: int, same_branch_peers: Sequence[PeerId], now: float
     ) -> bool:
-        """Return whether an own contribution need no longer wait for its round's set or results: all peers
-        were asked often enough, or `LONGEST_WAIT_SECONDS` have passed since it was made."""
+        """Return whether an own contribution need no longer wait for its round's set or results. All peers
+        were asked often enough, or it was made `LONGEST_WAIT_SECONDS` ago."""
         asked = self._asked[round]
         if now >= self._made_at[identity] + LONGEST_WAIT_SECONDS:
             return True

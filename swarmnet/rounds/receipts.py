@@ -46,8 +46,9 @@ class ReceiptError(ValueError):
 
 
 def check(receipt: Receipt, block_rounds: int) -> None:
-    """Raise `ReceiptError` if a receipt cannot be true: its rounds are not within one block of `block_rounds`
-    rounds, it counts more contributions than rounds or none, or the contributor signed it itself."""
+    """Raise `ReceiptError` if a receipt cannot be true. Its rounds must lie within one block of
+    `block_rounds` rounds, and its contributions be at least one and at most one a round. The contributor must
+    not have signed it."""
     rounds = receipt.last - receipt.first + 1
     if receipt.first < 0 or rounds < 1 or receipt.first // block_rounds != receipt.last // block_rounds:
         raise ReceiptError(f"rounds {receipt.first} to {receipt.last} do not lie within one block of rounds")
@@ -140,8 +141,8 @@ class ContributionCounter:
         return to_write + self._pop_unreported() if ends_block else to_write
 
     def rest(self) -> list[CreditedBlock]:
-        """Return what must be written before the process ends: counts that were not returned, and an entry
-        for each block with own contributions that have not settled."""
+        """Return what must be written before the process ends: counts that were not returned yet. Each block
+        with unsettled own contributions gets an entry too."""
         written = {block for stage, block in self._newest if stage == self.stage}
         unsettled = {self._block_of(round) for round in self._made}
         new = sorted(block for block in unsettled - written if block >= self._block)
@@ -207,8 +208,8 @@ class ReceiptBook:
         """Number of receipts kept of each signer."""
 
     def has_place(self, signer: PeerId, stage: int, round: int) -> bool:
-        """Return whether a receipt of `signer` for the block of that round could be kept: at most
-        `SIGNERS_KEPT` signers have a place in each block."""
+        """Return whether a receipt of `signer` for the block of that round could be kept. Each block has
+        places for `SIGNERS_KEPT` signers."""
         held = self.blocks.get((stage, round // self.block_rounds), {})
         return signer in held or len(held) < SIGNERS_KEPT
 

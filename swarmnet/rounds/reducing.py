@@ -197,8 +197,8 @@ class ReductionSchedule:
     def slices_arrived(self, peer: PeerId, round: int, has_slices: bool, is_closed: bool, now: float) -> None:
         """Record that `peer` has sent its slices of a round, or a notice that it has none.
 
-        If this peer has closed the round (`is_closed`) and did not draw itself as a reducer, the first slices
-        that arrive start the wait until it sums: other peers have drawn it."""
+        This peer may have closed the round (`is_closed`) without drawing itself as a reducer. Slices then
+        show that other peers have drawn it, so it sums them after the usual wait."""
         self._responded[round].add(peer)
         if not has_slices:
             return

@@ -51,8 +51,8 @@ class FinalityRules:
 
         If neighbours have settled the round, it is the set that most of them settled. They are believed at
         once if they are half of the peers in sight, or if this peer `follows`. Fewer could be one faulty
-        peer, which would then decide for all. They are believed only in the time between one and two
-        timeouts after this peer sealed the round, and while no other set has more holders."""
+        peer. They are believed only between one and two timeouts after this peer sealed the round, and while
+        no other set has more holders."""
         if not self._settled_by_some(number):
             return None
         best = self._digest_settled_most(number, state)
@@ -146,11 +146,10 @@ class FinalityRules:
     def may_settle(self, number: int, state: RoundSet, now: float) -> bool:
         """Return whether an applied round may settle.
 
-        If neighbours have settled it with a set that this peer must adopt, it may settle once this peer holds
-        that set. Otherwise this peer must have sealed the round, and all peers within `hops` hops must have
-        sealed the same set, or the timeout is over. Peers that are catching up (not `in_step`) do not hold it
-        up, unless they are half of the peers in sight. While this peer `follows`, it settles only an adopted
-        set."""
+        If neighbours have settled it with a set that this peer must adopt, this peer must hold that set.
+        Otherwise it must have sealed the round. All peers within `hops` hops must have sealed the same set
+        too, unless the timeout is over. Peers that are catching up (not `in_step`) do not hold it up, unless
+        they are half of the peers in sight. While this peer `follows`, it settles only an adopted set."""
         adopted = self.adopted_digest(number, state, now)
         if adopted is not None:
             return adopted == state.digest

@@ -199,7 +199,7 @@ class SnapshotFetch:
         """Return new requests, until each holder owes `asked_at_once` chunks.
 
         When no unrequested chunk is left, a holder that owes none is asked for chunks that one other holder
-        still owes, the last requested ones first: that one will send its first requested ones first."""
+        still owes. The last requested ones come first, as the other holder sends them last."""
         effects: list[RequestChunk | Dropped] = []
         asked_at = {index: at for holder in self.holders.values() for index, at in holder.asked.items()}
         owed_by = Counter(index for holder in self.holders.values() for index in holder.asked)
