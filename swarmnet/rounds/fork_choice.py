@@ -276,25 +276,25 @@ class ForkChoice:
         has_unknown = any(their.relation == "unknown" for their in self.neighbours.values())
         if has_unknown and now < self.listens_until:
             return []  # A peer that has just switched to this branch must hear the others on it first.
-        others = {
+        others = {  # The neighbours on the other branch, and where each one's branch forks.
             other: their.fork
             for other, their in self.neighbours.items()
             if their.relation == "forked" and (their.fork == fork or their.is_with(view, fork.round))
         }
-        fork = next((other for other in others.values() if other is not None and other.exact), fork)
+        fork = next((known for known in others.values() if known is not None and known.exact), fork)
         # A peer that has not reached the fork is on neither side: both sides would count it.
-        mine = sum(their.settled >= fork.round for their in self.same_branch_peers.values())
+        reached_fork = sum(their.settled >= fork.round for their in self.same_branch_peers.values())
+        undecided = len(self.same_branch_peers) - reached_fork
         forked = sum(their.relation == "forked" for their in self.neighbours.values())
-        in_sight, most = 1 + mine + forked, max(1 + mine, len(others))
-        undecided = len(self.same_branch_peers) - mine  # Same-branch peers that have not reached the fork.
-        has_majority = 2 * most > in_sight + undecided
+        ours, theirs = 1 + reached_fork, len(others)
+        in_sight = ours + forked
+        has_majority = 2 * max(ours, theirs) > in_sight + undecided
         if undecided and not has_majority and now < view.forked_since + LISTEN_SECONDS:
             return []  # They may still settle on either branch, and the other side may know it first.
-        ours, theirs = 1 + mine, len(others)
         if now >= view.forked_since + SIGNED_SECONDS:
             ours, theirs = self._count_signers(fork.round)
             others = {
-                peer: of for peer, of in others.items() if self._signed_side(peer, fork.round) == "theirs"
+                other: at for other, at in others.items() if self._signed_side(other, fork.round) == "theirs"
             }
         if view.settled < self.chain.start:
             # This peer started from a state that is ahead of that neighbour: only a majority makes it switch.

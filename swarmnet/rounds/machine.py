@@ -237,7 +237,7 @@ class GroupRounds:
         return counts or self._accepted_by_half.of(contributor, round)
 
     def takes_slices(self, peer: PeerId, round: int) -> bool:
-        """Return whether slices of `peer` for `round` are accepted, at most one round ahead to bound memory."""
+        """Return whether slices of `peer` for `round` are accepted. Memory allows one round ahead at most."""
         if self.reducing is None or not self.settled < round <= self.current + 1:
             return False
         return self.has_weight(peer, round) and self.reducing.takes(peer, round)
