@@ -247,12 +247,8 @@ class Requests:
         attempts = [(request.sent_at, request.ask) for request in self._requests.values()]
         times = [sent_at + ask.deadline_seconds for sent_at, ask in attempts if ask is not None]
         if len(times) < len(attempts):  # Some requests wait for a peer or a stage.
-            times += [
-                known_peer.rest_until
-                for known_peer in self._peers.values()
-                if known_peer.rest_until > self._now
-            ]
-            ends = [since + LEAVE_OUT_SECONDS for since in self._empty_since.values()]
+            ends = [known_peer.rest_until for known_peer in self._peers.values()]
+            ends += [since + LEAVE_OUT_SECONDS for since in self._empty_since.values()]
             times += [end for end in ends if end > self._now]
         return min(times, default=float("inf"))
 

@@ -164,8 +164,8 @@ class Membership:
         """Store a verified record that a peer (`teller`) or the directory (None) sent. `invited`: the owner's
         invite for the peer was seen. Returns True if the record is news and was stored.
 
-        A record never replaces one with a newer sequence, unless the peer itself sends it, because its clock
-        was set back. It is not stored either if there is no room for another peer."""
+        A record that is not newer than the known one is stored only if the peer itself sends it, for another
+        stage or after a goodbye: its clock was set back. No record of a new peer is stored without room."""
         known, is_first_hand = self.peers.get(peer), peer == teller
         if known is not None:
             known.invited |= invited
