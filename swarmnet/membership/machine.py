@@ -366,12 +366,8 @@ class Membership:
         Further peers are added while no peer of the group is linked or has contributed."""
         if self._wanted is None:
             self._group_neighbours, wanted = frozenset(), self._reducers
-            for is_eligible in (
-                lambda _: True,
-                self._is_vouched,
-                lambda known: known.reached,
-                self._has_worked,
-            ):
+            filters = (lambda _: True, self._is_vouched, lambda known: known.reached, self._has_worked)
+            for is_eligible in filters:
                 self._group_neighbours |= choose_neighbours(self.me, self._select(self.stage, is_eligible))
                 wanted |= self._choose_adjacent(is_eligible)
             group = self._present(self.stage)

@@ -301,8 +301,8 @@ class OwnContributions:
         branch is given up from there on."""
         for peer, agreed in self._agreed.items():
             self._agreed[peer] = min(agreed, round - 1)
-        for known in [known for known in self._sets if known >= round]:
-            self._forget_set(known)
+        for later in [known for known in self._sets if known >= round]:
+            self._forget_set(later)
         for identity, of_round in list(self.taken.items()):
             if of_round >= round:
                 self.open[identity] = self.taken.pop(identity)
@@ -439,13 +439,13 @@ class OwnContributions:
         self._returned.pop(identity, None)
 
     def _remember_settled(self, identity: ContributionId, round: int) -> None:
-        """Remember a settled contribution."""
+        """Remember a settled contribution, and forget the oldest ones beyond `MAX_TAKEN`."""
         self.taken[identity] = round
         if len(self.taken) > MAX_TAKEN:
             oldest, _ = self.taken.popitem(last=False)
             self._forget_own(oldest)
 
-    def _to_ask(self, round: int, same_branch_peers: Sequence[PeerId], now: float) -> PeerId | None:
+    def _peer_to_ask(self, round: int, same_branch_peers: Sequence[PeerId], now: float) -> PeerId | None:
         """Return the peer to ask for a round's set now, and count the request; None if no request is due yet
         or no peer is left to ask."""
         asked = self._asked.setdefault(round, _SetRequests())
@@ -475,4 +475,5 @@ class OwnContributions:
         return left_out is not None and left_out != self._parts
 
     def _forget_set(self, round: int) -> None:
+        """Forget the settled set of a round, if it is known."""
         self._reference_count -= len(self._sets.pop(round, ()))
