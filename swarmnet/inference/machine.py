@@ -100,15 +100,12 @@ Pins = dict[int, int]
 
 @dataclass(slots=True)
 class _StagePeer:
-    """A peer of a stage that can be asked."""
+    """A peer of a stage that can be asked: its open attempts, failures in a row, and until when it rests."""
 
     stage: int
     in_flight: int = 0
-    """Open attempts at it."""
     failures: int = 0
-    """Failures in a row."""
     rest_until: float = float("-inf")
-    """It is not asked before this time."""
 
     def gone(self, now: float) -> bool:
         """Return whether it has failed `GONE_FAILURES` times in a row and still rests."""

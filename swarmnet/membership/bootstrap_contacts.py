@@ -30,16 +30,13 @@ MAX_REMEMBERED = 8
 
 @dataclass(slots=True)
 class _Contact:
-    """The state of one bootstrap or remembered peer."""
+    """One bootstrap or remembered peer: when it is contacted next, how many requests in a row have failed,
+    whether the last one was answered, and whether it is in this peer's routing table."""
 
     ask_at: float
-    """When it is contacted next."""
     failures: int = 0
-    """Failed requests in a row."""
     answered: bool = False
-    """True if the last request succeeded."""
     in_table: bool = False
-    """True if it is in this peer's routing table."""
 
 
 class BootstrapContacts:

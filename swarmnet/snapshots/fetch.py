@@ -107,12 +107,11 @@ class Dropped:
 
 @dataclass(slots=True)
 class _Holder:
-    """The requests to one holder."""
+    """The chunks that a holder owes, with the time of each request. `active_at`: when it last sent something,
+    or got a request while it owed nothing."""
 
     asked: dict[int, float] = field(default_factory=dict)
-    """Index of each chunk that it owes -> when that was requested."""
     active_at: float = 0.0
-    """When it last sent something, or got a request while it owed nothing."""
 
 
 class SnapshotFetch:
