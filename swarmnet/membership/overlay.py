@@ -44,7 +44,7 @@ def choose_neighbours(me: PeerId, group: Iterable[PeerId]) -> frozenset[PeerId]:
     others = [peer for peer in group if peer != me]
     if len(others) < FULL_GROUP:
         return frozenset(others)
-    chosen = set()
+    chosen: set[PeerId] = set()
     positions = [(_positions(peer), peer) for peer in others]
     my_positions = _positions(me)
     for ring in range(RINGS):
