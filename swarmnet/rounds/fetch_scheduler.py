@@ -159,7 +159,7 @@ class FetchScheduler:
                     self._set_doubted(pull, doubted=len(pull.holders) == 1)
                     holder = pull.holders[0]
                 else:
-                    holder = self._least_asked_holder(pull)
+                    holder = self._holder_asked_least(pull)
                 self._record_request(pull, holder, now)
                 requests.append(RequestContributions(holder, (identity,)))
         self._due = min((pull.due for pull in self._pulls.values()), default=float("inf"))
@@ -168,7 +168,7 @@ class FetchScheduler:
     def next_deadline(self) -> float:
         return self._due
 
-    def _least_asked_holder(self, pull: _Pull) -> PeerId:
+    def _holder_asked_least(self, pull: _Pull) -> PeerId:
         return min(pull.holders, key=lambda holder: self._asked[pull.reference.round, holder])
 
     def _record_request(self, pull: _Pull, holder: PeerId, now: float) -> None:
