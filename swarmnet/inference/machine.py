@@ -3,7 +3,8 @@
 A client is a peer without a stage that wants the model's output. It contacts a peer of each stage itself:
 stage 0 with tokens, the next one with the hidden states that came back, and so on. Petals has the same hub
 and spoke form (arXiv:2209.01188). Each stage costs the client's link both ways. In return the client notices
-every failure itself, and still holds the inputs for another peer of that stage.
+every failure itself, and still holds the inputs for another peer of that stage. An *attempt* is one try of a
+request at one peer, and a *header* lists the stages that a request has visited.
 
 The peers of a stage are equal, so the least loaded one is chosen. One that is silent or refuses is not asked
 for a while. A middle stage without peers for `LEAVE_OUT_SECONDS` is skipped as far as the run's rules allow
@@ -98,8 +99,8 @@ Pins = dict[int, int]
 
 
 @dataclass(slots=True)
-class _Holder:
-    """A peer of a stage that can be asked."""
+class _StagePeer:
+    """A peer of a stage that can be asked: its open attempts, failures in a row, and until when it rests."""
 
     stage: int
     in_flight: int = 0
@@ -107,11 +108,14 @@ class _Holder:
     rest_until: float = float("-inf")
 
     def gone(self, now: float) -> bool:
+        """Return whether it has failed `GONE_FAILURES` times in a row and still rests."""
         return self.failures >= GONE_FAILURES and now < self.rest_until
 
 
 @dataclass(slots=True)
 class _Request:
+    """One request on its way through the stages."""
+
     pins: Pins
     done: PathHeader | None = None
     """The header after the last stage that has answered; None: none has."""
@@ -133,11 +137,11 @@ class Requests:
     def __init__(self, rules: PathRules, chance: Random, now: float) -> None:
         self.rules = rules
         self.chance = chance
-        self._holders: dict[PeerId, _Holder] = {}
+        self._peers: dict[PeerId, _StagePeer] = {}
         self._requests: dict[int, _Request] = {}
         self._empty_since = dict.fromkeys(range(rules.stages), now)
         """When each stage without a peer lost its last one."""
-        self._answer_seconds: dict[int, float] = {}
+        self._mean_seconds: dict[int, float] = {}
         """Moving average of each stage's response time."""
         self._missing = Missing(())
         self._now = now
@@ -149,19 +153,19 @@ class Requests:
 
     def reached(self, peer: PeerId, stage: int, now: float) -> list[Effect]:
         """Record that a peer of a stage can be asked."""
-        self._holders[peer] = _Holder(stage)
+        self._peers[peer] = _StagePeer(stage)
         return self._advance(now)
 
     def lost(self, peer: PeerId, now: float) -> list[Effect]:
-        """Record that a peer can no longer be asked."""
-        self._holders.pop(peer, None)
+        """Record that a peer can no longer be asked. Attempts at it end, and other peers are asked."""
+        self._peers.pop(peer, None)
         for request in self._requests.values():
             if request.ask is not None and request.ask.peer == peer:
                 request.ask = None
         return self._advance(now)
 
     def start(self, key: int, pins: Pins, now: float) -> list[Effect]:
-        """Start a new request of a conversation."""
+        """Start request `key` of a conversation, whose `pins` (stage -> round) it shares and fills in."""
         self._requests[key] = _Request(pins)
         return self._advance(now)
 
@@ -177,17 +181,19 @@ class Requests:
         request = self._requests.get(key)
         if request is None or request.ask is None:
             return None
-        return request.ask if (request.ask.peer, request.ask.attempt) == (peer, attempt) else None
+        is_open = request.ask.peer == peer and request.ask.attempt == attempt
+        return request.ask if is_open else None
 
     def answered(self, key: int, peer: PeerId, attempt: int, round: int, now: float) -> list[Effect]:
-        """Record a valid response that was computed with the weights of `round`."""
+        """Record a valid response that was computed with the weights of `round`. It pins that round for the
+        stage. Returns the attempt at the next stage, or `RequestFinished` after the last one."""
         ask = self.expects(key, peer, attempt)
         if ask is None:
             return []
         stage, request = ask.stage, self._requests[key]
         request.pins[stage] = round
-        self._learn(stage, now - request.sent_at)
-        self._holders[peer].failures = 0
+        self._update_mean_seconds(stage, now - request.sent_at)
+        self._peers[peer].failures = 0
         self._release(request)
         request.done, request.target = request.target, None
         request.lacking.clear()
@@ -201,14 +207,18 @@ class Requests:
     def declined(
         self, key: int, peer: PeerId, attempt: int, code: str, reason: str, now: float
     ) -> list[Effect]:
-        """Record a refusal, or a malformed response (`MALFORMED`)."""
+        """Record a refusal with its `code`, or a malformed response (`MALFORMED`).
+
+        Another peer is asked next. The refusing one rests if it refused for a temporary reason, and is not
+        asked again here if it lacks the pinned round. After `MAX_REFUSALS` for other reasons the request is
+        given up as `Impossible`."""
         if self.expects(key, peer, attempt) is None:
             return []
         request = self._requests[key]
         self._release(request)
         if code in PASSING:
             rest = PASSING[code] * self.chance.uniform(0.8, 1.2)
-            self._holders[peer].rest_until = now + rest
+            self._peers[peer].rest_until = now + rest
         elif code == NO_ROUND:
             request.lacking.add(peer)
         else:
@@ -223,19 +233,19 @@ class Requests:
         """Handle attempts whose deadline has passed. Called at `next_deadline`."""
         for request in self._requests.values():
             if request.ask is not None and request.sent_at + request.ask.deadline_seconds <= now:
-                # The stage may be busy: this raises the next deadline there, too.
-                self._learn(request.ask.stage, now - request.sent_at)
+                # The stage may be busy. Counting the lost time as a response time raises its next deadline.
+                self._update_mean_seconds(request.ask.stage, now - request.sent_at)
                 self._pause(request.ask.peer, now)
                 self._release(request)
         return self._advance(now)
 
     def next_deadline(self) -> float:
         """Return when `tick` must be called at the latest; infinite: never."""
-        asked = [(request.sent_at, request.ask) for request in self._requests.values()]
-        times = [sent_at + ask.deadline_seconds for sent_at, ask in asked if ask is not None]
-        if len(times) < len(asked):
-            times += [holder.rest_until for holder in self._holders.values() if holder.rest_until > self._now]
-            ends = [since + LEAVE_OUT_SECONDS for since in self._empty_since.values()]
+        attempts = [(request.sent_at, request.ask) for request in self._requests.values()]
+        times = [sent_at + ask.deadline_seconds for sent_at, ask in attempts if ask is not None]
+        if len(times) < len(attempts):  # Some requests wait for a peer or a stage.
+            ends = [known_peer.rest_until for known_peer in self._peers.values()]
+            ends += [since + LEAVE_OUT_SECONDS for since in self._empty_since.values()]
             times += [end for end in ends if end > self._now]
         return min(times, default=float("inf"))
 
@@ -244,94 +254,105 @@ class Requests:
     def _advance(self, now: float) -> list[Effect]:
         """Send an attempt for every request that can continue. Reports the missing stages if they changed."""
         self._now = now
-        self._count_empty(now)
+        self._update_empty_since(now)
         effects: list[Effect] = []
         missing: set[int] = set()
         for key, request in self._requests.items():
             if request.ask is not None:
                 continue
-            target, waits_for = self._target(request, now)
-            missing.update(waits_for)
+            target, missing_stages = self._next_header(request, now)
+            missing.update(missing_stages)
             if target is None:
                 continue
             stage = target.visited[-1]
-            there = {peer for peer, h in self._holders.items() if h.stage == stage and not h.gone(now)}
-            if there and there <= request.lacking:
+            present = {peer for peer, h in self._peers.items() if h.stage == stage and not h.gone(now)}
+            if present and present <= request.lacking:
                 request.pins.pop(stage, None)  # No peer has that round any more: use the newest.
                 request.lacking.clear()
-            peer = self._choose(stage, request.lacking, now)
+            peer = self._choose_peer(stage, request.lacking, now)
             if peer is None:
-                missing.update([stage] if stage in self._empty_since else [])
+                if stage in self._empty_since:
+                    missing.add(stage)
                 continue
-            effects.append(self._ask(key, request, target, peer, now))
-        linked = {holder.stage for holder in self._holders.values()}
-        waited_for = Missing(tuple(sorted(missing)), tuple(sorted(missing & linked)))
-        if waited_for != self._missing:
-            self._missing = waited_for
-            effects.append(waited_for)
+            effects.append(self._start_attempt(key, request, target, peer, now))
+        linked = {known_peer.stage for known_peer in self._peers.values()}
+        report = Missing(tuple(sorted(missing)), tuple(sorted(missing & linked)))
+        if report != self._missing:
+            self._missing = report
+            effects.append(report)
         return effects
 
-    def _target(self, request: _Request, now: float) -> tuple[PathHeader | None, Iterable[int]]:
-        """Return the header for the next stage, or None and the stages to wait for."""
+    def _next_header(self, request: _Request, now: float) -> tuple[PathHeader | None, Iterable[int]]:
+        """Return the header with which the request goes to its next stage, which is the last one visited in
+        it. If no stage can follow, return None and the stages to wait for.
+
+        Stages without a peer for `LEAVE_OUT_SECONDS` are skipped as far as the run's rules allow. Orders in
+        which a stage is visited after a later one, which the rules allow in training, are not used."""
         if request.done is None:
             return begin(self.rules, self.rules.stages), ()
         empty = self._empty_since
-        there = [s for s in range(self.rules.stages) if s not in empty or now < empty[s] + LEAVE_OUT_SECONDS]
-        way = onward(request.done, self.rules, there)
-        # A path that visits all the stages it can never needs to go back to one.
-        ahead = [s for s in way.stages if s > way.header.frontier]
-        headers = [visit(way.header, s, self.rules) for s in ahead]
-        straight = [header for header in headers if not needs_swap(header, self.rules)]
-        return (straight[0], ()) if straight else (None, way.missing)
+        usable = [s for s in range(self.rules.stages) if s not in empty or now < empty[s] + LEAVE_OUT_SECONDS]
+        options = onward(request.done, self.rules, usable)
+        # The frontier is the highest stage visited.
+        stages_ahead = [s for s in options.stages if s > options.header.frontier]
+        headers = [visit(options.header, s, self.rules) for s in stages_ahead]
+        in_order = [header for header in headers if not needs_swap(header, self.rules)]
+        return (in_order[0], ()) if in_order else (None, options.missing)
 
-    def _choose(self, stage: int, without: set[PeerId], now: float) -> PeerId | None:
-        """Return the least loaded peer of a stage that may be asked, at random among equals; None if none."""
+    def _choose_peer(self, stage: int, without: set[PeerId], now: float) -> PeerId | None:
+        """Return the peer of a stage with the fewest failures, then the fewest open attempts, at random among
+        equals. Peers in `without`, resting ones and those with `ASKED_AT_ONCE` attempts are left out. None if
+        no peer is left."""
         free = [
-            (holder.failures, holder.in_flight, self.chance.random(), peer)
-            for peer, holder in self._holders.items()
-            if holder.stage == stage and peer not in without
-            and holder.in_flight < ASKED_AT_ONCE and holder.rest_until <= now
+            (known_peer.failures, known_peer.in_flight, self.chance.random(), peer)
+            for peer, known_peer in self._peers.items()
+            if known_peer.stage == stage and peer not in without
+            and known_peer.in_flight < ASKED_AT_ONCE and known_peer.rest_until <= now
         ]  # fmt: skip
         return min(free)[-1] if free else None
 
-    def _ask(self, key: int, request: _Request, target: PathHeader, peer: PeerId, now: float) -> SendRequest:
+    def _start_attempt(
+        self, key: int, request: _Request, target: PathHeader, peer: PeerId, now: float
+    ) -> SendRequest:
+        """Record an attempt of request `key` at `peer`, with the header `target`, and return it."""
         stage = target.visited[-1]
         seconds = self._deadline_seconds(stage)
         request.target, request.sent_at = target, now
         request.attempt += 1
         pin, path = request.pins.get(stage, -1), target.length
         request.ask = SendRequest(key, request.attempt, peer, stage, pin, path, seconds)
-        self._holders[peer].in_flight += 1
+        self._peers[peer].in_flight += 1
         return request.ask
 
     def _deadline_seconds(self, stage: int) -> float:
-        """Return the deadline of an attempt at a stage."""
-        known = self._answer_seconds.get(stage)
-        if known is None:
+        """Return how many seconds an attempt at a stage may take: `DEADLINE_FACTOR` mean response times,
+        within bounds."""
+        mean = self._mean_seconds.get(stage)
+        if mean is None:
             return FIRST_DEADLINE_SECONDS
-        return min(MAX_DEADLINE_SECONDS, max(MIN_DEADLINE_SECONDS, DEADLINE_FACTOR * known))
+        return min(MAX_DEADLINE_SECONDS, max(MIN_DEADLINE_SECONDS, DEADLINE_FACTOR * mean))
 
-    def _learn(self, stage: int, seconds: float) -> None:
-        """Update a stage's mean response time."""
-        known = self._answer_seconds.get(stage)
-        self._answer_seconds[stage] = seconds if known is None else known + SMOOTHING * (seconds - known)
+    def _update_mean_seconds(self, stage: int, seconds: float) -> None:
+        """Update the moving average of a stage's response times."""
+        mean = self._mean_seconds.get(stage)
+        self._mean_seconds[stage] = seconds if mean is None else mean + SMOOTHING * (seconds - mean)
 
     def _release(self, request: _Request) -> None:
         """End the open attempt of a request."""
-        if request.ask is not None and request.ask.peer in self._holders:
-            self._holders[request.ask.peer].in_flight -= 1
+        if request.ask is not None and request.ask.peer in self._peers:
+            self._peers[request.ask.peer].in_flight -= 1
         request.ask = None
 
     def _pause(self, peer: PeerId, now: float) -> None:
-        """Pause a peer that failed."""
-        holder = self._holders[peer]
-        rest = doubled(FIRST_REST_SECONDS, holder.failures, LONGEST_REST_SECONDS)
-        holder.rest_until = now + rest * self.chance.uniform(0.8, 1.2)
-        holder.failures += 1
+        """Ask a peer that failed no more for some time, which doubles with each failure in a row."""
+        known_peer = self._peers[peer]
+        rest = doubled(FIRST_REST_SECONDS, known_peer.failures, LONGEST_REST_SECONDS)
+        known_peer.rest_until = now + rest * self.chance.uniform(0.8, 1.2)
+        known_peer.failures += 1
 
-    def _count_empty(self, now: float) -> None:
-        """Update since when each stage has no peer."""
-        present = {holder.stage for holder in self._holders.values() if not holder.gone(now)}
+    def _update_empty_since(self, now: float) -> None:
+        """Update since when each stage has no peer, or only peers that are `gone`."""
+        present = {known_peer.stage for known_peer in self._peers.values() if not known_peer.gone(now)}
         for stage in range(self.rules.stages):
             if stage in present:
                 self._empty_since.pop(stage, None)

@@ -1,9 +1,10 @@
 """The queue of inference requests at a peer: which requests get a place, and which one is next.
 
-Keys are free, IP ranges are not. The clients of one address range therefore share what one client gets. A
-range with more requests than a newcomer's makes room for it, and ranges take turns. If no range has more than
-the newcomer's, a draw decides. Each place that becomes free is reserved for a moment for one of the declined
-ranges, no matter how often each of them asked. Members of the run and invited clients come first.
+Keys are free, IP ranges are not. The clients of one address range (a /24 network, or a /48 for IPv6)
+therefore share what one client gets, and ranges take turns. If the queue is full, the range with most
+requests loses one to a request of a range with fewer. If none has more, the new request is declined. Each
+place that becomes free is reserved for a moment for one of the declined ranges, which is drawn by lot, no
+matter how often each of them asked. Members of the run and invited clients come first.
 
 Time is an argument in seconds. Few requests wait, so they are counted by iterating over all of them.
 """
@@ -39,6 +40,8 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequest(Generic[Item]):
+    """A request in the queue. `item` is the caller's object for it."""
+
     client: Client
     item: Item
     size: int
@@ -52,7 +55,7 @@ class RequestQueue(Generic[Item]):
         self._max_requests, self._max_bytes, self._chance = max_requests, max_bytes, chance
         self._waiting: list[WaitingRequest[Item]] = []
         self._turns: OrderedDict[str, int] = OrderedDict()
-        """Turn in which each range and each client was last served."""
+        """Range or client -> the turn in which it was last served, or in which it came to the queue."""
         self._turn = 0
         self._declined: OrderedDict[str, float] = OrderedDict()
         """Range -> when it was last declined."""
@@ -69,11 +72,12 @@ class RequestQueue(Generic[Item]):
     def add(
         self, client: Client, item: Item, size: int, now: float
     ) -> tuple[bool, list[WaitingRequest[Item]]]:
-        """Add a request. Returns whether it has a place, and the requests that lost theirs for it."""
+        """Add a request of `size` bytes. Returns whether it has a place, and the requests that lost theirs
+        for it. If it has none, its range is remembered as declined, and no request loses its place."""
         removed: list[WaitingRequest[Item]] = []
         kept = list(self._waiting)
         while not self._fits(kept, client, size, now):
-            loser = self._loser(kept, client)
+            loser = self._choose_to_remove(kept, client)
             if loser is None:
                 self._decline(client, now)
                 return False, []
@@ -82,55 +86,61 @@ class RequestQueue(Generic[Item]):
         if self._reserved[0] == client.range:
             self._reserved = ("", float("-inf"))
         self._declined.pop(client.range, None)
-        for name in (client.range, client.peer):  # A newcomer comes after those that wait.
-            if name not in self._turns:
-                self._turns[name] = self._turn
+        for name in (client.range, client.peer):
+            self._turns.setdefault(name, self._turn)  # A newcomer comes after those that wait.
         self._waiting = [*kept, WaitingRequest(client, item, size)]
         return True, removed
 
     def pop(self, now: float) -> WaitingRequest[Item]:
-        """Remove and return the next request. Raises `ValueError` if none waits."""
+        """Remove and return the next request: members and invited clients first, then the range and the
+        client whose last turn is longest ago. Raises `ValueError` if none waits."""
 
-        def turn(waiting: WaitingRequest[Item]) -> tuple[bool, int, int]:
+        def priority(waiting: WaitingRequest[Item]) -> tuple[bool, int, int]:
             client = waiting.client
             return not client.is_first, self._turns.get(client.range, 0), self._turns.get(client.peer, 0)
 
-        found = min(self._waiting, key=turn)
-        self._waiting.remove(found)
+        request = min(self._waiting, key=priority)
+        self._waiting.remove(request)
         self._turn += 1
-        for name in (found.client.range, found.client.peer):
+        for name in (request.client.range, request.client.peer):
             self._turns.pop(name, None)
             self._turns[name] = self._turn
         while len(self._turns) > 2 * (MAX_DECLINED + self._max_requests):
             self._turns.popitem(last=False)
         self._reserve(now)
-        return found
+        return request
 
     def clear(self) -> None:
         self._waiting.clear()
 
     def _fits(self, kept: list[WaitingRequest[Item]], client: Client, size: int, now: float) -> bool:
-        """Return whether a request fits into the queue as `kept` holds it."""
-        range, until = self._reserved
-        is_reserved = now < until and range != client.range and not client.is_first
-        has_place = len(kept) < self._max_requests - is_reserved
-        return has_place and (not kept or sum(each.size for each in kept) + size <= self._max_bytes)
+        """Return whether a request of `size` bytes fits beside those in `kept`. A place that is reserved for
+        another range does not count; the first request always fits by its size."""
+        reserved_range, until = self._reserved
+        is_reserved = now < until and reserved_range != client.range and not client.is_first
+        places = self._max_requests - 1 if is_reserved else self._max_requests
+        fits_by_size = not kept or sum(each.size for each in kept) + size <= self._max_bytes
+        return len(kept) < places and fits_by_size
 
-    def _loser(self, kept: list[WaitingRequest[Item]], client: Client) -> WaitingRequest[Item] | None:
-        """Return the request that must give way to one of `client`; None if none must.
+    def _choose_to_remove(
+        self, kept: list[WaitingRequest[Item]], client: Client
+    ) -> WaitingRequest[Item] | None:
+        """Return the request that must give way to a new one of `client`; None if none must.
 
-        It is the newest of the range with most requests, if the client's range has fewer, this one included.
-        Otherwise it is the newest of the client with most requests in that range, by the same condition."""
+        It is the newest request of the client with most requests in some range. That is the range with most
+        requests, if the new one's range has fewer even with the new one. Otherwise it is the new one's own
+        range, and the client there must have more requests than `client` with the new one. Requests of
+        members and invited clients never give way, and all others give way to theirs."""
         others = [each for each in kept if not each.client.is_first]
         if not others:
             return None
         of_ranges = Counter(each.client.range for each in others)
-        range, count = of_ranges.most_common(1)[0]
+        largest, count = of_ranges.most_common(1)[0]
         if not client.is_first and count <= of_ranges[client.range] + 1:
-            range = client.range
-        of_clients = Counter(each.client.peer for each in others if each.client.range == range)
+            largest = client.range
+        of_clients = Counter(each.client.peer for each in others if each.client.range == largest)
         peer, count = of_clients.most_common(1)[0] if of_clients else (client.peer, 0)
-        if range == client.range and not client.is_first and count <= of_clients[client.peer] + 1:
+        if largest == client.range and not client.is_first and count <= of_clients[client.peer] + 1:
             return None
         return next(each for each in reversed(others) if each.client.peer == peer)
 
@@ -142,7 +152,8 @@ class RequestQueue(Generic[Item]):
             self._declined.popitem(last=False)
 
     def _reserve(self, now: float) -> None:
-        """Reserve the free place for a declined range, drawn at random."""
+        """Reserve the free place for a range that was declined in the last `DECLINED_SECONDS`, drawn at
+        random. An earlier reservation that has not expired stays."""
         while self._declined and next(iter(self._declined.values())) <= now - DECLINED_SECONDS:
             self._declined.popitem(last=False)
         if self._declined and now >= self._reserved[1]:

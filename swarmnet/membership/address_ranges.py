@@ -2,7 +2,8 @@
 
 Keys and ports are free, IP ranges are not: a peer with many keys rarely has many ranges. Limits therefore
 apply per range. The addresses in a record are unverified, so a peer does not dial those that only it can
-reach. These are addresses of its own machine, and private ones behind its router (request forgery).
+reach. These are addresses of its own machine, and private ones behind its router (request forgery). Addresses
+of peers are multiaddrs such as `/ip4/1.2.3.4/tcp/4001`.
 """
 
 from __future__ import annotations
@@ -41,24 +42,33 @@ def ip_of(text: str) -> IP | None:
 
 
 def host_ip(host: str) -> IP | None:
-    """Return the IP address that a resolver makes of a host without a query; None if it is a name.
+    """Return the IP address that a resolver makes of a host without a DNS query; None if it is a name.
 
     It parses what `ip_of` does and IPv4 as in inet_aton(3) (127.1, 2130706433, 0x7f.1, 0177.0.0.1)."""
     host = host.rstrip(".").strip("[]")
-    parts = host.split(".")
-    if ip := ip_of(host):
+    ip = ip_of(host)
+    if ip is not None:
         return ip
+    parts = host.split(".")
     if len(parts) > 4 or not all(map(_NUMBER.fullmatch, parts)):
         return None
-    numbers = [int(part, 16 if part[:2] in ("0x", "0X") else 8 if part[:1] == "0" else 10) for part in parts]
-    *leading, last = numbers
+    *leading, last = map(_parse_number, parts)
+    # Each leading part is one byte, and the last one fills the bytes that are left.
     if any(number > 255 for number in leading) or last >= 1 << 8 * (4 - len(leading)):
         return None
-    return ipaddress.IPv4Address(sum(number << 24 - 8 * at for at, number in enumerate(leading)) + last)
+    high_bytes = sum(number << 24 - 8 * index for index, number in enumerate(leading))
+    return ipaddress.IPv4Address(high_bytes + last)
+
+
+def _parse_number(text: str) -> int:
+    """Parse a number as C does: hexadecimal after 0x, octal after another 0, else decimal."""
+    if text[:2] in ("0x", "0X"):
+        return int(text, 16)
+    return int(text, 8 if text[:1] == "0" else 10)
 
 
 def is_public(ip: IP) -> bool:
-    """Return whether an address, as `ip_of` returned it, belongs to one host of the open internet."""
+    """Return whether an address, as `ip_of` returned it, belongs to one host of the public internet."""
     if not ip.is_global or ip.is_multicast:
         return False
     return isinstance(ip, ipaddress.IPv4Address) or not (ip.is_site_local or ip in NAT64_LOCAL)
@@ -68,8 +78,9 @@ def _embedded(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
     """Return the IPv4 address to which packets for this IPv6 address go; None if there is none.
 
     The kinds are mapped (RFC 4291), 6to4 (RFC 3056), NAT64, ISATAP (RFC 5214), compatible (::/96)."""
-    if found := ip.ipv4_mapped or ip.sixtofour:
-        return found
+    embedded = ip.ipv4_mapped or ip.sixtofour
+    if embedded:
+        return embedded
     number = int(ip)
     is_isatap = number >> 32 & 0xFDFFFFFF == 0x00005EFE
     is_compatible = 1 < number < 1 << 32
@@ -79,7 +90,8 @@ def _embedded(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 
 
 def range_of(address: str) -> str:
-    """Return the /24 or /48 of a multiaddr's first IP (a relay's for a circuit), or its protocol and name."""
+    """Return the /24 (IPv4) or /48 (IPv6) network of a multiaddr's first IP. Behind a relay that is the
+    relay's IP. If the multiaddr begins with a name, return its protocol and the name."""
     kind, host = beginning(address)
     ip = _ip_at(kind, host)
     if ip is None:
@@ -89,24 +101,27 @@ def range_of(address: str) -> str:
 
 @lru_cache(2 * 4096)
 def public_ranges(addresses: tuple[str, ...]) -> frozenset[str]:
-    """Return the ranges of the public IPs at which a peer itself is reached. Private addresses of a lab would
-    all share one range. Addresses behind a relay are left out too: a relay has its own limits."""
+    """Return the ranges of the public IPs among a peer's addresses. Private addresses are left out, as those
+    of a lab would all share one range. Addresses behind a relay are left out too: a relay has its own limits.
+    """
     direct = [address for address in addresses if "/p2p-circuit" not in address]
     ips = [(_ip_at(*beginning(address)), address) for address in direct]
     return frozenset(range_of(address) for ip, address in ips if ip is not None and is_public(ip))
 
 
 def dialable(addresses: Iterable[str], own: Iterable[str]) -> tuple[str, ...]:
-    """Return those multiaddrs of a record that a peer may dial which is itself reached at `own`.
+    """Return those of `addresses`, the multiaddrs in a record, that a peer with the addresses `own` may dial.
 
     Names and public addresses are allowed. A private one is allowed in a block where this peer is too, and a
-    loopback one if it has no others. A resolved name must pass again (protocols/daemon/names.py)."""
-    here = [ip for each in own if "/p2p-circuit" not in each and (ip := _ip_at(*beginning(each)))]
-    return tuple(address for address in addresses if _leads_out(address, here))
+    loopback one if this peer has no others. A resolved name must pass again (protocols/daemon/names.py)."""
+    direct = [address for address in own if "/p2p-circuit" not in address]
+    ips = [_ip_at(*beginning(address)) for address in direct]
+    own_ips = [ip for ip in ips if ip is not None]
+    return tuple(address for address in addresses if _may_dial(address, own_ips))
 
 
-def _leads_out(address: str, here: list[IP]) -> bool:
-    """Return whether one address may be dialled. `here`: this peer's own IPs."""
+def _may_dial(address: str, own_ips: list[IP]) -> bool:
+    """Return whether a peer with the IPs `own_ips` may dial a multiaddr (the rules of `dialable`)."""
     kind, host = beginning(address)
     ip = _ip_at(kind, host)
     if ip is None and kind in NAME_KINDS:  # The caller resolves it and checks the result.
@@ -116,14 +131,14 @@ def _leads_out(address: str, here: list[IP]) -> bool:
     if ip is None or ip.is_multicast or ip.is_unspecified or ip.is_link_local:
         return False
     if ip.is_loopback:
-        return bool(here) and all(each.is_loopback for each in here)
+        return bool(own_ips) and all(own_ip.is_loopback for own_ip in own_ips)
     if is_public(ip):
         return True
-    return any(ip in block and any(each in block for each in here) for block in PRIVATE_BLOCKS)
+    return any(ip in block and any(own_ip in block for own_ip in own_ips) for block in PRIVATE_BLOCKS)
 
 
 def _ip_at(kind: str, host: str) -> IP | None:
-    """Return the IP of a multiaddr's first part; None if it is a name or no network address."""
+    """Return the IP of a multiaddr that begins with protocol `kind` and value `host`; None if it has none."""
     if kind in NAME_KINDS:
         return host_ip(host)
     return ip_of(host) if kind in ("ip4", "ip6") else None

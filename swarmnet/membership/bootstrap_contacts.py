@@ -1,6 +1,8 @@
 """Decides when a running peer contacts its bootstraps again, so that newcomers still find it.
 
-A bootstrap returns with an empty routing table, and learns of a peer only if that peer contacts it.
+A bootstrap is a peer of known address through which newcomers enter the DHT. After a restart its routing
+table is empty, and it learns of a peer only if that peer contacts it. *Remembered* peers are others whose
+addresses this peer has kept.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ MAX_REMEMBERED = 8
 
 
 @dataclass(slots=True)
-class _Way:
-    """The state of one bootstrap or remembered peer."""
+class _Contact:
+    """One bootstrap or remembered peer: when it is contacted next, how many requests in a row have failed,
+    whether the last one was answered, and whether it is in this peer's routing table."""
 
     ask_at: float
     failures: int = 0
@@ -42,7 +45,7 @@ class BootstrapContacts:
     def __init__(self, bootstraps: Iterable[PeerId], chance: Random) -> None:
         self._bootstraps = frozenset(bootstraps)
         self._chance = chance
-        self._ways: dict[PeerId, _Way] = {}
+        self._contacts: dict[PeerId, _Contact] = {}
         self._table_is_empty = True
         self.lost = False
         """True while the routing table holds no bootstrap and the last request to each has failed."""
@@ -53,44 +56,52 @@ class BootstrapContacts:
         return self.lost or not self._bootstraps
 
     def look(self, table: Collection[PeerId], remembered: Iterable[PeerId], now: float) -> list[PeerId]:
-        """Return the peers to contact now. `table`: the peers in the routing table; `now` in seconds."""
+        """Return the peers to contact now. `table`: the peers in this peer's DHT routing table.
+
+        They are the bootstraps that are due. While `lost` is true, or without any bootstrap and an empty
+        table, some due remembered peers are added. A bootstrap that has just left the table is due at once
+        unless its last request failed."""
         self._table_is_empty = not table
         wanted = set(self._bootstraps)
         if self.lost or (not self._bootstraps and not table):
             wanted.update([peer for peer in remembered if peer not in table][:MAX_REMEMBERED])
-        self._ways = {peer: way for peer, way in self._ways.items() if peer in wanted}
+        self._contacts = {peer: contact for peer, contact in self._contacts.items() if peer in wanted}
         for peer in sorted(wanted):
-            way = self._ways.setdefault(peer, _Way(now + self._pause(FIRST_ASK_SECONDS)))
-            left_table = way.in_table and peer not in table
-            way.in_table = peer in table
-            if left_table and not way.failures:
-                way.ask_at = now
-        self._judge()
-        return [peer for peer, way in self._ways.items() if now >= way.ask_at]
+            contact = self._contacts.setdefault(peer, _Contact(now + self._with_jitter(FIRST_ASK_SECONDS)))
+            left_table = contact.in_table and peer not in table
+            contact.in_table = peer in table
+            if left_table and not contact.failures:
+                contact.ask_at = now
+        self._update_lost()
+        return [peer for peer, contact in self._contacts.items() if now >= contact.ask_at]
 
     def record_answer(self, peer: PeerId, answered: bool, now: float) -> None:
         """Record the outcome of a request. The next one follows later after each failure."""
-        way = self._ways.get(peer)
-        if way is None:
+        contact = self._contacts.get(peer)
+        if contact is None:
             return
-        way.answered = answered
+        contact.answered = answered
         if answered:
-            way.failures = 0
-            way.ask_at = now + self._pause(STEADY_SECONDS)
+            contact.failures = 0
+            contact.ask_at = now + self._with_jitter(STEADY_SECONDS)
         else:
-            way.ask_at = now + self._pause(doubled(FIRST_ASK_SECONDS, way.failures, LONGEST_ASK_SECONDS))
-            way.failures += 1
-        self._judge()
+            pause = doubled(FIRST_ASK_SECONDS, contact.failures, LONGEST_ASK_SECONDS)
+            contact.ask_at = now + self._with_jitter(pause)
+            contact.failures += 1
+        self._update_lost()
 
-    def _judge(self) -> None:
+    def _update_lost(self) -> None:
+        """Set `lost`. Without bootstraps, the remembered peers count in their place, and only while the table
+        is empty. Before the first requests to all have failed, `lost` stays as it was."""
         if not self._bootstraps and not self._table_is_empty:
             self.lost = False
             return
-        counted = [self._ways[peer] for peer in self._bootstraps or self._ways if peer in self._ways]
-        if any(way.in_table or way.answered for way in counted):
+        peers = self._bootstraps or self._contacts.keys()
+        counted = [self._contacts[peer] for peer in peers if peer in self._contacts]
+        if any(contact.in_table or contact.answered for contact in counted):
             self.lost = False
-        elif counted and all(way.failures for way in counted):
+        elif counted and all(contact.failures for contact in counted):
             self.lost = True
 
-    def _pause(self, seconds: float) -> float:
+    def _with_jitter(self, seconds: float) -> float:
         return seconds * self._chance.uniform(1.0 - ASK_JITTER, 1.0 + ASK_JITTER)

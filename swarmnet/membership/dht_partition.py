@@ -1,8 +1,8 @@
-"""Detects that the directory (DHT) may have split in two: it does not return peers that are linked here.
+"""Detects that the directory (DHT) may have split in two: lookups do not return peers that are linked here.
 
 A link proves that a peer exists. If the directory has no fresh record of it for some time, its records may
 not get into the directory. Or this peer reads another part of the directory than that peer writes to. A
-single such peer may have its own problem, or fake a split. Half of the linked peers or more are suspicious.
+single such peer may have its own problem, or fake a split; half of the linked peers or more point to a split.
 If a directory splits unevenly, the peers of its smaller part notice it.
 
 The reverse, a record of an unreachable peer, proves nothing: records outlive peers, and firewalls exist.
@@ -27,7 +27,8 @@ class DirectorySplit:
         """Number of lookups in a row without each linked peer."""
 
     def looked(self, linked: Collection[PeerId], found: Collection[PeerId]) -> None:
-        """Record an answered lookup. `linked`: peers that should be found; `found`: with a valid record."""
+        """Record an answered lookup. `linked`: the linked peers, which should be found; `found`: the peers of
+        which it returned a valid record. A peer's count of misses in a row restarts when it is found."""
         self._missed = {peer: 0 if peer in found else self._missed.get(peer, 0) + 1 for peer in linked}
 
     @property

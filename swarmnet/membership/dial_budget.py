@@ -1,9 +1,9 @@
 """Limits how many addresses of strangers a peer dials: false addresses are free to announce, and third
 parties pay.
 
-A record can name addresses of any machine. Dials of peers whose addresses are not confirmed are therefore
-counted by the addresses that they try. A dial that succeeds is refunded, so that a large swarm is joined as
-fast as it answers. All times are in seconds on the caller's clock.
+A *stranger* is a peer known by its record alone, which can name addresses of any machine. Dials of strangers
+are therefore counted by the addresses that they try. A dial that succeeds is refunded, so that a large swarm
+is joined as fast as it answers. An *address range* is a /24 network, or a /48 for IPv6. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class DialBudget:
 
     def __init__(self) -> None:
         self._left = float(BURST_ADDRESSES)
+        """Addresses that may be dialled now; refilled at `ADDRESSES_PER_MINUTE` up to the burst."""
         self._filled_at: float | None = None
         self._under_way: dict[PeerId, tuple[int, frozenset[str]]] = {}
         """Cost of each dial under way, and the address ranges that it tries."""
@@ -41,13 +42,14 @@ class DialBudget:
         """Range -> failures in a row, and the time of the last one."""
 
     def take(self, peer: PeerId, addresses: Sequence[str], now: float) -> bool:
-        """Return whether a stranger may be dialled now, and count the dial until `reached` or `failed`."""
+        """Return whether a stranger with these addresses may be dialled now. If so, they are taken from the
+        budget. They must not be more than are left, nor in a range that is paused after failures."""
         if self._filled_at is not None:
             filled = self._left + (now - self._filled_at) * ADDRESSES_PER_MINUTE / 60.0
             self._left = min(float(BURST_ADDRESSES), filled)
         self._filled_at = now
         cost, ranges = max(1, len(addresses)), frozenset(map(range_of, addresses))
-        if cost > self._left or any(now < self._free_at(each) for each in ranges):
+        if cost > self._left or any(now < self._paused_until(each) for each in ranges):
             return False
         self._left -= cost
         self._under_way[peer] = cost, ranges
@@ -66,18 +68,21 @@ class DialBudget:
             self._failures.pop(each, None)
 
     def failed(self, peer: PeerId, now: float) -> None:
-        """Record a dial that failed in the address ranges that it tried."""
+        """Count a failure, if the dial was counted, for each address range that it tried."""
         for each in self.ended(peer):
-            self._failures[each] = self._failures.pop(each, (0, 0.0))[0] + 1, now
+            failures, _ = self._failures.pop(each, (0, 0.0))
+            self._failures[each] = failures + 1, now
             if len(self._failures) > MAX_RANGES:
                 self._failures.popitem(last=False)
 
     def ended(self, peer: PeerId) -> frozenset[str]:
-        """End a dial, whatever its outcome. Returns the address ranges that it tried, if it was counted."""
-        return self._under_way.pop(peer, (0, frozenset[str]()))[1]
+        """End a dial, whatever its outcome. Returns the address ranges that it tried; none if it was not
+        counted or has ended before."""
+        _, ranges = self._under_way.pop(peer, (0, frozenset[str]()))
+        return ranges
 
-    def _free_at(self, range: str) -> float:
-        """Return when a range may be dialled again."""
+    def _paused_until(self, range: str) -> float:
+        """Return when the pause of a range ends after its failures; -inf if it is not paused."""
         failures, at = self._failures.get(range, (0, 0.0))
         if failures < RANGE_FAILURES:
             return float("-inf")

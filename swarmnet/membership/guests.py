@@ -20,6 +20,8 @@ MAX_OF_RANGE = 16
 
 
 class Guests:
+    """The guests of one peer, and how many of them each address range has."""
+
     def __init__(self) -> None:
         self._ranges: dict[PeerId, frozenset[str]] = {}
         self._count: Counter[str] = Counter()
@@ -31,17 +33,19 @@ class Guests:
         return len(self._ranges)
 
     def admit(self, peer: PeerId, ranges: Iterable[str]) -> bool:
-        """Return whether a peer has a place now. `ranges`: the public address ranges of the peer."""
+        """Give a peer a place if it has none. Returns whether it has one now. `ranges`: its public address
+        ranges. It gets none if one of them has `MAX_OF_RANGE` guests. If all places are taken, it gets one
+        only if another range has at least two guests more."""
         if peer in self._ranges:
             return True
-        theirs = frozenset(ranges)
-        here = max((self._count[each] for each in theirs), default=0)
-        if here >= MAX_OF_RANGE:
+        own_ranges = frozenset(ranges)
+        guests_of_range = max((self._count[each] for each in own_ranges), default=0)
+        if guests_of_range >= MAX_OF_RANGE:
             return False
-        if len(self._ranges) >= MAX_GUESTS and not self._make_room(here):
+        if len(self._ranges) >= MAX_GUESTS and not self._make_room(guests_of_range):
             return False
-        self._ranges[peer] = theirs
-        self._count.update(theirs)
+        self._ranges[peer] = own_ranges
+        self._count.update(own_ranges)
         return True
 
     def left(self, peer: PeerId) -> None:
@@ -51,11 +55,11 @@ class Guests:
             if not self._count[each]:
                 del self._count[each]
 
-    def _make_room(self, here: int) -> bool:
-        """Remove a guest for a newcomer whose range has `here` guests: the newest one of the largest range,
-        if that has more. Returns False if no range has."""
-        crowded, count = max(self._count.items(), key=lambda item: item[1], default=("", 0))
-        if count <= here + 1:
+    def _make_room(self, guests_of_range: int) -> bool:
+        """Remove a guest for a newcomer whose range has `guests_of_range` guests: the newest one of the range
+        with most guests. Returns False if that range does not have at least two more."""
+        largest, count = max(self._count.items(), key=lambda item: item[1], default=("", 0))
+        if count <= guests_of_range + 1:
             return False
-        self.left(next(peer for peer in reversed(self._ranges) if crowded in self._ranges[peer]))
+        self.left(next(peer for peer in reversed(self._ranges) if largest in self._ranges[peer]))
         return True

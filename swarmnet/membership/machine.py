@@ -1,10 +1,12 @@
 """Group membership as one peer sees it: known peers, which of them are alive, and to whom to keep links.
 
-A signed record is a hint, a heartbeat is proof, and silence is suspicion. A peer is *live* while a link to it
-exists and something was received from it within `SILENT_SECONDS`. A lost link or silence ends that at once,
-and the record stays as an address to try again. Records are free to make. A peer that was reached is
-therefore not displaced by peers that were not. The number of records says little about the size of a group,
-and dial_budget.py limits how many of them are dialled. All times are in seconds on the caller's clock.
+A peer announces itself by a signed *record* in a directory (DHT), which other peers pass on. A record is a
+hint, a heartbeat is proof, and silence is suspicion. A peer is *live* while a link to it exists and something
+was received from it within `SILENT_SECONDS`. After that its record stays as an address to try again.
+
+Records are free to make. A peer that was *reached* (linked at least once) is therefore not displaced by peers
+that were not. A *stranger* is known by its record alone. A *guest* keeps a link to this peer that this peer
+did not choose. Stages are *adjacent* if they exchange microbatches. All times are in seconds.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ NO_RANGE = frozenset({""})
 
 @dataclass(slots=True)
 class PeerInfo:
-    """What is known of another peer. `sequence` orders its records; `ready`: it takes part in its stage."""
+    """What is known of another peer. `sequence` orders its records; `ready`: it takes part in training."""
 
     stage: int
     role: str
@@ -132,12 +134,12 @@ class Membership:
         self.by_invite = by_invite
         self.peers: dict[PeerId, PeerInfo] = {}
         self.budget = DialBudget()
-        """Limits dials to peers whose addresses are not confirmed."""
+        """Limits dials to strangers."""
         self.guests = Guests()
         self._former: dict[PeerId, float] = {}
         """Former members of the group, and when each was last heard."""
         self._left: dict[PeerId, int] = {}
-        """Sequence of the last record of peers that said Bye, which the directory keeps for a while."""
+        """Sequence of the last record of peers that said goodbye. The directory may still return it."""
         self._wanted: frozenset[PeerId] | None = None
         """The result of `wanted`; None when it must be computed again."""
         self._lost_since = float("inf")
@@ -146,8 +148,8 @@ class Membership:
         """True while other peers of the group are tried, after `SEEK_SECONDS`."""
         self._chosen: frozenset[PeerId] = frozenset()
         """The last result of `wanted`."""
-        self._ring: frozenset[PeerId] = frozenset()
-        """The neighbours in this group among them."""
+        self._group_neighbours: frozenset[PeerId] = frozenset()
+        """Those peers of this group in the last result of `wanted` that are not only reducers."""
         self._reducers: frozenset[PeerId] = frozenset()
         """Reducers of this peer's slices, which are linked in any case."""
         self._is_large = False
@@ -159,20 +161,21 @@ class Membership:
         self, peer: PeerId, stage: int, role: str, addresses: tuple[str, ...], sequence: int, record: bytes,
         now: float, teller: PeerId | None = None, invited: bool = False,
     ) -> bool:  # fmt: skip
-        """Store a verified record that a peer (`teller`) or the directory sent. Returns True if it is news.
+        """Store a verified record that a peer (`teller`) or the directory (None) sent. `invited`: the owner's
+        invite for the peer was seen. Returns True if the record is news and was stored.
 
-        A record never replaces one with a newer sequence, unless the peer itself sends it, because its clock
-        was set back. `invited`: the owner's invite for the peer was seen."""
-        known, first_hand = self.peers.get(peer), peer == teller
+        A record that is not newer than the known one is stored only if the peer itself sends it, for another
+        stage or after a goodbye: its clock was set back. No record of a new peer is stored without room."""
+        known, is_first_hand = self.peers.get(peer), peer == teller
         if known is not None:
             known.invited |= invited
             if teller is not None:
-                self._told_by(known, teller)
+                self._add_teller(known, teller)
         newest = known.sequence if known is not None else self._left.get(peer, -1)
         if peer == self.me or (known is not None and known.stage == stage and newest >= sequence):
             return False
         outdated = max(newest, known.outdated if known is not None else -1)
-        if sequence <= outdated and not first_hand:
+        if sequence <= outdated and not is_first_hand:
             return False
         if known is None:
             if len(self.peers) >= MAX_PEERS and not self._make_room():
@@ -181,7 +184,7 @@ class Membership:
                 stage, role, addresses, sequence, record, now, invited=invited, met_at=now
             )
             if teller is not None:
-                self._told_by(known, teller)
+                self._add_teller(known, teller)
         else:
             if stage != known.stage:
                 self._remember_former(peer)
@@ -189,7 +192,7 @@ class Membership:
             known.sequence, known.record, known.recorded_at = sequence, record, now
         known.outdated = outdated if sequence <= outdated else -1
         if newest >= 0 or len(self.peers) <= MANY:
-            self._wanted = None
+            self._wanted = None  # Choose links again.
         return True
 
     def on_heartbeat(self, peer: PeerId, now: float) -> None:
@@ -201,7 +204,7 @@ class Membership:
         self, peer: PeerId, stage: int, ready: bool, round: int, service_seconds: float, now: float,
         moving_to: int = -1, has_seen: int = -1,
     ) -> None:  # fmt: skip
-        """Store the contents of a peer's heartbeat."""
+        """Store the contents of a peer's heartbeat (fields of `PeerInfo`). Unknown peers are ignored."""
         known = self.peers.get(peer)
         if known is not None:
             known.moving_to, known.has_seen = moving_to, has_seen
@@ -214,8 +217,8 @@ class Membership:
             known.round, known.service_seconds = round, service_seconds
 
     def keeps_us(self, peer: PeerId, keeps: bool) -> None:
-        """Record whether a peer keeps its link to this one. One that was not chosen here is a guest until it
-        contributes."""
+        """Record whether a peer keeps its link to this one. If this peer did not choose it, it is a guest (if
+        there is a place) until it contributes."""
         known = self.peers.get(peer)
         if known is None:
             return
@@ -226,7 +229,8 @@ class Membership:
             self.guests.admit(peer, public_ranges(known.addresses))
 
     def worked(self, peers: Iterable[PeerId]) -> None:
-        """Record that these peers have contributed. Sybils displace neither them nor their links."""
+        """Record that these peers have contributed to settled sets. Peers that have not contributed, such as
+        Sybils, then displace neither them nor their links."""
         for peer in peers:
             known = self.peers.get(peer)
             if known is not None and not known.worked:
@@ -248,18 +252,18 @@ class Membership:
                 known.met, self._wanted = True, None
 
     def begin_dials(self, now: float) -> list[PeerId]:
-        """Return the peers to dial now, and mark their dials as begun. Peers whose addresses are confirmed
-        come first, and strangers follow as far as the budget allows, those with a voucher first."""
+        """Return the peers to dial now, and mark their dials as begun. Peers that are no strangers come
+        first. Strangers follow as far as the budget allows, those that a reached peer knows first."""
 
-        def place(peer: PeerId) -> tuple[bool, bool, int]:
+        def priority(peer: PeerId) -> tuple[bool, bool, int]:
             known = self.peers[peer]
-            return known.stranger, not self._vouched(known), known.failures
+            return known.stranger, not self._is_vouched(known), known.failures
 
         begun = []
-        self._look_around(now)
+        self._update_seeking(now)
         if len(self.peers) > MANY:
             self._wanted = None
-        for peer in sorted(self.to_dial(now), key=place):
+        for peer in sorted(self.to_dial(now), key=priority):
             known = self.peers[peer]
             if known.stranger and not self.budget.take(peer, known.addresses, now):
                 if self.budget.spent:
@@ -269,15 +273,17 @@ class Membership:
             begun.append(peer)
         return begun
 
-    def _look_around(self, now: float) -> None:
-        """Update whether active peers of this group must be searched."""
-        found = any(known.linked for known in self.peers.values() if self._takes_part(known))
-        self._lost_since = float("inf") if found else min(self._lost_since, now)
+    def _update_seeking(self, now: float) -> None:
+        """Update whether this peer tries other peers of its group than its neighbours. It does so after
+        `SEEK_SECONDS` without a link to a peer that takes part."""
+        has_link = any(known.linked for known in self.peers.values() if self._takes_part(known))
+        self._lost_since = float("inf") if has_link else min(self._lost_since, now)
         seeks = now >= self._lost_since + SEEK_SECONDS
         if seeks != self._seeks:
             self._seeks, self._wanted = seeks, None
 
     def linked(self, peer: PeerId, now: float) -> None:
+        """Record that a link to a known peer was established."""
         known = self.peers[peer]
         self.budget.reached(peer)
         known.linked, known.reached, known.failures, known.heard_at = True, True, 0, now
@@ -304,7 +310,7 @@ class Membership:
         self.guests.left(peer)
 
     def left(self, peer: PeerId) -> None:
-        """Record that a peer said Bye. It is forgotten until it signs a newer record."""
+        """Record that a peer said goodbye. It is forgotten until it signs a newer record."""
         self._remember_former(peer)
         known = self.peers.pop(peer, None)
         self.guests.left(peer)
@@ -317,7 +323,7 @@ class Membership:
     # -- decisions ------------------------------------------------------------------------------------
 
     def has_left(self, peer: PeerId, sequence: int) -> bool:
-        """Return whether a peer has said Bye since it signed the record with that sequence."""
+        """Return whether a peer has said goodbye since it signed the record with that sequence."""
         return self._left.get(peer, -1) >= sequence
 
     def concerns_us(self, stage: int) -> bool:
@@ -327,20 +333,22 @@ class Membership:
     def group_size(self) -> int:
         """Return the estimated size of this group, this peer included, without peers that seem gone.
 
-        If the group is not fully linked, its size is bounded by an estimate from the peers that were reached.
-        Members must derive the same number of hops from it, within one, for levels (rounds/settlement.py)."""
+        A group of `FULL_GROUP` or more other peers is not fully linked. Its size is then bounded by an
+        estimate from the peers that were reached, as records may be false. All members must derive nearly the
+        same number of hops across the group from it (rounds/settlement.py)."""
         present = self._present(self.stage)
         if len(present) < FULL_GROUP:
             return 1 + len(present)
         reached = [peer for peer in present if self.peers[peer].reached]
-        spoken_for = max(FULL_GROUP + 1, 1 + len(reached), size_by_neighbours(self.me, reached))
-        return min(1 + len(present), spoken_for)
+        bound = max(FULL_GROUP + 1, 1 + len(reached), size_by_neighbours(self.me, reached))
+        return min(1 + len(present), bound)
 
     def is_member(self, peer: PeerId) -> bool:
         """Return whether a peer belongs to this group, or did until recently.
 
-        A member was reached in this stage, or it has a record of it and, in a run by invite, an invite. In an
-        open run a record alone is enough only if reached peers show a group too large to be fully linked."""
+        A peer with a record for this stage is a member if it was reached. In a run by invite, its invite is
+        enough. In an open run, its record is enough if reached peers show that the group is too large to be
+        fully linked."""
         known = self.peers.get(peer)
         if known is None or known.stage != self.stage:
             return peer in self._former
@@ -350,64 +358,67 @@ class Membership:
         return self._is_large
 
     def wanted(self) -> frozenset[PeerId]:
-        """Return the peers that this one keeps links to: neighbours in its group, and some peers of adjacent
-        stages.
+        """Return the peers that this one keeps links to: neighbours in its group, some peers of adjacent
+        stages, and the reducers of its slices.
 
-        Neighbours are chosen four times: among all peers, among those with a voucher (`_vouched`), among
-        those that were reached, and among those that contributed. If records are true and links work, the
-        choices are equal."""
+        Neighbours are chosen four times: among all peers, those that a reached peer knows, those that were
+        reached, and those that contributed. If records are true and links work, the choices are equal.
+        Further peers are added while no peer of the group is linked or has contributed."""
         if self._wanted is None:
-            self._ring, wanted = frozenset(), self._reducers
-            worked = self._has_worked
-            for trusted in (lambda _: True, self._vouched, lambda known: known.reached, worked):
-                self._ring |= choose_neighbours(self.me, self._those(self.stage, trusted))
-                wanted |= self._adjacent(trusted)
+            self._group_neighbours, wanted = frozenset(), self._reducers
+            filters = (lambda _: True, self._is_vouched, lambda known: known.reached, self._has_worked)
+            for is_eligible in filters:
+                self._group_neighbours |= choose_neighbours(self.me, self._select(self.stage, is_eligible))
+                wanted |= self._choose_adjacent(is_eligible)
             group = self._present(self.stage)
-            if not any(self.peers[peer].linked for peer in group):  # Any way in will do.
-                self._ring |= self._spread(group)
+            if not any(self.peers[peer].linked for peer in group):  # Any link into the group will do.
+                self._group_neighbours |= self._choose_across_ranges(group)
             elif self._seeks:
                 untried = [peer for peer in group if not self.peers[peer].reached]
-                self._ring |= self._spread(untried)
+                self._group_neighbours |= self._choose_across_ranges(untried)
             if not any(self.peers[peer].worked for peer in group):  # Active peers lead to contributors.
-                ready = self._those(self.stage, self._takes_part)
-                self._ring |= choose_some(self.me, ready, MAX_ADJACENT)
-            self._wanted = self._chosen = wanted | self._ring
+                ready = self._select(self.stage, self._takes_part)
+                self._group_neighbours |= choose_some(self.me, ready, MAX_ADJACENT)
+            self._wanted = self._chosen = wanted | self._group_neighbours
             reached = sum(self.peers[peer].reached for peer in group)
             self._is_large = len(group) >= FULL_GROUP and reached >= FEWEST_ON_RINGS
         return self._wanted
 
     def reduces(self, reducers: Iterable[PeerId]) -> None:
-        """Set the peers that reduce this peer's slices, now or soon. They are linked in any case."""
+        """Set the peers that sum parts of this peer's contributions, now or soon. They are linked in any
+        case, if they are known."""
         known = {peer for peer in reducers if peer in self.peers or peer == self.me}
         if known != self._reducers:
             self._reducers, self._wanted = frozenset(known), None
 
     def candidates(self) -> list[PeerId]:
-        """Return the other peers of this group that were reached or that a reached peer vouches for."""
-        return self._those(self.stage, self._vouched)
+        """Return the other peers of this group that were reached, answered in the DHT, or whose record a
+        reached peer has sent."""
+        return self._select(self.stage, self._is_vouched)
 
     def shares_rounds(self, peer: PeerId) -> bool:
-        """Return whether a linked peer of this group is a neighbour that takes part in gossip. In a group
-        that is not fully linked, links between reducers and other peers carry slices only."""
+        """Return whether this peer exchanges rounds with a linked peer of its group by gossip. In a group
+        that is not fully linked, a link may exist only because one of the two is a reducer. It then carries
+        parts of contributions only."""
         self.wanted()
-        if peer in self._ring or not self._is_large:
+        if peer in self._group_neighbours or not self._is_large:
             return True
         return peer not in self._reducers and self.me not in self._reducers
 
-    def _those(self, stage: int, trusted: Callable[[PeerInfo], bool]) -> list[PeerId]:
-        """Return the peers of a stage that are not known to be gone and fulfil `trusted`."""
-        return [peer for peer in self._present(stage) if trusted(self.peers[peer])]
+    def _select(self, stage: int, is_eligible: Callable[[PeerInfo], bool]) -> list[PeerId]:
+        """Return the peers of a stage that are not known to be gone and fulfil `is_eligible`."""
+        return [peer for peer in self._present(stage) if is_eligible(self.peers[peer])]
 
-    def _spread(self, peers: Iterable[PeerId]) -> frozenset[PeerId]:
-        """Choose peers to try, spread over address ranges, while none is known to be honest."""
+    def _choose_across_ranges(self, peers: Iterable[PeerId]) -> frozenset[PeerId]:
+        """Choose at most `MAX_ADJACENT` of `peers`, spread over address ranges: Sybils share few ranges."""
         ranges = {peer: public_ranges(self.peers[peer].addresses) for peer in peers}
         return choose_spread(self.me, ranges, MAX_ADJACENT)
 
-    def _adjacent(self, trusted: Callable[[PeerInfo], bool]) -> frozenset[PeerId]:
-        """Choose peers of adjacent stages."""
+    def _choose_adjacent(self, is_eligible: Callable[[PeerInfo], bool]) -> frozenset[PeerId]:
+        """Choose at most `MAX_ADJACENT` peers of each adjacent stage that fulfil `is_eligible`."""
         chosen: frozenset[PeerId] = frozenset()
         for stage in self.beside:
-            chosen |= choose_some(self.me, self._those(stage, trusted), MAX_ADJACENT)
+            chosen |= choose_some(self.me, self._select(stage, is_eligible), MAX_ADJACENT)
         return chosen
 
     def others_may_be_there(self) -> bool:
@@ -415,11 +426,13 @@ class Membership:
         return bool(self._present(self.stage))
 
     def needs(self, peer: PeerId) -> bool:
-        """Return whether a link is needed: by this peer, or by one that has contributed or is a guest
-        here."""
+        """Return whether the link to a peer is needed. This peer wants it, or the other one does. The other
+        one must then have contributed, or be a guest here."""
         known = self.peers.get(peer)
-        if known is None or peer in self.wanted():
-            return known is not None
+        if known is None:
+            return False
+        if peer in self.wanted():
+            return True
         return known.wants_us and (known.worked or peer in self.guests)
 
     def surplus(self, now: float) -> list[PeerId]:
@@ -435,6 +448,7 @@ class Membership:
         return surplus
 
     def _present(self, stage: int) -> list[PeerId]:
+        """Return the known peers of a stage that are not known to be gone; none for the stage -1."""
         return [peer for peer, known in self.peers.items() if known.stage == stage >= 0 and known.present]
 
     def live(self, stage: int) -> list[PeerId]:
@@ -446,7 +460,8 @@ class Membership:
         ]
 
     def to_dial(self, now: float) -> list[PeerId]:
-        """Return the peers that may be dialled by now, without regard to the budget."""
+        """Return the peers that may be dialled by now, without regard to the budget. They are not linked, and
+        in this stage or adjacent ones. They are needed, or apparently gone and may have returned."""
         return [
             peer
             for peer, known in self.peers.items()
@@ -466,12 +481,12 @@ class Membership:
         ]
 
     def next_silence(self, now: float) -> float:
-        """Return when the next linked peer would count as silent."""
+        """Return when the next linked peer counts as silent if nothing more is received."""
         heard = [known.heard_at for known in self.peers.values() if known.linked]
         return max(now, min(heard, default=now) + SILENT_SECONDS)
 
     def forget_old(self, now: float) -> None:
-        """Forget peers without a link that were last heard `FORGET_SECONDS` ago."""
+        """Forget peers without a link whose last record and heartbeat came `FORGET_SECONDS` ago or before."""
         for peer, known in list(self.peers.items()):
             if not known.linked and max(known.recorded_at, known.heard_at) + FORGET_SECONDS <= now:
                 del self.peers[peer]
@@ -481,7 +496,7 @@ class Membership:
             del self._former[peer]
 
     def _remember_former(self, peer: PeerId) -> None:
-        """Remember a member that leaves the group. Its contributions to open rounds keep their weight."""
+        """Remember a peer that leaves the group if it is a member: contributions that it made still count."""
         if peer not in self.peers or not self.is_member(peer):
             return
         known = self.peers[peer]
@@ -490,7 +505,8 @@ class Membership:
             if len(self._former) > MAX_PEERS:
                 del self._former[next(iter(self._former))]
 
-    def _told_by(self, known: PeerInfo, teller: PeerId) -> None:
+    def _add_teller(self, known: PeerInfo, teller: PeerId) -> None:
+        """Remember that `teller` sent the record of a peer."""
         if teller not in known.tellers and len(known.tellers) < MAX_TELLERS:
             known.tellers += (teller,)
             self._wanted = None
@@ -501,8 +517,8 @@ class Membership:
     def _has_worked(self, known: PeerInfo) -> bool:
         return known.worked
 
-    def _vouched(self, known: PeerInfo) -> bool:
-        """Return whether a peer was reached or met, or a reached peer has sent its record."""
+    def _is_vouched(self, known: PeerInfo) -> bool:
+        """Return whether a peer was reached, its DHT node has answered, or a reached peer sent its record."""
         return (
             known.reached
             or known.met
@@ -510,17 +526,22 @@ class Membership:
         )
 
     def _make_room(self) -> bool:
-        """Forget some peers that are neither linked nor being dialled. Contributors and reached peers go
-        last, and peers of the most crowded address ranges first (Sybils). Returns False if there are none."""
-        away = {peer: known for peer, known in self.peers.items() if not known.linked and not known.dialing}
-        ranges = {peer: public_ranges(known.addresses) or NO_RANGE for peer, known in away.items()}
-        crowds = Counter(each for of_peer in ranges.values() for each in of_peer)
-        unlinked = [(known.worked, known.reached, -max(crowds[each] for each in ranges[peer]),
-                     known.heard_at, self._vouched(known), known.recorded_at, peer)
-                    for peer, known in away.items()]  # fmt: skip
-        if not unlinked:
+        """Forget some peers that are neither linked nor being dialled, `FORGOTTEN_AT_ONCE` or half of them at
+        most. Contributors and reached peers go last, and peers of the most crowded address ranges
+        first (Sybils). Returns False if there are none."""
+        unlinked = {
+            peer: known for peer, known in self.peers.items() if not known.linked and not known.dialing
+        }
+        ranges = {peer: public_ranges(known.addresses) or NO_RANGE for peer, known in unlinked.items()}
+        peers_of_range = Counter(each for of_peer in ranges.values() for each in of_peer)
+        ranked = []
+        for peer, known in unlinked.items():
+            crowding = max(peers_of_range[each] for each in ranges[peer])
+            trust = known.worked, known.reached, -crowding
+            ranked.append((*trust, known.heard_at, self._is_vouched(known), known.recorded_at, peer))
+        if not ranked:
             return False
-        for *_, forgotten in nsmallest(min(FORGOTTEN_AT_ONCE, 1 + len(unlinked) // 2), unlinked):
+        for *_, forgotten in nsmallest(min(FORGOTTEN_AT_ONCE, 1 + len(ranked) // 2), ranked):
             del self.peers[forgotten]
             self.guests.left(forgotten)
         self._wanted = None

@@ -39,32 +39,35 @@ def _positions(peer: PeerId) -> tuple[bytes, ...]:
 
 
 def choose_neighbours(me: PeerId, group: Iterable[PeerId]) -> frozenset[PeerId]:
-    """Return the peers of `group` that `me` links to: all of a small group, at most 2 * `RINGS` otherwise."""
+    """Return the peers of `group` that `me` links to. In a small group these are all, otherwise the
+    predecessor and successor of `me` on each ring."""
     others = [peer for peer in group if peer != me]
     if len(others) < FULL_GROUP:
         return frozenset(others)
-    chosen = set()
+    chosen: set[PeerId] = set()
     positions = [(_positions(peer), peer) for peer in others]
-    mine = _positions(me)
+    my_positions = _positions(me)
     for ring in range(RINGS):
         places = [(position[ring], peer) for position, peer in positions]
-        here = (mine[ring], me)
-        chosen.add(min((place for place in places if place > here), default=min(places))[1])
-        chosen.add(max((place for place in places if place < here), default=max(places))[1])
+        my_place = (my_positions[ring], me)
+        # At the end of a ring, the other end follows.
+        _, successor = min((place for place in places if place > my_place), default=min(places))
+        _, predecessor = max((place for place in places if place < my_place), default=max(places))
+        chosen.update((successor, predecessor))
     return frozenset(chosen)
 
 
 def choose_some(me: PeerId, others: Iterable[PeerId], most: int) -> frozenset[PeerId]:
     """Return at most `most` of `others`, chosen by a hash of both ids (rendezvous hashing, Thaler and
-    Ravishankar 1998). Each peer chooses others, and a peer that joins or leaves changes few choices."""
+    Ravishankar 1998). Two peers choose differently, and a peer that joins or leaves changes few choices."""
     known = list(others)
     if len(known) <= most:
         return frozenset(known)
-    return frozenset(_drawn(me, known)[:most])
+    return frozenset(_in_drawn_order(me, known)[:most])
 
 
-def _drawn(me: PeerId, peers: Iterable[PeerId]) -> list[PeerId]:
-    """Return `peers` in the order in which `me` chooses them."""
+def _in_drawn_order(me: PeerId, peers: Iterable[PeerId]) -> list[PeerId]:
+    """Return `peers` in the order in which `me` prefers them, by a hash of both ids."""
     return sorted(peers, key=lambda peer: hashlib.sha256(f"{me}/{peer}".encode()).digest())
 
 
@@ -72,32 +75,32 @@ def choose_spread(me: PeerId, ranges: Mapping[PeerId, Collection[str]], most: in
     """Return at most `most` peers: first one of each address range, then a second of each. Sybils have many
     keys and few ranges. Within a range, a hash of both ids decides (`choose_some`). `ranges` maps each peer
     to its address ranges; all peers without any count as one range."""
-    met: Counter[str] = Counter()
-    place: dict[PeerId, int] = {}
-    for peer in _drawn(me, ranges):
-        theirs = ranges[peer] or ("",)
-        place[peer] = max(met[each] for each in theirs)
-        met.update(theirs)
-    return frozenset(sorted(place, key=place.__getitem__)[:most])
+    earlier_of_range: Counter[str] = Counter()
+    rank: dict[PeerId, int] = {}
+    for peer in _in_drawn_order(me, ranges):
+        peer_ranges = ranges[peer] or ("",)
+        rank[peer] = max(earlier_of_range[each] for each in peer_ranges)
+        earlier_of_range.update(peer_ranges)
+    return frozenset(sorted(rank, key=rank.__getitem__)[:most])
 
 
 def size_by_neighbours(me: PeerId, reached: Iterable[PeerId]) -> int:
     """Return an upper estimate of the group's size, this peer included, from the gaps on the rings to peers
     that were reached.
 
-    With n peers, gaps are exponential with mean 1 / n. The expected k-th smallest of m gaps is (1/m + ... +
-    1/(m-k+1)) / n (Renyi, "On the theory of order statistics", 1953)."""
-    mine = [int.from_bytes(position) for position in _positions(me)]
-    places = [[int.from_bytes(position) for position in _positions(peer)] for peer in reached]
-    if not places:
+    With n peers, gaps are exponential with mean 1 / n, as fractions of a ring. The expected k-th smallest of
+    m gaps is (1/m + ... + 1/(m-k+1)) / n (Renyi, "On the theory of order statistics", 1953)."""
+    my_positions = [int.from_bytes(position) for position in _positions(me)]
+    other_positions = [[int.from_bytes(position) for position in _positions(peer)] for peer in reached]
+    if not other_positions:
         return 1
     gaps = []
     for ring in range(RINGS):
-        ahead = [(place[ring] - mine[ring]) % RING for place in places]
+        ahead = [(positions[ring] - my_positions[ring]) % RING for positions in other_positions]
         gaps += [min(ahead), min(RING - gap for gap in ahead)]
-    taken = max(1, sorted(gaps)[GAP_TAKEN - 1]) / RING
-    expected = sum(1 / (len(gaps) - smaller) for smaller in range(GAP_TAKEN))
-    return math.ceil(SIZE_SLACK * expected / taken)
+    kth_gap = max(1, sorted(gaps)[GAP_TAKEN - 1]) / RING  # k is `GAP_TAKEN`, m the number of gaps.
+    expected_times_n = sum(1 / (len(gaps) - smaller) for smaller in range(GAP_TAKEN))
+    return math.ceil(SIZE_SLACK * expected_times_n / kth_gap)
 
 
 def links(peers: int) -> int:

@@ -1,6 +1,7 @@
-"""Distinguishes a running process with this peer's identity from an earlier one that has ended.
+"""Notices that two running processes use the same identity, and distinguishes that from a restart.
 
-Each process signs the time of its start into its records. A process that has ended signs no new record.
+Each process signs the time of its start into its records, the signed announcements in the DHT. The *sequence*
+of a record is the time at which it was signed. A process that has ended signs no new record.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ class OwnStart:
         return max(self._newest.values(), default=0)
 
     def saw(self, started: int, sequence: int, now: float) -> Literal["nothing", "earlier", "later"]:
-        """Check a record that this peer's own key has signed. Returns which other process is proven to be
-        running.
+        """Check a record that this peer's own key has signed at `sequence`. `started` is the start of the
+        process that signed it, 0 if unknown. `now` is the swarm's time in seconds.
 
-        An earlier process is proven by a record that is newer than both this start and a record seen before.
-        A later process is proven by any record, as this process is still running. `now` is in seconds."""
+        Returns which other process is proven to be running: one that started earlier or later than this one.
+        A later one is proven by any record. An earlier one needs a record after this start that is newer
+        than one of it seen before, and not from the future."""
         if started in (0, self.number):
             return "nothing"
         if 0 < self.number < started:

@@ -17,6 +17,8 @@ BURST = 4
 
 
 class RequestBudget(Generic[Key]):
+    """The answers that are left for each key."""
+
     def __init__(self, refill_seconds: float, burst: int = BURST) -> None:
         """Allow `burst` answers for each key, and then one more each `refill_seconds`."""
         self._refill_seconds, self._burst = refill_seconds, burst
@@ -28,7 +30,8 @@ class RequestBudget(Generic[Key]):
         return len(self._full_at)
 
     def spend(self, key: Key, now: float) -> bool:
-        """Return whether the request may be answered now; if so, it is counted."""
+        """Return whether the request of `key` may be answered now; if so, it is counted. Keys that have their
+        whole burst again are forgotten from time to time."""
         full_at = max(now, self._full_at.get(key, now)) + self._refill_seconds
         if full_at - now > self._burst * self._refill_seconds:
             return False

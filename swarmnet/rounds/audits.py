@@ -1,9 +1,11 @@
 """Audits of reducers: which results a peer checks, what it has requested, and which reducers are proven
 faulty.
 
-Any peer that has the slices named by a result can compute its sums again, and each slice is signed. A peer
-therefore draws shards of the results that arrive and requests the slices from the reducer. The draw depends
-on a secret of the auditor and on the published result, so a reducer cannot know which peer will audit it.
+A *reducer* is a peer that sums one shard of all contributions of a round. A *slice* is a contribution's part
+for one shard. A reducer publishes its sums as a *result*, with a table of whose slices are in them. Any peer
+that has these slices can compute the sums again, and each slice is signed. A peer therefore draws shards of
+the results that arrive and requests the slices from the reducer. The draw depends on a secret of the auditor
+and on the published result, so a reducer cannot know which peer will audit it.
 
 If the slices are exactly those of the table and do not give the sums, they *prove* that the reducer is
 faulty. Every peer can check the proof, without a vote. A peer with such a proof offers it to each neighbour
@@ -57,12 +59,12 @@ class AuditQuery:
 
     @property
     def is_proof(self) -> bool:
-        """Return whether the request is for a proof that another peer offers."""
+        """True if the request is for a proof, which another peer than the result's reducer offers."""
         return self.asked != self.contributor
 
     @property
     def is_whole(self) -> bool:
-        """Return whether all slices have arrived."""
+        """True if all slices have arrived."""
         return bool(self.contributors) and len(self.slices) == len(self.contributors)
 
 
@@ -82,104 +84,113 @@ class Audits:
         applied. They may settle somewhere while the proof travels, so removing them would fork the group."""
         self.proofs: dict[PeerId, AuditQuery] = {}
         """Proofs against the newest faulty peers, which other peers may request."""
-        self._informed: dict[PeerId, set[PeerId]] = {}
-        """Neighbours that have reported a proof against each of these peers."""
+        self._reported_by: dict[PeerId, set[PeerId]] = {}
+        """Faulty peer -> the neighbours that have reported a proof against it themselves."""
         self._false_accusers: set[PeerId] = set()
         """Peers that offered an invalid proof. No proof is requested from them again."""
 
     # -- choice of results ----------------------------------------------------------------------------
 
     def drawn(self, result: ContributionId, table: Table, peers: int) -> tuple[int, ...]:
-        """Return the shards of a result of another peer that this peer audits, in a group of `peers`."""
-        share = AUDITS / max(1, peers - 1)
-        names = ((shard, result + shard.to_bytes(4, "big")) for shard in sorted(table.shards))
-        chosen = (shard for shard, name in names if chance(self.secret, name) < share)
-        return tuple(shard for shard, _ in zip(chosen, range(MAX_OF_RESULT), strict=False))
+        """Return the shards of another peer's result that this peer audits, at most `MAX_OF_RESULT` of them.
+
+        Each shard is drawn with the probability `AUDITS` / (`peers` - 1), in a group of `peers`."""
+        probability = AUDITS / max(1, peers - 1)
+        drawn = [
+            shard
+            for shard in sorted(table.shards)
+            if chance(self.secret, result + shard.to_bytes(4, "big")) < probability
+        ]
+        return tuple(drawn[:MAX_OF_RESULT])
 
     # -- requests -------------------------------------------------------------------------------------
 
-    def ask(self, question: AuditQuery) -> bool:
+    def ask(self, query: AuditQuery) -> bool:
         """Register a request. Returns False if it must not be sent: too many are open, or the same one is.
         Proofs have tighter limits: one at a time against a faulty peer, and one at a time from one peer."""
-        if len(self._open) >= MAX_OPEN or (question.asked, question.name) in self._open:
+        if len(self._open) >= MAX_OPEN or (query.asked, query.name) in self._open:
             return False
-        if question.is_proof:
-            if question.asked in self._false_accusers or not self.is_news(
-                question.contributor, question.round
-            ):
+        if query.is_proof:
+            if query.asked in self._false_accusers or not self.is_news(query.contributor, query.round):
                 return False
             proofs = [other for other in self._open.values() if other.is_proof]
-            if any(
-                question.asked == other.asked or question.contributor == other.contributor for other in proofs
-            ):
+            if any(query.asked == other.asked for other in proofs):
                 return False
-        self._open[question.asked, question.name] = question
+            if any(query.contributor == other.contributor for other in proofs):
+                return False
+        self._open[query.asked, query.name] = query
         return True
 
     def pending_query(self, peer: PeerId, name: Name) -> AuditQuery | None:
         """Return the open request to that peer; None if there is none."""
         return self._open.get((peer, name))
 
-    def end(self, question: AuditQuery) -> None:
+    def end(self, query: AuditQuery) -> None:
         """Remove a request that is answered or given up."""
-        self._open.pop((question.asked, question.name), None)
+        self._open.pop((query.asked, query.name), None)
 
     def left(self, peer: PeerId) -> None:
-        """Forget a peer that is no longer linked. Its missing response proves nothing."""
-        for question in [question for question in self._open.values() if question.asked == peer]:
-            self.end(question)
-        for told in self._informed.values():
-            told.discard(peer)
+        """Forget a peer that is no longer linked, and the requests to it. Its silence proves nothing."""
+        for query in [query for query in self._open.values() if query.asked == peer]:
+            self.end(query)
+        for neighbours in self._reported_by.values():
+            neighbours.discard(peer)
 
     def overdue(self, now: float) -> list[AuditQuery]:
         """Remove and return the requests that expired without a response."""
-        late = [question for question in self._open.values() if now >= question.until]
-        for question in late:
-            self.end(question)
+        late = [query for query in self._open.values() if now >= query.until]
+        for query in late:
+            self.end(query)
         return late
 
     # -- faulty peers ---------------------------------------------------------------------------------
 
     def is_news(self, contributor: PeerId, round: int) -> bool:
-        """Return whether a proof of wrong sums in that round would change which contributions have weight."""
-        return self._first(round) < self.convicted.get(contributor, 1 << 32)
+        """Return whether a proof of wrong sums in that round would take weight from more contributions of the
+        reducer `contributor` than known proofs do."""
+        never = 1 << 32  # A round that no run reaches.
+        return self._first_weightless_round(round) < self.convicted.get(contributor, never)
 
-    def _first(self, round: int) -> int:
+    def _first_weightless_round(self, round: int) -> int:
         """Return the first round whose contributions lose their weight by wrong sums in `round`."""
         return round - self._window + 1
 
-    def proves(self, question: AuditQuery) -> list[Name]:
-        """Record a proof: the slices do not give the sums of the result. Returns the names of older proofs
-        that are dropped.
-
-        Requires `is_news` for its reducer and round."""
-        if question.contributor in self.convicted or len(self.convicted) < MAX_CONVICTED:
-            self.convicted[question.contributor] = self._first(question.round)
-        self.proofs.pop(question.contributor, None)
-        self.proofs[question.contributor] = question
-        self._informed[question.contributor] = {question.asked} if question.is_proof else set()
+    def proves(self, query: AuditQuery) -> list[Name]:
+        """Record a proof: the slices do not give the sums of the result. Requires `is_news` for its reducer
+        and round. Only the newest `MAX_PROOFS` proofs are kept. Returns the names of those dropped."""
+        if query.contributor in self.convicted or len(self.convicted) < MAX_CONVICTED:
+            self.convicted[query.contributor] = self._first_weightless_round(query.round)
+        self.proofs.pop(query.contributor, None)
+        self.proofs[query.contributor] = query
+        self._reported_by[query.contributor] = {query.asked} if query.is_proof else set()
         surplus = list(self.proofs)[:-MAX_PROOFS]
         for oldest in surplus:
-            del self._informed[oldest]
+            del self._reported_by[oldest]
         return [self.proofs.pop(oldest).name for oldest in surplus]
 
-    def proves_nothing(self, question: AuditQuery) -> None:
+    def proves_nothing(self, query: AuditQuery) -> None:
         """Record that a peer offered an invalid proof."""
         if len(self._false_accusers) < MAX_CONVICTED:
-            self._false_accusers.add(question.asked)
+            self._false_accusers.add(query.asked)
 
-    def knows(self, peer: PeerId, liar: PeerId, round: int) -> bool:
-        """Record that `peer` reported a proof against `liar` in that round. Returns whether that is news."""
-        if liar not in self.proofs or peer in self._informed[liar] or round > self.proofs[liar].round:
+    def knows(self, peer: PeerId, faulty: PeerId, round: int) -> bool:
+        """Record that `peer` has reported a proof of wrong sums by `faulty` in `round`, and needs none.
+
+        Returns False and records nothing if that was known, or if there is no proof against `faulty` here.
+        The same holds if the proof here is of an earlier round: then `peer` should still receive it."""
+        proof = self.proofs.get(faulty)
+        if proof is None or peer in self._reported_by[faulty] or round > proof.round:
             return False
-        self._informed[liar].add(peer)
+        self._reported_by[faulty].add(peer)
         return True
 
     def to_tell(self, neighbours: Iterable[PeerId]) -> Iterator[tuple[PeerId, AuditQuery]]:
-        """Yield each neighbour with each proof that it has not reported itself."""
+        """Yield (neighbour, proof) for each proof that the neighbour has not reported itself."""
         peers = tuple(neighbours)
-        for liar, proof in self.proofs.items():
-            yield from ((peer, proof) for peer in peers if peer not in self._informed[liar])
+        for faulty, proof in self.proofs.items():
+            for peer in peers:
+                if peer not in self._reported_by[faulty]:
+                    yield peer, proof
 
 
 def chance(secret: bytes, name: bytes) -> float:
@@ -188,5 +199,5 @@ def chance(secret: bytes, name: bytes) -> float:
 
 
 def answer_seconds(slices: int, each_bytes: int) -> float:
-    """Return the seconds that `slices` of `each_bytes` take over a slow link."""
+    """Return the seconds that `slices` slices of `each_bytes` bytes each take over a slow link."""
     return slices * each_bytes / SLOW_BYTES_PER_SECOND

@@ -1,4 +1,7 @@
-"""The contributions that a peer holds of a round, and what it knows of a neighbour's rounds."""
+"""The contributions that a peer holds of a round, and what it knows of a neighbour's rounds.
+
+Peers report their sets to neighbours in a message called Progress. An *open* set is one that has not settled.
+"""
 
 from __future__ import annotations
 
@@ -15,44 +18,47 @@ from swarmnet.run.rates import WHOLE
 
 
 def set_digest(ids: Iterable[ContributionId], factor: int = WHOLE) -> bytes:
-    """Return the digest that names a set of contributions: the first bytes of SHA-256 over the sorted ids. A
-    learning-rate factor other than 1 is hashed too, because the same set then leads to another step."""
+    """Return the digest of a set of contributions: the first bytes of SHA-256 over the sorted ids. If
+    `factor` scales the learning rate, it is hashed too: the same set then leads to another step."""
     rate = b"" if factor == WHOLE else factor.to_bytes(4, "big")
     return hashlib.sha256(b"".join(sorted(ids)) + rate).digest()[:DIGEST_BYTES]
 
 
 def kept_rounds(rules: Rounds) -> int:
-    """Return how many settled sets a peer keeps with their contributions, to follow an old snapshot."""
+    """Return for how many settled rounds a peer keeps the contributions. A peer that starts from an older
+    snapshot needs them to catch up."""
     return 2 * rules.snapshot_interval + 2 * rules.window
 
 
 @dataclass(slots=True)
 class RoundSet:
-    """The contributions of one round, and its state here. A time is infinite until its event happens."""
+    """The contributions of one round, and its state here. A time is infinite until its event happens.
+
+    A peer *seals* a round when it makes no more contributions for it. A sealed set may still grow."""
 
     held: dict[PeerId, Reference] = field(default_factory=dict)
+    """Contributor -> its contribution."""
     closed_at: float = float("inf")
     gathered: int = 0
-    """Level: all contributions made within `gathered` - 1 hops are held here
-    (`settlement.Agreement.gathered`)."""
+    """All contributions made within `gathered` - 1 hops are held here; 0: the round is not closed here."""
     sealed: int = 0
-    """Level: all peers within `sealed` - 1 hops have sealed this very set (`settlement.Agreement.sealed`)."""
+    """All peers within `sealed` - 1 hops have sealed this very set; 0: it is not sealed here."""
     sealed_at: float = float("inf")
     factor: int = WHOLE
     """Factor of the learning rate (run/rates.py); a part of the set."""
-    _digest: bytes | None = None
+    _cached_digest: bytes | None = None
 
     def add(self, reference: Reference) -> None:
         self.held[reference.peer] = reference
-        self._changed()
+        self._reset_digest()
 
     def remove(self, contributor: PeerId) -> None:
         del self.held[contributor]
-        self._changed()
+        self._reset_digest()
 
     def keep_only(self, settled: Container[ContributionId]) -> list[PeerId]:
-        """Remove the contributions that are not in the settled set, and return their contributors. This
-        includes an id smaller than the settled one, which a later process of the contributor made."""
+        """Remove the contributions whose ids are not in `settled`, the settled set. Returns the contributors
+        of those that were removed."""
         gone = [contributor for contributor, reference in self.held.items() if reference.id not in settled]
         for contributor in gone:
             self.remove(contributor)
@@ -60,29 +66,29 @@ class RoundSet:
 
     def rate(self, factor: int) -> None:
         self.factor = factor
-        self._changed()
+        self._reset_digest()
 
     def seal(self, now: float) -> None:
-        """Seal the round: this peer makes no more contributions for it."""
+        """Seal the round unless it is sealed: this peer makes no more contributions for it."""
         if not self.sealed:
             self.sealed, self.sealed_at = 1, now
 
-    def _changed(self) -> None:
-        """Reset the digest, and the level that other peers reported for the previous set."""
-        self._digest = None
+    def _reset_digest(self) -> None:
+        """Reset the digest. Other peers have sealed the previous set, so `sealed` falls to 1 at most."""
+        self._cached_digest = None
         self.sealed = min(self.sealed, 1)
 
     @property
     def digest(self) -> bytes:
         """The digest of the set. It is computed on demand, as a large set changes often between reads."""
-        if self._digest is None:
+        if self._cached_digest is None:
             ids = (reference.id for reference in self.held.values())
-            self._digest = set_digest(ids, self.factor)
-        return self._digest
+            self._cached_digest = set_digest(ids, self.factor)
+        return self._cached_digest
 
 
 def told_sets(rounds: Mapping[int, RoundSet], after: int, before: int) -> tuple[OpenSet, ...]:
-    """Return the sets of rounds between `after` and `before` (both excluded), as in Progress."""
+    """Return the sets of the rounds between `after` and `before` (both excluded), as Progress lists them."""
     return tuple(
         OpenSet(number, state.gathered, state.sealed, len(state.held), state.digest)
         for number, state in rounds.items()
@@ -91,9 +97,13 @@ def told_sets(rounds: Mapping[int, RoundSet], after: int, before: int) -> tuple[
 
 
 def are_told(me: PeerId, rounds: Mapping[int, RoundSet], told: Sequence[Mapping[int, OpenSet]]) -> bool:
-    """Return whether each set with a contribution of `me` is also held by one of the neighbours."""
-    mine = {number: state.digest for number, state in rounds.items() if me in state.held}
-    return all(any(n in sets and sets[n].digest == digest for sets in told) for n, digest in mine.items())
+    """Return whether each set of `rounds` with a contribution of `me` is also held by some neighbour. `told`
+    holds for each neighbour the sets that it reported, by round."""
+    for number, state in rounds.items():
+        reported = [sets[number].digest for sets in told if number in sets]
+        if me in state.held and state.digest not in reported:
+            return False
+    return True
 
 
 DIFFERENCE_SECONDS = 0.3
@@ -112,10 +122,10 @@ class NeighbourView:
 
     linked_at: float = float("inf")
     round: int = -1
-    """The neighbour's current round; -1 until its first Progress came."""
+    """The round for which the neighbour accumulates gradients; -1 until its first Progress came."""
     tokens: int = 0
     tokens_before: int = 0
-    """Tokens that it reported last for the round before `round`. It has moved on, but those tokens exist."""
+    """Tokens that it reported last for the round before `round`. They count although it is in `round` now."""
     contributed: frozenset[int] = frozenset()
     settled: int = -1
     in_step: bool = False
@@ -134,16 +144,16 @@ class NeighbourView:
     """Both digests, own and neighbour's, of rounds in `differs_since` that it has not settled."""
 
     def tokens_for(self, round: int) -> int:
-        """Return the tokens that the neighbour reported for `round`."""
+        """Return the tokens that the neighbour reported for `round`: its current one or the one before."""
         if self.round == round:
             return self.tokens
         return self.tokens_before if self.round == round + 1 else 0
 
     def relate(self, chain: Chain, anchor_round: int, anchor: bytes) -> None:
-        """Compare chains, and set `relation` and `fork`.
+        """Compare the neighbour's chain with `chain`, this peer's, and set `relation` and `fork`.
 
         The neighbour's chain has the value `anchor` after `anchor_round`; the rounds that it settled later
-        are in `sets`. If the chains are too far apart to compare, the relation stays as it was."""
+        are in `sets`. If they have no known round in common, `relation` stays as it was."""
         links, settled = {anchor_round: anchor}, []
         for number in range(anchor_round + 1, self.settled + 1):
             entry = self.sets.get(number)
@@ -160,7 +170,7 @@ class NeighbourView:
         if mine is None or shared < anchor_round:
             return
         if links[shared] == mine:
-            # This peer cannot help it catch up from remembered digests alone: not on one branch until it has.
+            # Before `chain.start` this peer knows only digests, and cannot help the neighbour to catch up.
             if shared >= chain.start:
                 self.relation, self.fork = "same", None
             elif self.relation == "forked":
@@ -173,23 +183,26 @@ class NeighbourView:
             self.fork = first_difference(chain, anchor_round + 1, settled)
 
     def is_with(self, other: NeighbourView, since: int) -> bool:
-        """Return whether two neighbours reported the same chain value for a round from `since` on."""
+        """Return whether two neighbours reported the same chain value after the last round that both
+        reported, and this round is not before `since`."""
         shared = max(self.links.keys() & other.links.keys(), default=-1)
         return shared >= since and self.links[shared] == other.links[shared]
 
     def compare(self, rounds: Mapping[int, RoundSet], now: float) -> None:
-        """Record since when the neighbour's sets of open rounds differ from this peer's."""
+        """Record since when the neighbour's sets differ from `rounds`, this peer's open rounds, unchanged. A
+        set that the neighbour has settled counts as differing for long enough to request its ids at once."""
         since: dict[int, float] = {}
         compared: dict[int, tuple[bytes, bytes]] = {}
         for number, theirs in self.sets.items():
             mine = rounds.get(number)
             if mine is None or mine.digest == theirs.digest:
                 continue
-            if number <= self.settled:  # It is final there: ask at once.
+            if number <= self.settled:
                 since[number] = self.differs_since.get(number, now - DIFFERENCE_SECONDS)
             elif theirs.count:
-                compared[number] = pair = mine.digest, theirs.digest
-                since[number] = self.differs_since[number] if pair == self._compared.get(number) else now
+                pair = compared[number] = mine.digest, theirs.digest
+                is_unchanged = pair == self._compared.get(number)
+                since[number] = self.differs_since[number] if is_unchanged else now
         self.differs_since, self._compared = since, compared
 
     def compare_anew(self) -> None:
@@ -197,11 +210,11 @@ class NeighbourView:
         self.differs_since, self._compared = {}, {}
 
     def due(self, now: float, pulling: Callable[[int], bool]) -> tuple[int, ...]:
-        """Return the rounds whose ids must be requested now; each is due again after `DIFFERENCE_SECONDS`.
-        Rounds with downloads under way (`pulling`) are left out."""
-        late = [number for number, since in self.differs_since.items() if now >= since + DIFFERENCE_SECONDS]
-        self.differs_since.update(dict.fromkeys(late, now))
-        return tuple(number for number in late if not pulling(number))
+        """Return the rounds for which to request the ids of the neighbour's set now. Each is due again after
+        `DIFFERENCE_SECONDS`. Rounds with downloads under way (`pulling`) are left out."""
+        due = [number for number, since in self.differs_since.items() if now >= since + DIFFERENCE_SECONDS]
+        self.differs_since.update(dict.fromkeys(due, now))
+        return tuple(number for number in due if not pulling(number))
 
     def next_deadline(self) -> float:
         return min(self.differs_since.values(), default=float("inf")) + DIFFERENCE_SECONDS

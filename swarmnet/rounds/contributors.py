@@ -1,9 +1,9 @@
 """Decides whose contributions have weight in a group, and keeps those whose contributors are not known yet.
 
-Keys are free, and contributors sign their own contributions. One link could therefore bring the votes of any
-number of keys (a Sybil attack). A contributor has weight if it belongs to the group (`Membership.is_member`)
-and the run's owner has not banned it. A contribution that half of the peers in sight hold has weight in any
-case. The group has then decided, and a peer that rejected it would only fork. Part of `GroupRounds`.
+A contribution without weight enters no round's set. Keys are free, and contributors sign their own
+contributions. One link could therefore bring the votes of any number of keys (a Sybil attack). A contributor
+has weight if it belongs to the group (`Membership.is_member`) and the run's owner has not banned it. A
+contribution that half of the peers in sight hold has weight in any case: a peer that rejected it would fork.
 """
 
 from __future__ import annotations
@@ -48,51 +48,52 @@ class ContributorFilter:
     def __init__(self, membership: Membership, rules: Rounds) -> None:
         self._membership = membership
         self._rules = rules
-        self._barred: dict[PeerId, int] = {}
+        self._banned: dict[PeerId, int] = {}
         """Banned peers, and the first round from which the ban applies."""
         self.convicted: Mapping[PeerId, int] = {}
         """Peers that are proven faulty, and the first round from which they have no weight (audits.py)."""
 
     def bar(self, peers: Iterable[PeerId], current: int) -> None:
-        """Replace the peers that the owner has banned. `current`: the round that accumulates gradients; -1:
-        none was begun.
+        """Replace the peers that the owner has banned. `current`: the current round; -1 before the first.
 
-        An order reaches peers at different times, and open rounds already hold contributions of the banned
-        peers. A ban therefore applies from a boundary of `snapshot_interval` that is more than `window`
-        rounds ahead. Peers that receive the order within the same block ban the same rounds."""
-        block = self._rules.snapshot_interval
-        begins = ((current + self._rules.window) // block + 1) * block if current >= 0 else 0
-        self._barred = {peer: self._barred.get(peer, begins) for peer in peers}
+        The order reaches peers at different times, so a ban begins more than `window` rounds ahead, at a
+        multiple of `snapshot_interval`. Most peers then ban the same rounds. An earlier ban is kept."""
+        interval = self._rules.snapshot_interval
+        first = 0
+        if current >= 0:
+            first = ((current + self._rules.window) // interval + 1) * interval
+        self._banned = {peer: self._banned.get(peer, first) for peer in peers}
 
     def counts(self, contributor: PeerId, round: int) -> bool:
-        """Return whether contributions of a peer to a round have weight."""
-        ends = min(self._barred.get(contributor, inf), self.convicted.get(contributor, inf))
-        return round < ends and self._membership.is_member(contributor)
+        """Return whether contributions of a peer to a round have weight. It must belong to the group, and not
+        be banned or proven faulty in that round."""
+        first_without = min(self._banned.get(contributor, inf), self.convicted.get(contributor, inf))
+        return round < first_without and self._membership.is_member(contributor)
 
 
 class QuorumAccepted:
-    """Contributions to open rounds that half of the group holds. They have weight in any case."""
+    """Contributions to open rounds that half of the peers in sight hold. They have weight in any case."""
 
     def __init__(self) -> None:
-        self._makers: dict[int, dict[ContributionId, PeerId]] = {}
+        self._contributors: dict[int, dict[ContributionId, PeerId]] = {}
 
     def __contains__(self, reference: Reference) -> bool:
-        return reference.id in self._makers.get(reference.round, {})
+        return reference.id in self._contributors.get(reference.round, {})
 
     def of(self, contributor: PeerId, round: int) -> bool:
-        """Return whether any contribution of a peer to a round is accepted by half of the group."""
-        return contributor in self._makers.get(round, {}).values()
+        """Return whether any contribution of a peer to a round is recorded here."""
+        return contributor in self._contributors.get(round, {}).values()
 
     def add(self, reference: Reference) -> None:
-        self._makers.setdefault(reference.round, {})[reference.id] = reference.peer
+        self._contributors.setdefault(reference.round, {})[reference.id] = reference.peer
 
     def withdraw(self, contributor: PeerId, round: int) -> None:
         """Remove the contributions of a peer to a round."""
-        those = self._makers.get(round, {})
-        self._makers[round] = {identity: peer for identity, peer in those.items() if peer != contributor}
+        accepted = self._contributors.get(round, {})
+        self._contributors[round] = {key: peer for key, peer in accepted.items() if peer != contributor}
 
     def forget(self, round: int) -> None:
-        self._makers.pop(round, None)
+        self._contributors.pop(round, None)
 
 
 class UnknownContributors:
@@ -103,12 +104,12 @@ class UnknownContributors:
 
     def __init__(self, is_member: Callable[[PeerId], bool] = lambda peer: True) -> None:
         self._is_member = is_member
-        self._strangers: OrderedDict[ContributionId, tuple[int, frozenset[PeerId]]] = OrderedDict()
+        self._unknown_in_result: OrderedDict[ContributionId, tuple[int, frozenset[PeerId]]] = OrderedDict()
         """For a result: its round, and the contributors that were no members when it came."""
         self._named: dict[ContributionId, tuple[Reference, list[PeerId]]] = {}
-        self._alone: Counter[PeerId] = Counter()
+        self._named_alone: Counter[PeerId] = Counter()
         """Number of contributions that only this neighbour names."""
-        self._check_at = -inf
+        self._next_check_at = -inf
 
     def __len__(self) -> int:
         return len(self._named)
@@ -118,69 +119,72 @@ class UnknownContributors:
         _, holders = self._named.get(reference.id, (reference, []))
         if peer in holders:
             return
-        if not holders and (len(self._named) >= MAX_WAITING or self._alone[peer] >= MAX_OF_ONE):
+        if not holders and (len(self._named) >= MAX_WAITING or self._named_alone[peer] >= MAX_OF_ONE):
             return
-        self._count(holders, -1)
+        self._count_single_holder(holders, -1)
         holders.append(peer)
-        self._count(holders, 1)
+        self._count_single_holder(holders, 1)
         self._named[reference.id] = (reference, holders)
 
     def strangers(self, peer: PeerId, reference: Reference, contributors: Iterable[PeerId]) -> None:
-        """Record that `peer` sent a result naming contributors that do not belong to the group.
+        """Record that `peer` sent a reducer's result that names `contributors`, which do not belong to the
+        group.
 
-        Keys are free, and of two results the one with more contributors wins. The result enters no set until
-        its contributors are known as members, or half of the group holds it."""
-        self._strangers[reference.id] = reference.round, frozenset(contributors)
-        if len(self._strangers) > MAX_WAITING:
-            self._strangers.popitem(last=False)
+        If two results overlap, the one with more contributors wins, and a reducer could invent some. The
+        result enters no set until they are known as members, or half of the peers in sight hold it."""
+        self._unknown_in_result[reference.id] = reference.round, frozenset(contributors)
+        if len(self._unknown_in_result) > MAX_WAITING:
+            self._unknown_in_result.popitem(last=False)
         self.named(peer, reference)
 
     def names_strangers(self, identity: ContributionId) -> bool:
-        """Return whether a result names contributors that do not belong to the group yet."""
-        _, contributors = self._strangers.get(identity, (-1, frozenset[PeerId]()))
+        """Return whether a reducer's result names contributors that do not belong to the group yet."""
+        _, contributors = self._unknown_in_result.get(identity, (-1, frozenset[PeerId]()))
         return not all(map(self._is_member, contributors))
 
     def holders(self, identity: ContributionId) -> tuple[PeerId, ...]:
-        """Return the neighbours that named a contribution."""
-        found = self._named.get(identity)
-        return tuple(found[1]) if found is not None else ()
+        """Return the neighbours that named a waiting contribution."""
+        _, holders = self._named.get(identity, (None, []))
+        return tuple(holders)
 
     def due(self, now: float) -> tuple[Reference, ...]:
-        """Return all waiting contributions if it is time to check them again."""
-        if not self._named or now < self._check_at:
+        """Return all waiting contributions if it is time to check them again; otherwise an empty tuple."""
+        if not self._named or now < self._next_check_at:
             return ()
-        self._check_at = now + LOOK_SECONDS
+        self._next_check_at = now + LOOK_SECONDS
         return tuple(reference for reference, _ in self._named.values())
 
     def end(self, identity: ContributionId) -> tuple[PeerId, ...]:
         """Remove a contribution. Returns the neighbours that named it."""
         _, holders = self._named.pop(identity, (None, []))
-        self._count(holders, -1)
+        self._count_single_holder(holders, -1)
         return tuple(holders)
 
     def left(self, peer: PeerId) -> None:
         """Remove a neighbour that left, and the contributions that only it named.
 
-        A neighbour may be the only remaining one that names a contribution. If it is then the only one for
-        more than `MAX_OF_ONE` contributions, that contribution is removed too."""
+        A contribution may then have a single neighbour left that named it. It is removed too if this
+        neighbour is the only one for more than `MAX_OF_ONE` contributions."""
         for identity, (_, holders) in list(self._named.items()):
             if peer in holders:
-                self._count(holders, -1)
+                self._count_single_holder(holders, -1)
                 holders.remove(peer)
-                self._count(holders, 1)
-                if not holders or self._alone[holders[0]] > MAX_OF_ONE:
+                self._count_single_holder(holders, 1)
+                if not holders or self._named_alone[holders[0]] > MAX_OF_ONE:
                     self.end(identity)
 
     def forget_until(self, round: int) -> None:
         """Forget the contributions to settled rounds, up to `round`."""
-        for identity in [name for name, (of, _) in self._strangers.items() if of <= round]:
-            del self._strangers[identity]
-        for identity in [name for name, (reference, _) in self._named.items() if reference.round <= round]:
-            self.end(identity)
+        for identity, (of_round, _) in list(self._unknown_in_result.items()):
+            if of_round <= round:
+                del self._unknown_in_result[identity]
+        for identity, (reference, _) in list(self._named.items()):
+            if reference.round <= round:
+                self.end(identity)
 
-    def _count(self, holders: list[PeerId], by: int) -> None:
+    def _count_single_holder(self, holders: list[PeerId], by: int) -> None:
         """Add `by` to the count of a neighbour that is the only holder."""
         if len(holders) == 1:
-            self._alone[holders[0]] += by
-            if not self._alone[holders[0]]:
-                del self._alone[holders[0]]
+            self._named_alone[holders[0]] += by
+            if not self._named_alone[holders[0]]:
+                del self._named_alone[holders[0]]

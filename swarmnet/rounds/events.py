@@ -31,9 +31,9 @@ class OpenSet:
 
     round: int
     gathered: int
-    """Level of "all nearby contributions are held here" (`settlement.Agreement.gathered`); 0: not yet."""
+    """Level of "all nearby contributions are held here" (`FinalityRules.gathered`); 0: not yet."""
     sealed: int
-    """Level of "nearby peers have sealed this set" (`settlement.Agreement.sealed`); 0: not sealed here."""
+    """Level of "nearby peers have sealed this set" (`FinalityRules.sealed`); 0: not sealed here."""
     count: int
     digest: bytes
 

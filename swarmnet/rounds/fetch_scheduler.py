@@ -1,4 +1,7 @@
-"""Schedules downloads of contributions that this peer lacks: which neighbour to ask, and when to retry."""
+"""Schedules downloads of contributions that this peer lacks: which neighbour to ask, and when to retry.
+
+A *holder* is a neighbour that has announced a contribution. Other peers may hold it too.
+"""
 
 from __future__ import annotations
 
@@ -44,21 +47,23 @@ class _Pull:
 
     @property
     def due(self) -> float:
-        """When it is requested from another holder."""
+        """When it is requested next: soon if it never was, and else once a slow transfer would be over."""
         if not self.asks:
             return self.asked_at + DETOUR_SECONDS
-        takes = min(LONGEST_PULL_SECONDS, self.reference.size / SLOW_BYTES_PER_SECOND)
-        return self.asked_at + max(PULL_SECONDS, takes)
+        transfer_seconds = min(LONGEST_PULL_SECONDS, self.reference.size / SLOW_BYTES_PER_SECOND)
+        return self.asked_at + max(PULL_SECONDS, transfer_seconds)
 
 
 class FetchScheduler:
-    """The downloads of contributions. The caller updates `fair_share` as the group changes. A neighbour is
-    asked for `fair_share` contributions of a round before this peer waits for other holders."""
+    """The downloads of contributions. A download is *doubted* if its only holder did not send it in time.
+
+    The caller updates `fair_share` as the group changes. When a neighbour was asked for `fair_share`
+    contributions of a round, this peer first waits for other holders of more."""
 
     def __init__(self) -> None:
         self.fair_share = float("inf")
         self._asked: Counter[tuple[int, PeerId]] = Counter()
-        """Number of contributions of a round that were requested from a neighbour."""
+        """(round, neighbour) -> number of requests to it for contributions of the round."""
         self._pulls: dict[ContributionId, _Pull] = {}
         self._of_round: Counter[int] = Counter()
         """Downloads of each round that are not doubted."""
@@ -81,29 +86,31 @@ class FetchScheduler:
     def offered(
         self, peer: PeerId, references: Iterable[Reference], now: float
     ) -> list[RequestContributions]:
-        """Record that `peer` holds these contributions, which this peer lacks. Returns the requests to send
-        to it: those that were not requested from any peer yet, up to the neighbour's fair share."""
+        """Record that `peer` holds these contributions, which this peer lacks. Returns at most one request
+        to `peer`: for those not requested from any peer yet, up to `fair_share` of each round. No download
+        begins beyond `MAX_PULLS` in all, or beyond `MAX_OF_ONE` that only `peer` has named."""
         wanted: list[ContributionId] = []
-        alone = sum(pull.holders == [peer] for pull in self._pulls.values())
+        named_alone = sum(pull.holders == [peer] for pull in self._pulls.values())
         for reference in references:
             pull = self._pulls.get(reference.id)
             if pull is None:
-                if len(self._pulls) >= MAX_PULLS or alone >= MAX_OF_ONE:
+                if len(self._pulls) >= MAX_PULLS or named_alone >= MAX_OF_ONE:
                     continue
-                alone += 1
+                named_alone += 1
                 pull = self._pulls[reference.id] = _Pull(reference, [], now)
                 self._of_round[reference.round] += 1
             if peer not in pull.holders:
                 pull.holders.append(peer)
-                self._doubt(pull, doubted=False)
+                self._set_doubted(pull, doubted=False)
                 if not pull.asks and self._asked[reference.round, peer] < self.fair_share:
-                    self._ask(pull, peer, now)
+                    self._record_request(pull, peer, now)
                     wanted.append(reference.id)
                 self._due = min(self._due, pull.due)
         return [RequestContributions(peer, tuple(wanted))] if wanted else []
 
     def arrived(self, identity: ContributionId) -> tuple[PeerId, ...]:
-        """End the download of a contribution that arrived. Returns its known holders."""
+        """End the download of a contribution that arrived. Returns its known holders; none if there was no
+        download of it."""
         pull = self._pulls.get(identity)
         if pull is None:
             return ()
@@ -111,7 +118,8 @@ class FetchScheduler:
         return tuple(pull.holders)
 
     def left(self, peer: PeerId, now: float) -> None:
-        """Remove a neighbour that left from all holders. What was requested from it is due at once."""
+        """Remove a neighbour that left from all holders. What was requested from it is due at once from
+        another holder; a download without another one ends."""
         for identity, pull in list(self._pulls.items()):
             if peer not in pull.holders:
                 continue
@@ -127,17 +135,19 @@ class FetchScheduler:
         for identity, pull in list(self._pulls.items()):
             if pull.reference.round <= round:
                 self._end(identity)
-        for asked in [asked for asked in self._asked if asked[0] <= round]:
-            del self._asked[asked]
+        for of_round, holder in list(self._asked):
+            if of_round <= round:
+                del self._asked[of_round, holder]
 
     def again(
         self, now: float, wanted: Callable[[Reference], bool] = lambda reference: True
     ) -> list[RequestContributions]:
-        """Return the requests that are due again, each to the next holder. A download ends after `MAX_ASKS`
-        requests, or when `wanted` says that it is no longer needed."""
+        """Return the requests that are due, one for each download. A first request goes to the holder with
+        the fewest requests, a repeated one to the next holder. If the only holder is asked again, the
+        download is doubted. It ends after `MAX_ASKS` requests, or if `wanted` is false for it."""
         if now < self._due:
             return []
-        wants = []
+        requests = []
         for identity, pull in list(self._pulls.items()):
             if now < pull.due:
                 continue
@@ -146,20 +156,22 @@ class FetchScheduler:
             else:
                 if pull.asks:
                     pull.holders.append(pull.holders.pop(0))
-                    self._doubt(pull, doubted=len(pull.holders) == 1)
-                first = pull.holders[0] if pull.asks else self._next_holder(pull)
-                self._ask(pull, first, now)
-                wants.append(RequestContributions(first, (identity,)))
+                    self._set_doubted(pull, doubted=len(pull.holders) == 1)
+                    holder = pull.holders[0]
+                else:
+                    holder = self._holder_asked_least(pull)
+                self._record_request(pull, holder, now)
+                requests.append(RequestContributions(holder, (identity,)))
         self._due = min((pull.due for pull in self._pulls.values()), default=float("inf"))
-        return wants
+        return requests
 
     def next_deadline(self) -> float:
         return self._due
 
-    def _next_holder(self, pull: _Pull) -> PeerId:
+    def _holder_asked_least(self, pull: _Pull) -> PeerId:
         return min(pull.holders, key=lambda holder: self._asked[pull.reference.round, holder])
 
-    def _ask(self, pull: _Pull, holder: PeerId, now: float) -> None:
+    def _record_request(self, pull: _Pull, holder: PeerId, now: float) -> None:
         """Record a request to `holder`, which moves to the front of the holders."""
         pull.holders.remove(holder)
         pull.holders.insert(0, holder)
@@ -167,16 +179,20 @@ class FetchScheduler:
         pull.asked_at = now
         self._asked[pull.reference.round, holder] += 1
 
-    def _doubt(self, pull: _Pull, doubted: bool) -> None:
+    def _set_doubted(self, pull: _Pull, doubted: bool) -> None:
+        """Set `pull.doubted`, and count the download of its round accordingly."""
         if pull.doubted != doubted:
-            before, after = (self._of_round, self._doubted) if doubted else (self._doubted, self._of_round)
-            _decrement(before, pull.reference.round)
-            after[pull.reference.round] += 1
+            _decrement(self._counts_with(pull), pull.reference.round)
             pull.doubted = doubted
+            self._counts_with(pull)[pull.reference.round] += 1
+
+    def _counts_with(self, pull: _Pull) -> Counter[int]:
+        """Return the counts by round that include this download."""
+        return self._doubted if pull.doubted else self._of_round
 
     def _end(self, identity: ContributionId) -> None:
         pull = self._pulls.pop(identity)
-        _decrement(self._doubted if pull.doubted else self._of_round, pull.reference.round)
+        _decrement(self._counts_with(pull), pull.reference.round)
         if not self._pulls:
             self._due = float("inf")
 

@@ -1,7 +1,9 @@
 """Tracks which neighbours are on this peer's branch and which are ahead, and decides which branch of a fork
 wins.
 
-Part of `GroupRounds`, which shares open rounds only with *allies*: neighbours on the same branch.
+Neighbours report in messages called Progress which sets they have settled, and a *chain value* for the round
+after which the list begins (their *anchor*). *Same-branch peers* are the neighbours whose chain agrees with
+this peer's. During a long fork, peers also sign their chain values, so that no peer can support both sides.
 """
 
 from __future__ import annotations
@@ -55,14 +57,19 @@ MAX_AHEAD = 8
 
 
 class Signed:
-    """The newest rounds for which a peer has signed this peer's branch, and another branch."""
+    """What one neighbour has signed. `ours` is the newest round with a signed value of this peer's branch,
+    and `others` the newest one with a value of another branch; -1 if there is none."""
 
     def __init__(self) -> None:
         self._ahead: dict[int, set[bytes]] = {}
+        """Round that has not settled here -> the values that were signed for it."""
         self.ours = self.others = -1
 
     def take(self, round: int, value: bytes, chain: Chain) -> None:
-        """Record a signed chain value after `round`. `chain`: the one of this peer."""
+        """Record a signed chain value after `round`. `chain` is this peer's own, which shows the branch.
+
+        A value for one of the next `MAX_AHEAD` rounds waits for `settled`; other unknown rounds are ignored.
+        """
         if chain.round < round <= chain.round + MAX_AHEAD:
             values = self._ahead.setdefault(round, set())
             if len(values) < 2:  # One of two belongs to another branch in any case.
@@ -73,33 +80,33 @@ class Signed:
             self.others = max(self.others, round)
 
     def settled(self, chain: Chain) -> None:
-        """Judge the values that were signed for the round that has just settled here."""
+        """Record, now that a round has settled here, the values that were signed for it before."""
         for value in self._ahead.pop(chain.round, set()):
             self.take(chain.round, value, chain)
 
 
 class Following:
-    """Decides how long a peer that was suspended follows the peers that continued meanwhile."""
+    """Decides how long a peer that was suspended *follows*: it adopts the sets of peers that continued
+    meanwhile, and settles none on its own. It follows until the time `until`."""
 
     def __init__(self, rules: Rounds) -> None:
         self._rules = rules
         self.until = float("-inf")
-        self._last = -1
-        """Adopting a set of a later round does not extend the time, because other peers keep no more sets."""
+        self._last_extending_round = -1
+        """Adopting a set of a later round does not extend the time: other peers kept sets up to this one."""
 
     def begin(self, seconds: float, settled: int, now: float) -> bool:
-        """Begin to follow. Returns False if the suspension was too short for others to settle without it."""
+        """Begin to follow after a suspension of `seconds`. `settled`: the last round that is settled here.
+        Returns False if the suspension was too short for other peers to settle a round without this one."""
         if seconds < min(self._rules.finality_timeout_seconds, SILENT_SECONDS + DEPARTURE_GRACE_SECONDS):
             return False
-        self.until, self._last = (
-            now + self._rules.finality_timeout_seconds,
-            settled + kept_rounds(self._rules),
-        )
+        self.until = now + self._rules.finality_timeout_seconds
+        self._last_extending_round = settled + kept_rounds(self._rules)
         return True
 
     def took_up(self, round: int, now: float) -> None:
-        """Extend the time after a set was adopted from other peers, as there may be more."""
-        if now < self.until and round <= self._last:
+        """Extend the time after `round` settled here while following: there may be more to adopt."""
+        if now < self.until and round <= self._last_extending_round:
             self.until = now + self._rules.finality_timeout_seconds
 
 
@@ -119,7 +126,7 @@ class ForkChoice:
         self.all_in_sight = True
         """True if the whole group is linked to this peer."""
         self.follows = False
-        """The same as `Agreement.follows`."""
+        """The same as `FinalityRules.follows`: True for a while after this peer was suspended."""
         self._signed: dict[PeerId, Signed] = {}
         self._last_signed = -1
         """The round up to which this peer has signed."""
@@ -133,8 +140,8 @@ class ForkChoice:
     def settle(self, mine: SettledSet) -> None:
         """Settle the next round with the set `mine`.
 
-        Allies that have settled another set for it are now on another branch. Otherwise a peer that is
-        catching up could mix the sets of both."""
+        Same-branch peers that have settled another set for it become peers of another branch at once.
+        Otherwise a peer that is catching up could mix the sets of both branches."""
         self.chain.append(mine)
         number = self.chain.round
         for signed in self._signed.values():
@@ -145,14 +152,16 @@ class ForkChoice:
                 continue
             theirs = SettledSet(entry.count, entry.digest)
             if theirs != mine:
-                # A peer far ahead may have forked long before this set: its older sets are requested.
-                parted_here = view.links.get(number - 1) == self.chain.at(number - 1)
-                view.relation, view.fork = "forked", Fork(number, mine, theirs) if parted_here else None
+                # A peer far ahead may have forked in an older round. Its older sets are then requested.
+                forked_here = view.links.get(number - 1) == self.chain.at(number - 1)
+                view.relation = "forked"
+                view.fork = Fork(number, mine, theirs) if forked_here else None
                 view.compare_anew()
                 del self.same_branch_peers[peer]
 
     def progress(self, event: ProgressArrived, now: float) -> list[Effect]:
-        """Update a neighbour's view from its Progress. Returns what to request, sign or fetch at a fork."""
+        """Update a neighbour's view from its Progress. Returns what to request or sign because of a fork. If
+        this peer is too far behind to catch up by sets, returns the effect of fetching the group's state."""
         view = self.neighbours[event.peer]
         if event.round != view.round:
             view.tokens_before = view.tokens if event.round == view.round + 1 else 0
@@ -166,10 +175,12 @@ class ForkChoice:
         else:
             self.same_branch_peers.pop(event.peer, None)
         view.forked_since = min(view.forked_since, now) if view.relation == "forked" else float("inf")
-        reached = event.anchor_round <= self.chain.round
-        view.out_of_reach_since = float("inf") if reached else min(view.out_of_reach_since, now)
-        if self._out_of_reach(view, now) and (effects := self._far_behind(view.settled, now)):
-            return effects
+        lists_next_round = event.anchor_round <= self.chain.round
+        view.out_of_reach_since = float("inf") if lists_next_round else min(view.out_of_reach_since, now)
+        if self._lacks_sets_for_us(view, now):
+            effects = self._fetch_if_far_behind(view.settled, now)
+            if effects:
+                return effects
         if view.relation == "forked":
             view.compare_anew()
             return [*self._sign(view, now), *self._fork(event.peer, view, now)]
@@ -182,7 +193,7 @@ class ForkChoice:
         return next((view.fork for view in on_branch if view.fork is not None), None)
 
     def handle_chain_event(self, event: ChainArrived | ChainAsked | ChainSigned, now: float) -> list[Effect]:
-        """Handle other messages about chains."""
+        """Handle a message about chains: a neighbour's older sets, a request for them, or a signed value."""
         match event:
             case ChainArrived(peer, first, before, sets):
                 return self.chain_arrived(peer, first, before, sets, now)
@@ -196,24 +207,27 @@ class ForkChoice:
     def chain_arrived(
         self, peer: PeerId, first: int, before: bytes, sets: tuple[SettledSet, ...], now: float
     ) -> list[Effect]:
-        """Handle a neighbour's older sets. They were requested because the fork lies before its Progress, or
-        because this peer does not know these rounds."""
+        """Handle a neighbour's sets of the rounds from `first` on; `before` is its chain value before them.
+
+        They were requested because the fork lies before its Progress, or because this peer does not know
+        these rounds. Returns what follows if they show where the neighbour's branch forks."""
         self.chain.learn(first, before, sets)
         view = self.neighbours.get(peer)
         if view is None or view.relation != "forked" or first < 0:
             return []
         start = max(first, self.chain.base + 1)
         view.fork = first_difference(self.chain, start, sets[start - first :])
-        mine, theirs = self.chain.at(start - 1), before
+        my_value, their_value = self.chain.at(start - 1), before
         for entry in sets[: start - first]:
-            theirs = link(theirs, entry)
-        if mine is not None and mine != theirs:
+            their_value = link(their_value, entry)
+        if my_value is not None and my_value != their_value:
             # The fork lies before the rounds that both know: use the chain values there in place of sets.
-            view.fork = Fork(start, SettledSet(0, mine), SettledSet(0, theirs), exact=False)
+            view.fork = Fork(start, SettledSet(0, my_value), SettledSet(0, their_value), exact=False)
         return self._fork(peer, view, now) if view.fork is not None else []
 
     def tell_chain(self, peer: PeerId, last: int) -> list[Effect]:
-        """Return the response to a request for this peer's settled sets up to `last`, as many as are kept."""
+        """Return the response to a request for this peer's settled sets up to round `last`: the newest
+        `KEPT_LINKS` of them that are known. Empty if none of them is known."""
         last = min(last, self.chain.round)
         first = max(self.chain.base + 1, last + 1 - KEPT_LINKS)
         before = self.chain.at(first - 1)
@@ -222,22 +236,23 @@ class ForkChoice:
         return [SendChain(peer, first, before, tuple(self.chain.part(first, last)))]
 
     def anchor(self) -> tuple[int, bytes]:
-        """Return the round after which this peer's Progress lists its sets, and the chain value there. It is
-        early enough for the slowest neighbour that can still catch up by sets."""
+        """Return the round after which this peer's Progress lists its sets, and the chain value there. The
+        list then includes what the slowest neighbour needs next, unless that is no longer kept."""
         slowest = min((view.settled for view in self.neighbours.values()), default=self.chain.round)
         oldest = max(self.chain.start, self.chain.base, self.chain.round - kept_rounds(self.rules))
         anchor = max(oldest, min(self.chain.round, slowest))
         return anchor, self.chain.at(anchor) or START
 
-    def _out_of_reach(self, view: NeighbourView, now: float) -> bool:
-        """Return whether this peer lacks sets that the neighbour does not have: it has forgotten them, or it
-        restarted from its disk without them. For a moment it may only not know how far this peer is."""
-        forgotten = view.settled - kept_rounds(self.rules) > self.chain.round
-        return forgotten or now >= view.out_of_reach_since + OUT_OF_REACH_SECONDS
+    def _lacks_sets_for_us(self, view: NeighbourView, now: float) -> bool:
+        """Return whether the neighbour no longer has the sets that this peer needs next. It has forgotten
+        them, or it restarted from its disk without them. Its Progress may also omit them for a moment, before
+        it knows how far this peer is. Omission counts only after `OUT_OF_REACH_SECONDS`."""
+        has_forgotten = view.settled - kept_rounds(self.rules) > self.chain.round
+        return has_forgotten or now >= view.out_of_reach_since + OUT_OF_REACH_SECONDS
 
     def all_reported(self, now: float) -> bool:
-        """Return whether all neighbours have sent Progress or had enough time to. Newcomers send none until
-        they have the weights, and other peers may never do so."""
+        """Return whether each neighbour has sent Progress, or was linked for `LISTEN_SECONDS` without it.
+        Newcomers send none until they have the weights, and other peers may never do so."""
         return all(
             view.round >= 0 or now >= view.linked_at + LISTEN_SECONDS for view in self.neighbours.values()
         )
@@ -247,10 +262,10 @@ class ForkChoice:
         have the weights, and they wait for the fork to end before they fetch them."""
         return view.round >= 0 or now < view.linked_at + LISTEN_SECONDS
 
-    def _far_behind(self, settled: int, now: float) -> list[Effect]:
-        """Return the effect of fetching the state, because neighbours lack the sets that this peer needs. It
-        takes half of the peers in sight to be so far ahead."""
-        ahead = [peer for peer, view in self.neighbours.items() if self._out_of_reach(view, now)]
+    def _fetch_if_far_behind(self, settled: int, now: float) -> list[Effect]:
+        """Return the effect of fetching the group's state, or none. At least half of the peers in sight must
+        lack the sets that this peer needs next. One is enough while this peer `follows`."""
+        ahead = [peer for peer, view in self.neighbours.items() if self._lacks_sets_for_us(view, now)]
         weighed = sum(self._is_weighed(view, now) for view in self.neighbours.values())
         if 2 * len(ahead) < 1 + weighed and not self.follows:
             return []
@@ -258,32 +273,37 @@ class ForkChoice:
         return [FetchGroupState(tuple(ahead), reason)]
 
     def _fork(self, peer: PeerId, view: NeighbourView, now: float) -> list[Effect]:
-        """Resolve a fork: find its first round, and give up this branch if the rule of history.py says so."""
+        """Resolve the fork from the branch of `peer`. Returns a request for its older sets if the fork's
+        first round is unknown. Returns the effect of fetching its state if that branch wins (rule of
+        history.py). Returns none if this branch wins, or if it is too early to decide."""
         fork = view.fork
         if fork is None:
             return [RequestChain(peer, min(self.chain.round, view.settled))]
-        unheard = any(their.relation == "unknown" for their in self.neighbours.values())
-        if unheard and now < self.listens_until:
-            return []  # A peer that just switched here must hear its allies first.
-        others = {
+        has_unknown = any(their.relation == "unknown" for their in self.neighbours.values())
+        if has_unknown and now < self.listens_until:
+            return []  # A peer that has just switched to this branch must hear the others on it first.
+        others = {  # The neighbours on the other branch, and where each one's branch forks.
             other: their.fork
             for other, their in self.neighbours.items()
             if their.relation == "forked" and (their.fork == fork or their.is_with(view, fork.round))
         }
-        fork = next((other for other in others.values() if other is not None and other.exact), fork)
+        fork = next((known for known in others.values() if known is not None and known.exact), fork)
         # A peer that has not reached the fork is on neither side: both sides would count it.
-        mine = sum(their.settled >= fork.round for their in self.same_branch_peers.values())
+        reached_fork = sum(their.settled >= fork.round for their in self.same_branch_peers.values())
+        undecided = len(self.same_branch_peers) - reached_fork
         forked = sum(their.relation == "forked" for their in self.neighbours.values())
-        in_sight, most = 1 + mine + forked, max(1 + mine, len(others))
-        undecided = len(self.same_branch_peers) - mine
-        if undecided and 2 * most <= in_sight + undecided and now < view.forked_since + LISTEN_SECONDS:
-            return []  # They may join this branch, and the other side may know it before this peer.
-        ours, theirs = 1 + mine, len(others)
+        ours, theirs = 1 + reached_fork, len(others)
+        in_sight = ours + forked
+        has_majority = 2 * max(ours, theirs) > in_sight + undecided
+        if undecided and not has_majority and now < view.forked_since + LISTEN_SECONDS:
+            return []  # They may still settle on either branch, and the other side may know it first.
         if now >= view.forked_since + SIGNED_SECONDS:
-            ours, theirs = self._names_below(fork.round)
-            others = {other: of for other, of in others.items() if self._side(other, fork.round) == "theirs"}
+            ours, theirs = self._count_signers(fork.round)
+            others = {
+                other: at for other, at in others.items() if self._signed_side(other, fork.round) == "theirs"
+            }
         if view.settled < self.chain.start:
-            # That neighbour sees only that this peer is far ahead. It switches if half of its group is.
+            # This peer started from a state that is ahead of that neighbour: only a majority makes it switch.
             if not is_majority(theirs, in_sight, self.all_in_sight):
                 return []
         elif not theirs_stands(
@@ -296,22 +316,25 @@ class ForkChoice:
         return [FetchGroupState(tuple(others), reason, fork.round, fork.exact)]
 
     def _sign(self, view: NeighbourView, now: float) -> list[Effect]:
-        """Sign this peer's chain value after each round that settles during a fork."""
+        """Return the effect of signing this peer's newest chain value. It is signed once for each round that
+        settles, from `SIGNING_SECONDS` after the fork was noticed."""
         if now < view.forked_since + SIGNING_SECONDS or self._last_signed == self.chain.round:
             return []
         self._last_signed = self.chain.round
         return [SignChain(tuple(peer for peer, of in self.neighbours.items() if of.relation == "forked"))]
 
-    def _side(self, peer: PeerId, fork_round: int) -> Literal["ours", "theirs", "neither"]:
-        """Return the side of a fork that a neighbour has signed. Its Progress does not matter: a peer that
-        reports each side its own chain would keep both from giving way."""
+    def _signed_side(self, peer: PeerId, fork_round: int) -> Literal["ours", "theirs", "neither"]:
+        """Return the side of a fork that a neighbour has signed; "neither" if it has signed both or none.
+
+        Its Progress does not matter. A peer could report to each side that side's chain, and neither side
+        would then give up its branch."""
         signed = self._signed.get(peer, Signed())
         is_ours, is_theirs = signed.ours >= fork_round, signed.others >= fork_round
         if is_ours == is_theirs:
             return "neither"
         return "ours" if is_ours else "theirs"
 
-    def _names_below(self, fork_round: int) -> tuple[int, int]:
+    def _count_signers(self, fork_round: int) -> tuple[int, int]:
         """Return how many peers signed only this branch, this peer included, and how many only another."""
-        sides = Counter(self._side(peer, fork_round) for peer in self.neighbours)
+        sides = Counter(self._signed_side(peer, fork_round) for peer in self.neighbours)
         return 1 + sides["ours"], sides["theirs"]

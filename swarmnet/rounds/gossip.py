@@ -1,7 +1,8 @@
 """Decides when a peer sends its neighbours Progress messages and announcements of contributions.
 
 Progress says how far the peer is, an announcement which contributions it holds. Both are delayed a little, so
-that a burst of changes goes out in one message. Part of `GroupRounds`.
+that a burst of changes goes out in one message. To *relay* a contribution is to announce one that another
+peer made.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ class Gossip:
         self._due_at = now
         self._tokens_sent = 0
         self._relays: dict[PeerId, dict[ContributionId, Reference]] = {}
+        """Neighbour -> contributions that will be announced to it."""
         self._relay_at = float("inf")
 
     # -- Progress -------------------------------------------------------------------------------------
 
     def changed(self, within: float) -> None:
-        """Schedule Progress at most `within` seconds after the last one."""
+        """Schedule Progress `within` seconds after the last one, or keep an earlier schedule."""
         self._due_at = min(self._due_at, self._sent_at + within)
 
     def at_once(self, now: float) -> None:
@@ -75,10 +77,13 @@ class Gossip:
                 waiting.pop(reference.id, None)
 
     def relays(self, same_branch_peers: Collection[PeerId], settled: int, now: float) -> list[SendAnnounce]:
-        """Return the announcements that are due, without settled rounds and peers that left this branch."""
+        """Return all scheduled announcements if they are due, and clear the schedule; before that, none.
+
+        Rounds up to `settled` are left out, and so are peers that are not in `same_branch_peers`."""
         if now < self._relay_at:
             return []
-        due, self._relays, self._relay_at = self._relays, {}, float("inf")
+        due = self._relays
+        self._relays, self._relay_at = {}, float("inf")
         announcements = []
         for peer, waiting in due.items():
             references = tuple(entry for entry in waiting.values() if entry.round > settled)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 KEPT_LINKS = 4096
-"""Rounds by which a fork can be traced back to its first one. Each takes 15 bytes in a message."""
+"""Newest links of the chain that are kept at least. A fork can be traced back so far (15 bytes a round)."""
 REMEMBERED_ROUNDS = 1024
 """Rounds of the chain that survive a restart: 41 KB of a checkpoint. Disks rarely differ by more."""
 AHEAD_ROUNDS = 16
@@ -64,15 +64,17 @@ class Chain:
         """Start after `round`, where the chain has `value`. The sets of `earlier` rounds are kept for
         comparing branches if they lead to that value; otherwise they are ignored."""
         self.start = round
-        """The contents of sets are known only for rounds after this one."""
+        """Only for rounds after this one does this peer know which contributions the sets contain."""
         self.base = round
         """Counts and digests are known for rounds after this one; `values[0]` is the chain value after it."""
         self.values = [value]
         self.sets: list[SettledSet] = []
-        values = [] if earlier is None else list(accumulate(earlier.sets, link, initial=earlier.before))
         self.round = round
         """The last settled round."""
-        if earlier is not None and values[-1] == value:
+        if earlier is None:
+            return
+        values = list(accumulate(earlier.sets, link, initial=earlier.before))
+        if values[-1] == value:
             self.base, self.values, self.sets = round - len(earlier.sets), values, list(earlier.sets)
 
     @property
@@ -81,6 +83,7 @@ class Chain:
         return self.values[-1]
 
     def append(self, settled: SettledSet) -> None:
+        """Add the set of the next round. The oldest links are dropped once there are 2 * `KEPT_LINKS`."""
         self.round += 1
         self.sets.append(settled)
         self.values.append(link(self.values[-1], settled))
@@ -99,12 +102,13 @@ class Chain:
         return self.sets[index] if 0 <= index < len(self.sets) else None
 
     def learn(self, first: int, before: bytes, sets: Sequence[SettledSet]) -> bool:
-        """Add the sets of the rounds `first`, first + 1, ... in front of what is known here.
+        """Add the sets of the rounds `first`, first + 1, ..., up to `base`, in front of the known ones.
 
-        `before` is the chain value before them. Returns whether they were added: they must lead to the oldest
-        known chain value, which only the sets that were really settled do."""
-        values = list(accumulate(sets[: max(0, self.base + 1 - first)], link, initial=before))
-        count = len(values) - 1
+        `before` is the chain value before them. Returns whether they were added. They must lead to the oldest
+        known chain value, which no other sets than the settled ones do (the chain is a hash)."""
+        unknown = sets[: max(0, self.base + 1 - first)]
+        count = len(unknown)
+        values = list(accumulate(unknown, link, initial=before))
         if not count or first + count - 1 != self.base or values[-1] != self.values[0]:
             return False
         self.values[:1] = values
@@ -113,7 +117,8 @@ class Chain:
         return True
 
     def earlier(self, until: int) -> Earlier | None:
-        """Return the newest sets up to `until`, for a later process; None if that round is not known."""
+        """Return the newest sets up to round `until`, at most `REMEMBERED_ROUNDS`, to store for a later
+        process of this peer; None if that round is not known."""
         first = max(self.base, until - REMEMBERED_ROUNDS) + 1
         before = self.at(first - 1)
         if before is None or self.at(until) is None:
@@ -121,7 +126,8 @@ class Chain:
         return Earlier(before, tuple(self.part(first, until)))
 
     def part(self, first: int, last: int) -> list[SettledSet]:
-        """Return the sets of the rounds first..last, as far as they are known without a gap from `first`."""
+        """Return the sets of the rounds first..last, as far as they have settled; none if `first` is not
+        known any more."""
         start = first - self.base - 1
         return self.sets[start : last - self.base] if start >= 0 else []
 
@@ -138,7 +144,8 @@ class Fork:
 
 
 def first_difference(chain: Chain, first: int, theirs: Sequence[SettledSet]) -> Fork | None:
-    """Return the first difference from a neighbour's sets of the rounds from `first` on; None if none."""
+    """Return the first round in which this peer's chain has another set than `theirs`, a neighbour's sets of
+    the rounds from `first` on; None if there is none. Rounds unknown here are passed over."""
     for round, settled in enumerate(theirs, start=first):
         mine = chain.settled(round)
         if mine is not None and mine != settled:
@@ -155,7 +162,8 @@ def theirs_stands(
     fork: Fork, my_settled: int, their_settled: int, my_supporters: int, their_supporters: int, in_sight: int,
     all_in_sight: bool = True,
 ) -> bool:  # fmt: skip
-    """Return whether this peer must give up its own branch (the rule at the top of this module).
+    """Return whether this peer must give up its own branch for the other one, by the three rules at the top
+    of this module.
 
     `my_supporters` and `their_supporters` count the peers in sight on each branch, this peer included in its
     own. `in_sight` counts all peers in sight."""
@@ -165,4 +173,6 @@ def theirs_stands(
         return True
     if abs(my_settled - their_settled) > AHEAD_ROUNDS:
         return their_settled > my_settled
-    return (-fork.theirs.count, fork.theirs.digest) < (-fork.mine.count, fork.mine.digest)
+    if fork.theirs.count != fork.mine.count:
+        return fork.theirs.count > fork.mine.count
+    return fork.theirs.digest < fork.mine.digest

@@ -12,9 +12,8 @@ Between closed and settled, a late contribution still enters and corrects the we
 group only through peers that have not sealed the round. Neighbours' reports say whether the whole group has
 sealed the same set (settlement.py). A settled set can therefore not grow, unless a peer was silent for
 `finality_timeout_seconds` (docs/consistency.md). Contributions are announced and then fetched. What an
-announcement missed is found by comparing the digests of sets in Progress. A peer that is behind adopts the
-settled sets of same-branch neighbours, round by round, to catch up.
-
+announcement missed is found by comparing digests of sets in Progress, the regular report of each peer. A peer
+that is behind adopts the settled sets of *same-branch peers*: neighbours with the same settled history.
 No IO: `handle(event, now)` returns what the caller must do, in order. All times are in seconds on its clock.
 """
 
@@ -77,6 +76,7 @@ class GroupRounds:
         self.me = me
         self.neighbours: dict[PeerId, NeighbourView] = {}
         self.histories = ForkChoice(rules, Chain(settled, chain_value, earlier), self.neighbours, now)
+        self._same_branch_peers = self.histories.same_branch_peers
         self.agreement = FinalityRules(rules, self._same_branch_peers)
         self._following = Following(rules)
         self.applied = settled
@@ -89,19 +89,18 @@ class GroupRounds:
         self.history: dict[int, RoundSet] = {}
         """The last settled rounds."""
         self.departed: dict[PeerId, float] = {}
-        """Lost allies, and until when each delays settling unless it is heard again."""
+        """Lost same-branch peers, and until when each delays settling unless it is heard again."""
         self.pulls = FetchScheduler()
         self.has_weight = has_weight
         self.waiting = UnknownContributors(is_member)
         self._convicted: dict[PeerId, int] = {}
-        self._decided = QuorumAccepted()
+        self._accepted_by_half = QuorumAccepted()
         self.offers = offers or OwnContributions(rules, draw)
-        self.reducing = (
-            ReductionSchedule(rules, draw, me, self._same_branch_peers, self.chain)
-            if draw is not None
-            else None
-        )
-        self._leaves = False  # If true, the gathered gradient is contributed as soon as the round may close.
+        self.reducing: ReductionSchedule | None = None
+        if draw is not None:
+            self.reducing = ReductionSchedule(rules, draw, me, self._same_branch_peers, self.chain)
+        self._is_leaving = False
+        """True while the gathered gradient waits to be contributed as soon as the round may close."""
         self.dropped_late = 0
         """Contributions that came, or were made here, after their round had settled or been sealed."""
         self.gossip = Gossip(now)
@@ -132,23 +131,15 @@ class GroupRounds:
 
     @property
     def is_over(self) -> bool:
-        """True if all wanted rounds, and those that others closed before they heard of the end, are
-        settled."""
+        """True if all rounds that the owner wanted are closed here, and all closed rounds are settled."""
         return self.past_last and self.settled == self.current - 1
 
     @property
     def in_step(self) -> bool:
-        """True if all rounds that allies have settled are applied here. Allies are believed only if at least
-        half of the peers in sight report that this peer is behind."""
-        return not self.agreement.are_ahead(
-            view.settled > self.applied for view in self._same_branch_peers.values()
-        )
-
-    @property
-    def _same_branch_peers(self) -> dict[PeerId, NeighbourView]:
-        return self.histories.same_branch_peers
-
-    # -- interface ------------------------------------------------------------------------------------
+        """True unless half of the peers in sight have settled a round that is not applied here. One neighbour
+        is enough while this peer follows others."""
+        views = self._same_branch_peers.values()
+        return not self.agreement.are_ahead(view.settled > self.applied for view in views)
 
     def handle(self, event: events.Event, now: float) -> list[events.Effect]:
         """Handle an event. Returns what must be done, in order."""
@@ -163,21 +154,21 @@ class GroupRounds:
                 if not (begins or full) and now < self._due:
                     return []  # The usual case: nothing below can change yet.
             case events.Contributed(round, reference, table):
-                self._read(reference, table)
-                self._contributed(round, reference, now)
+                self._record_table(reference, table)
+                self._handle_own_contribution(round, reference, now)
             case _ if isinstance(event, events.OfReducers):
-                self._of_reducers(event, now)
+                self._handle_reducer_event(event, now)
             case events.ProgressArrived():
-                self._progress(event, now)
+                self._handle_progress(event, now)
             case events.ChainArrived() | events.ChainAsked() | events.ChainSigned():
                 self._effects += self.histories.handle_chain_event(event, now)
-            case events.Announced(peer, references, complete):
-                self._announced(peer, references, complete, now)
+            case events.Announced():
+                self._handle_announcement(event, now)
             case events.ContributionArrived(peer, reference, table):
-                self._read(reference, table)
-                self._arrived(peer, reference, now)
+                self._record_table(reference, table)
+                self._handle_arrival(peer, reference, now)
             case events.IdsAsked(peer, rounds):
-                self._tell_ids(peer, rounds)
+                self._send_ids(peer, rounds)
             case events.NeighbourJoined(peer):
                 if peer not in self.neighbours:  # Settling waits until it is heard.
                     self.neighbours[peer] = NeighbourView(linked_at=now)
@@ -192,28 +183,29 @@ class GroupRounds:
                 self.pulls.left(peer, now)
                 self.waiting.left(peer)
             case events.GroupSizeChanged(peers, members):
-                self._counted(max(1, peers))
+                self._set_group_size(max(1, peers))
                 if self.reducing is not None:
                     self.reducing.members = members | {self.me}
             case events.RatesOrdered(rates):
-                self._ordered(rates, now)
+                self._adopt_rates(rates, now)
             case events.EndOrdered(last):
                 self.last = last
             case events.ProcessSuspended(seconds):
                 self.on_stall(seconds, now)
             case events.LeaveGroup():
-                self._leaves = self.open_round.tokens > 0 and not self.past_last
-                if self._leaves and self._knows_draw():
+                self._is_leaving = self.open_round.tokens > 0 and not self.past_last
+                if self._is_leaving and self._knows_draw():
                     self._close(now)
         self._advance(now)
         self._due = self._next_due()
         return self._effects
 
     def next_deadline(self) -> float:
-        """Return when to call `handle` with Tick if nothing else happens."""
+        """Return when to call `handle` with `TimePassed` if nothing else happens."""
         return self._due
 
     def _next_due(self) -> float:
+        """Return the earliest time at which something is due without another event."""
         times = [self.gossip.next_deadline(), self.pulls.next_deadline(), self.offers.next_deadline()]
         if self.reducing is not None:
             times.append(self.reducing.next_deadline())
@@ -227,54 +219,52 @@ class GroupRounds:
         return min(*times, *self.departed.values(), self._differing_until)
 
     def handed_over(self) -> bool:
-        """Return whether some neighbour holds each set with an unsettled contribution of this peer."""
-        told = [view.sets for view in self.neighbours.values()]
-        if self._leaves or self.pending or not told:
-            return not self._leaves and not self.pending
-        return are_told(self.me, self.rounds, told) and (
-            self.reducing is None or self.offers.are_held(self.rounds)
-        )
+        """Return whether this peer may leave: some neighbour holds each set with an unsettled contribution of
+        it, or it has no neighbour. With reducers, their results must also include all its slices."""
+        if self._is_leaving or self.pending:
+            return False
+        reported_sets = [view.sets for view in self.neighbours.values()]
+        is_summed = self.reducing is None or self.offers.are_held(self.rounds)
+        return not reported_sets or (are_told(self.me, self.rounds, reported_sets) and is_summed)
 
     def takes(self, reference: events.Reference) -> bool:
         """Return whether this contribution would enter a set now: it is news and has weight."""
         return self._is_news(reference) and self._may_enter(reference)
 
     def expects(self, round: int, contributor: PeerId) -> bool:
-        """Return whether any contribution of `contributor` could enter that set. Called before one is
-        verified."""
+        """Return whether a contribution of `contributor` could enter that set, before one is verified."""
         counts = self.has_weight(contributor, round) and self._has_room(round, contributor)
-        return counts or self._decided.of(contributor, round)
+        return counts or self._accepted_by_half.of(contributor, round)
 
     def takes_slices(self, peer: PeerId, round: int) -> bool:
-        """Return whether slices of `peer` for `round` are accepted. More than one round ahead they are
-        refused to bound memory, because they are as long as contributions."""
+        """Return whether slices of `peer` for `round` are accepted. Memory allows one round ahead at most."""
         if self.reducing is None or not self.settled < round <= self.current + 1:
             return False
         return self.has_weight(peer, round) and self.reducing.takes(peer, round)
 
-    def _counted(self, peers: int) -> None:
+    def _set_group_size(self, peers: int) -> None:
+        """Derive what depends on the number of peers in the group, this one included."""
         self.agreement = replace(self.agreement, hops=hops(peers))
         self.pulls.fair_share = SHARE_SLACK * peers / links(peers)
         self.open_round.peers = peers
         self.open_round.all_in_sight = self.histories.all_in_sight = self.agreement.hops == 1
 
-    # -- events ---------------------------------------------------------------------------------------
-
     def on_stall(self, seconds: float, now: float) -> None:
-        """Follow the peers that continued while this process was suspended: half of a suspended group must
-        not take its own sealed sets for agreed ones."""
+        """Follow the peers that continued while this process was suspended for `seconds`: settle nothing
+        alone for a while. If the suspension was short, do nothing."""
         if not self._following.begin(seconds, self.settled, now):
             return
-        self._follow_others(True)
-        for state in filter(lambda state: state.sealed, self.rounds.values()):
+        self._set_following(True)
+        for state in [state for state in self.rounds.values() if state.sealed]:
             state.sealed_at = now
 
-    def _follow_others(self, follows: bool) -> None:
+    def _set_following(self, follows: bool) -> None:
         self.agreement = replace(self.agreement, follows=follows)
         self.histories.follows = follows
 
-    def _contributed(self, round: int, reference: events.Reference | None, now: float) -> None:
-        """Handle the completed own contribution. A round sealed meanwhile takes none: sets would differ."""
+    def _handle_own_contribution(self, round: int, reference: events.Reference | None, now: float) -> None:
+        """Add the completed own contribution to its set and announce it; None: none could be made. If the
+        round was sealed meanwhile, it is dropped."""
         self.pending.discard(round)
         self.gossip.changed(URGENT_SECONDS)
         if reference is None or self._is_sealed(round):
@@ -286,52 +276,54 @@ class GroupRounds:
             return
         if self.reducing is None:
             self.offers.made(round, reference.id, now)
-        self._hold(reference)
+        self._add_to_set(reference)
         self._effects.append(events.SendAnnounce(tuple(self.neighbours), (reference,)))
 
-    def _progress(self, event: events.ProgressArrived, now: float) -> None:
+    def _handle_progress(self, event: events.ProgressArrived, now: float) -> None:
+        """Record a neighbour's report, and follow it if it is on the same branch and ahead."""
         neighbour = self.neighbours.get(event.peer)
         if neighbour is None:
             return
-        news = event.settled > max(neighbour.settled, self.settled)
+        is_ahead = event.settled > max(neighbour.settled, self.settled)
         self._effects += self.histories.progress(event, now)
         if neighbour.relation == "same":
             self.departed.pop(event.peer, None)
             self.offers.agree(event.peer, min(self.settled, event.settled), now)
-            if news:
+            if is_ahead:
                 self.gossip.changed(URGENT_SECONDS)
-            self._follow(now)
+            self._close_left_rounds(now)
             neighbour.compare(self.rounds, now)
             self._differing_until = min(self._differing_until, neighbour.next_deadline())
 
-    def _announced(
-        self, peer: PeerId, references: tuple[events.Reference, ...], complete: tuple[int, ...], now: float
-    ) -> None:
+    def _handle_announcement(self, event: events.Announced, now: float) -> None:
+        """Fetch what a same-branch peer holds and this peer lacks. Adopt the factor and drop what is not in
+        its complete set, if the digest is the one that this peer must adopt."""
+        peer, references, complete = event.peer, event.references, event.complete
         if peer not in self._same_branch_peers:
             return
         self.gossip.knows(peer, references)
         self.offers.accept_sets(complete, references)
         for number in sorted(self.rounds.keys() & complete):
-            standing = self.agreement.adopted_digest(number, self.rounds[number], now)
+            adopted = self.agreement.adopted_digest(number, self.rounds[number], now)
             settled = {reference.id for reference in references if reference.round == number}
-            factor = next((f for f in factors(self.rates) if set_digest(settled, f) == standing), None)
+            factor = next((f for f in factors(self.rates) if set_digest(settled, f) == adopted), None)
             if factor is None:
                 continue
-            self._rate(number, factor)  # The factor that the group settled it with.
+            self._set_rate_factor(number, factor)  # The factor that the group settled it with.
             for contributor in self.rounds[number].keep_only(settled):
                 self.dropped_late += 1
                 self._effects.append(events.RemoveContribution(number, contributor))
             for reference in references:
-                self._decide(reference, reference.round == number)
+                self._record_if_accepted(reference, reference.round == number)
         missing = [reference for reference in references if self._is_news(reference)]
         for reference in missing:
             if not self._may_enter(reference):
                 self.waiting.named(peer, reference)
-                self._decide(reference, self._is_held_by_half(reference))
+                self._record_if_accepted(reference, self._is_held_by_half(reference))
         self._effects += self.pulls.offered(peer, filter(self.takes, missing), now)
-        self._look_at_waiting(missing, now)
+        self._fetch_waiting(missing, now)
 
-    def _arrived(self, peer: PeerId, reference: events.Reference, now: float) -> None:
+    def _handle_arrival(self, peer: PeerId, reference: events.Reference, now: float) -> None:
         """Handle a contribution that the caller has verified. Any peer may have sent it, requested or not."""
         holders = (peer, reference.peer, *self.pulls.arrived(reference.id))
         if reference.round <= self.settled:
@@ -339,23 +331,20 @@ class GroupRounds:
             return
         if not self.takes(reference):
             return
-        self._hold(reference)
-        others = (
-            other
-            for other, neighbour in self._same_branch_peers.items()
-            if other not in holders and neighbour.settled < reference.round
-        )
+        self._add_to_set(reference)
+        views = self._same_branch_peers.items()
+        others = (key for key, view in views if key not in holders and view.settled < reference.round)
         self.gossip.relay(reference, others, now)
 
-    def _tell_ids(self, peer: PeerId, rounds: Iterable[int]) -> None:
+    def _send_ids(self, peer: PeerId, rounds: Iterable[int]) -> None:
+        """Announce to `peer` what this peer holds of these rounds."""
         references, complete = self.offers.answer(rounds, self.rounds, self.settled)
         if references or complete:
             self._effects.append(events.SendAnnounce((peer,), references, complete))
 
-    # -- decisions that follow from the state ---------------------------------------------------------
-
     def _is_news(self, reference: events.Reference) -> bool:
-        """Return whether a contribution is for an open round nearby, and new there or with a smaller id."""
+        """Return whether a contribution is for an open round, at most `window` rounds ahead, and new there.
+        It is also new if it replaces one of the same peer with a greater id."""
         if not self.settled < reference.round <= self.current + self.rules.window:
             return False
         state = self.rounds.get(reference.round)
@@ -363,82 +352,85 @@ class GroupRounds:
         return held is None or reference.id < held.id
 
     def _may_enter(self, reference: events.Reference) -> bool:
-        if reference in self._decided:
-            return self._held_of_others(reference.round, reference.peer) < MAX_CONTRIBUTORS - 1
-        contributor, round = reference.peer, reference.round
+        """Return whether half of the group holds a contribution, or it has weight; and its set has room."""
+        if reference in self._accepted_by_half:
+            return self._count_others(reference.round, reference.peer) < MAX_CONTRIBUTORS - 1
         if self.waiting.names_strangers(reference.id):
             return False
-        return self.has_weight(contributor, round) and self._has_room(round, contributor)
+        peer, round = reference.peer, reference.round
+        return self.has_weight(peer, round) and self._has_room(round, peer)
 
     def _has_room(self, round: int, contributor: PeerId) -> bool:
-        """Return whether the set has room for a contribution of `contributor`; linked peers always find
-        room."""
+        """Return whether the set may grow by a contribution of `contributor`. Linked peers find more room."""
         most = MAX_CONTRIBUTORS if contributor in self.neighbours else max_contributors(self.open_round.peers)
-        return self._held_of_others(round, contributor) < most - 1
+        return self._count_others(round, contributor) < most - 1
 
-    def _held_of_others(self, round: int, contributor: PeerId) -> int:
-        """Return how many other peers have a contribution in the set, without this peer and `contributor`."""
+    def _count_others(self, round: int, contributor: PeerId) -> int:
+        """Return how many peers have a contribution in the set, without this peer and `contributor`."""
         held = self.rounds[round].held if round in self.rounds else {}
         return len(held) - (contributor in held) - (self.me in held)
 
     def _is_held_by_half(self, reference: events.Reference) -> bool:
+        """Return whether half of the peers in sight hold a contribution whose peer is not proven faulty."""
         if reference.round >= self._convicted.get(reference.peer, reference.round + 1):
             return False  # Half of them may not have the proof yet.
         holders = self.waiting.holders(reference.id)
         return self.agreement.is_half(branch_peer in holders for branch_peer in self._same_branch_peers)
 
-    def _decide(self, reference: events.Reference, decided: bool) -> None:
-        if decided and reference.round > self.settled:
-            self._decided.add(reference)
+    def _record_if_accepted(self, reference: events.Reference, accepted: bool) -> None:
+        if accepted and reference.round > self.settled:
+            self._accepted_by_half.add(reference)
 
-    def _look_at_waiting(self, references: Iterable[events.Reference], now: float) -> None:
+    def _fetch_waiting(self, references: Iterable[events.Reference], now: float) -> None:
         """Fetch waiting contributions that have weight by now."""
         for reference in references:
             if self.takes(reference):
                 for holder in self.waiting.end(reference.id):
                     self._effects += self.pulls.offered(holder, (reference,), now)
 
-    def _hold(self, reference: events.Reference) -> None:
-        state = self._opened(reference.round)
+    def _add_to_set(self, reference: events.Reference) -> None:
+        """Add a contribution to its round's set. It replaces another one of the same peer."""
+        state = self._set_of(reference.round)
         if reference.peer in state.held:
             self._effects.append(events.RemoveContribution(reference.round, reference.peer))
         state.add(reference)
         self._effects.append(events.AddContribution(reference))
         self.gossip.changed(CALM_SECONDS)
 
-    def _opened(self, number: int) -> RoundSet:
+    def _set_of(self, number: int) -> RoundSet:
+        """Return the set of an open round, which is created if it is new."""
         if number not in self.rounds:
             self.rounds[number] = RoundSet()
-            self._rate(number, factor_of(self.rates, number))
+            self._set_rate_factor(number, factor_of(self.rates, number))
         return self.rounds[number]
 
-    def _rate(self, number: int, factor: int) -> None:
+    def _set_rate_factor(self, number: int, factor: int) -> None:
+        """Set the factor of a round's learning rate."""
         state = self.rounds[number]
         if state.factor != factor:
             state.rate(factor)
             self._effects.append(events.RateRound(number, factor))
             self.gossip.changed(URGENT_SECONDS)
 
-    def _ordered(self, rates: Rates, now: float) -> None:
-        """Adopt the owner's learning rates for rounds that are not settled here. Peers without the order name
-        another set. The round then settles as with a late contribution."""
+    def _adopt_rates(self, rates: Rates, now: float) -> None:
+        """Adopt the owner's learning rates for open rounds, except those whose set the group has settled."""
         self.rates = rates
         for number, state in self.rounds.items():
             factor = factor_of(rates, number)
             if factor == state.factor or self.agreement.adopted_digest(number, state, now) == state.digest:
                 continue
-            self._rate(number, factor)
+            self._set_rate_factor(number, factor)
             if state.sealed:
-                state.sealed_at = now  # The others have as long again to receive the order.
+                state.sealed_at = now  # The timeout starts again, so that other peers receive the order.
 
     def _convict(self, peer: PeerId, first: int, now: float) -> None:
-        """Remove a faulty peer's contributions from round `first` on, except those that half has settled."""
+        """Remove a faulty peer's contributions from round `first` on, except from sets that are adopted."""
         self._convicted[peer] = first
         for number, state in self.rounds.items():
-            stands = self.agreement.adopted_digest(number, state, now) == state.digest
-            if number < first or (peer in state.held and stands):
+            is_adopted = self.agreement.adopted_digest(number, state, now) == state.digest
+            if number < first or (peer in state.held and is_adopted):
                 continue
-            self._decided.withdraw(peer, number)
+            self._accepted_by_half.withdraw(peer, number)
             if peer in state.held:
                 state.remove(peer)
                 self._effects.append(events.RemoveContribution(number, peer))
@@ -446,7 +438,7 @@ class GroupRounds:
         self.gossip.changed(URGENT_SECONDS)
 
     def _is_sealed(self, number: int) -> bool:
-        """Return whether a round takes nothing new: it is sealed or settled here or by half of the allies."""
+        """Return whether a round takes nothing new: it is sealed or settled here or by half in sight."""
         if number <= self.settled or (number in self.rounds and self.rounds[number].sealed):
             return True
         return self.agreement.are_ahead(
@@ -454,7 +446,8 @@ class GroupRounds:
             for view in self._same_branch_peers.values()
         )
 
-    def _follow(self, now: float) -> None:
+    def _close_left_rounds(self, now: float) -> None:
+        """Close the rounds that enough neighbours have left (`CurrentRound.is_left`)."""
         while self._knows_draw() and self.current < self.settled + 1 + kept_rounds(self.rules):
             state = self.rounds.get(self.current)
             if not self.open_round.is_left(self.agreement, state is not None and bool(state.held), now):
@@ -462,8 +455,9 @@ class GroupRounds:
             self._close(now)
 
     def _close(self, now: float) -> None:
-        number, self._leaves = self.current, False
-        self._opened(number).closed_at = now
+        """Close the current round: contribute what was gathered, unless it is sealed, and begin the next."""
+        number, self._is_leaving = self.current, False
+        self._set_of(number).closed_at = now
         contributes = self.open_round.tokens > 0 and not self._is_sealed(number)
         reducers = self.reducing.reducers(number) if self.reducing is not None else ()
         if reducers and not contributes:
@@ -471,16 +465,18 @@ class GroupRounds:
         if contributes:
             self._effects.append(events.MakeContribution(number, self.open_round.tokens, reducers))
             self.open_round.tokens = 0
+        publishes = contributes  # With reducers, a peer publishes a result if it has slices to sum.
         if self.reducing is not None:
-            contributes = not self._is_sealed(number) and self.reducing.close(number, contributes, now)
-        if contributes:
+            publishes = not self._is_sealed(number) and self.reducing.close(number, contributes, now)
+        if publishes:
             self.pending.add(number)
             self.contributed.add(number)
         self.open_round.go_on(now)
         self.contributed = {recent for recent in self.contributed if recent > number - CONTRIBUTED_ROUNDS}
         self.gossip.at_once(now)
 
-    def _of_reducers(self, event: events.OfReducers, now: float) -> None:
+    def _handle_reducer_event(self, event: events.OfReducers, now: float) -> None:
+        """Handle an event about slices, results or a faulty peer."""
         match event:
             case events.Convicted(peer, first):
                 self._convict(peer, first, now)
@@ -494,7 +490,8 @@ class GroupRounds:
         if self.reducing is not None:
             self.reducing.take(event, self.settled, self.current, now)
 
-    def _read(self, reference: events.Reference | None, table: Table | None) -> None:
+    def _record_table(self, reference: events.Reference | None, table: Table | None) -> None:
+        """Record the table of a reducer's result: whose slices it sums."""
         if reference is not None and table is not None:
             self.offers.read(reference.id, table)
             if self.reducing is not None:
@@ -503,38 +500,39 @@ class GroupRounds:
     def _advance(self, now: float) -> None:
         """Do all that is due at `now`: close, apply, seal, settle, request, announce. Adds to `_effects`."""
         if self.agreement.follows and now >= self._following.until:
-            self._follow_others(False)
+            self._set_following(False)
         self._close_if_due(now)
         if self.reducing is not None:
             self._effects += self.reducing.asks(self.current, now)
             self._effects += [events.Reduce(round) for round in self.reducing.due(now)]
-        if self.departed:
-            self.departed = {peer: until for peer, until in self.departed.items() if until > now}
-        self._raise_levels()
+        self.departed = {peer: until for peer, until in self.departed.items() if until > now}
+        self._raise_set_levels()
         applied = self.applied
         while self._may_apply(self.applied + 1, now):
             self.applied += 1
             state = self.rounds[self.applied]
             self._effects.append(events.ApplyRound(self.applied, tuple(state.held), now - state.closed_at))
-            if (old := self.rounds.get(self.applied - self.rules.window)) is not None:
+            old = self.rounds.get(self.applied - self.rules.window)
+            if old is not None:
                 old.seal(now)
             self.gossip.changed(URGENT_SECONDS)
         if self.past_last:  # No later round follows that could seal these.
             for number in range(self.settled + 1, self.applied + 1):
                 self.rounds[number].seal(now)
         if self.applied > applied or self.past_last:
-            self._raise_levels()
+            self._raise_set_levels()
         while self._may_settle(self.settled + 1, now):
             self._settle(self.settled + 1, now)
             self._close_if_due(now)  # Its reducers may be drawn from this round.
         self._effects += self.offers.decide(self.settled, tuple(self._same_branch_peers), now)
-        self._look_at_waiting(self.waiting.due(now), now)
+        self._fetch_waiting(self.waiting.due(now), now)
         self._effects += self.pulls.again(now, self.takes)
-        self._ask_ids(now)
+        self._request_ids(now)
         self._effects += self.gossip.relays(self._same_branch_peers, self.settled, now)
-        self._tell_progress(now)
+        self._send_progress(now)
 
     def _settle(self, number: int, now: float) -> None:
+        """Settle a round with the set that is held here, and forget what only its open state needed."""
         state = self.history[number] = self.rounds.pop(number)
         self.histories.settle(SettledSet(len(state.held), state.digest))
         state.seal(now)
@@ -544,17 +542,17 @@ class GroupRounds:
         self.waiting.forget_until(number)
         if self.reducing is not None:
             self.reducing.forget_until(number)
-        self._decided.forget(number)
+        self._accepted_by_half.forget(number)
         references = tuple(reference for _, reference in sorted(state.held.items()))
         self.offers.settled(number, references)
         self._effects.append(events.SettleRound(number, references, self.chain.value))
         self.gossip.changed(URGENT_SECONDS)
 
-    def _knows_draw(self) -> bool:  # True also if there are no reducers.
+    def _knows_draw(self) -> bool:  # Whether reducers of the current round are known, or there are none.
         return self.reducing is None or self.reducing.knows(self.current)
 
     def _close_if_due(self, now: float) -> None:
-        if (self.open_round.full(now) and self._may_close()) or (self._leaves and self._knows_draw()):
+        if (self.open_round.full(now) and self._may_close()) or (self._is_leaving and self._knows_draw()):
             self._close(now)
 
     def _may_close(self) -> bool:
@@ -573,13 +571,14 @@ class GroupRounds:
             return False
         return self.agreement.may_settle(number, state, now)
 
-    def _raise_levels(self) -> None:
+    def _raise_set_levels(self) -> None:
+        """Raise what this peer reports about closed rounds whose own contribution and downloads are done."""
         for number, state in self.rounds.items():
             ready = number < self.current and number not in self.pending and not self.pulls.of_round(number)
             if ready and self.agreement.raise_levels(number, state, bool(self.departed)):
                 self.gossip.changed(URGENT_SECONDS)
 
-    def _ask_ids(self, now: float) -> None:
+    def _request_ids(self, now: float) -> None:
         """Request ids where a neighbour's set has differed for some time: an announcement was lost."""
         if now < self._differing_until:
             return
@@ -589,7 +588,8 @@ class GroupRounds:
         deadlines = (view.next_deadline() for view in self.neighbours.values())
         self._differing_until = min(deadlines, default=float("inf"))
 
-    def _tell_progress(self, now: float) -> None:
+    def _send_progress(self, now: float) -> None:
+        """Send Progress to all neighbours if it is due."""
         if not self.gossip.should_send(self.open_round.tokens, now) or not self.neighbours:
             return
         anchor, value = self.histories.anchor()

@@ -1,6 +1,7 @@
 """Tracks the round that accumulates gradients: how many tokens the group has for it, and when it is full.
 
-Part of `GroupRounds`. The caller decides whether a round may close at all.
+*Same-branch peers* are the neighbours whose history of settled rounds agrees with this peer's. The caller
+(machine.py) decides whether a round may close at all.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from swarmnet.run.manifest import Rounds
 class CurrentRound:
     """The round that accumulates gradients. All times are in seconds on the caller's clock.
 
-    `number` is the round and `tokens` what was committed here for it. `peers` is the known size of the group,
-    this peer included. `all_in_sight` is true if this peer is linked to the whole group."""
+    `number` is the round. `tokens` counts the tokens whose gradients this peer has added for it. `peers` is
+    the known size of the group, this one included. `all_in_sight` is true if it is linked to the whole group.
+    """
 
     def __init__(
         self, rules: Rounds, number: int, same_branch_peers: Mapping[PeerId, NeighbourView], now: float
@@ -34,25 +36,25 @@ class CurrentRound:
 
     @property
     def share(self) -> int:
-        """Tokens that each peer brings to a round."""
+        """Tokens that each peer brings to a round if all bring equally many."""
         return self.rules.global_batch_tokens // self.peers
 
     def tokens_of_group(self) -> int:
         """Return the tokens that the group has for this round. If not all peers are linked here, the tokens
         of the linked ones are scaled up to the group.
 
-        Reported token counts are unverified, so no neighbour counts for more than half of a round. Idle peers
-        follow half a round, but it cannot close a round for the others."""
-        most = -(-self.rules.global_batch_tokens // 2)
+        Reported token counts are unverified, so no neighbour counts for more than half of a round. One
+        neighbour alone can then make an idle peer follow it (`is_left`), but cannot close a round."""
+        linked = 1 + len(self._same_branch_peers)
+        most_of_one = -(-self.rules.global_batch_tokens // 2)  # Rounded up.
         if not self.all_in_sight:
-            most = -(-most * (1 + len(self._same_branch_peers)) // self.peers)
-        seen = self.tokens
-        for (
-            view
-        ) in self._same_branch_peers.values():  # Runs with every message: a loop is twice as fast as a sum.
+            most_of_one = -(-most_of_one * linked // self.peers)
+        tokens_in_sight = self.tokens
+        # This runs with every message: a loop is twice as fast as a sum.
+        for view in self._same_branch_peers.values():
             tokens = view.tokens_for(self.number)
-            seen += tokens if tokens < most else most
-        return seen if self.all_in_sight else seen * self.peers // (1 + len(self._same_branch_peers))
+            tokens_in_sight += tokens if tokens < most_of_one else most_of_one
+        return tokens_in_sight if self.all_in_sight else tokens_in_sight * self.peers // linked
 
     def full(self, now: float) -> bool:
         """Return whether the group has the round's tokens, or has some tokens and the round's time is up."""
@@ -62,21 +64,23 @@ class CurrentRound:
     def is_left(self, agreement: FinalityRules, contributed: bool, now: float) -> bool:
         """Return whether enough neighbours are in a later round for this peer to follow.
 
-        Half of the group is enough. A single neighbour is enough if half of the tokens are there, or some
-        time after it left. One peer must not drive the others through empty rounds, nor leave idle peers
-        behind. `contributed`: a signed contribution to this round exists. It proves that the round is over;
-        an unsigned report is believed later."""
+        Half of the peers in sight are enough. A single one is enough if the group has half of the round's
+        tokens, or some time after it left the round. One peer must not drive the others through empty rounds,
+        nor leave idle peers behind. `contributed`: a signed contribution to this round exists. It proves that
+        the round is over. Without it, this peer waits longer before it believes a single neighbour."""
         left = [view.round > self.number for view in self._same_branch_peers.values()]
         if not any(left):
             self._left_at = float("inf")
             return False
         self._left_at = min(self._left_at, now)
-        enough = 2 * self.tokens_of_group() >= self.rules.global_batch_tokens
-        patience = self.rules.contribution_timeout_seconds if contributed else self.rules.max_seconds
-        return enough or now >= self._left_at + patience or agreement.are_ahead(left)
+        has_half_of_tokens = 2 * self.tokens_of_group() >= self.rules.global_batch_tokens
+        rules = self.rules
+        wait_seconds = rules.contribution_timeout_seconds if contributed else rules.max_seconds
+        return has_half_of_tokens or now >= self._left_at + wait_seconds or agreement.are_ahead(left)
 
     def go_on(self, now: float) -> None:
-        """Begin the next round. Tokens that were too late for this one stay, and count in the next."""
+        """Begin the next round. Tokens of this peer that are in no contribution yet count in the next one. A
+        neighbour that has not begun the next round counts 0 tokens there."""
         self.number += 1
         self._opened_at, self._left_at = now, float("inf")
         for view in self._same_branch_peers.values():

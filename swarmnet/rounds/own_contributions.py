@@ -4,12 +4,14 @@ the momentum.
 A contribution may miss its round's set: it came too late, or a smaller id of an earlier process of this peer
 won. The branch that holds it may also be given up. This peer decides by the settled sets, some rounds after
 the round settled. If a contribution is not in its round's set, its values are added to the momentum again,
-once. "Returned" means this. After a jump ahead with a snapshot, this peer requests the sets that it has not
-settled itself. If no peer remembers them, the contribution is returned.
+once. "Returned" means this. *Same-branch peers* are the neighbours whose history of sets agrees with this
+peer's. To *doubt* a contribution is to look up again whether its round's set includes it. After a jump ahead
+with a snapshot, this peer requests the sets that it has not settled itself. If no peer remembers them, the
+contribution is returned.
 
-With reducers, sets consist of results, and a contribution may be settled in some shards only. The tables of
-the results say which ones, and the values of the other shards are returned. `GroupRounds` uses this object. A
-peer that fetches the state anew makes a new `GroupRounds` and keeps this object.
+With reducers, sets consist of results: the sums of one reducer each, with a *table* of whose values they
+contain. A contribution may then be settled in some of its *parts* (shards) only, and the values of the others
+are returned. A peer that fetches the state anew makes a new `GroupRounds` and keeps this object.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from swarmnet.run.manifest import Rounds
 ASK_SECONDS = 1.0
 """Pause between two requests for the set of one round."""
 MAX_ASKS = 30
-"""Requests for a set before it counts as forgotten. The first ally that is met may know few sets."""
+"""Requests for a set before it counts as forgotten. The first peer that is met may know few sets."""
 EACH_ASKS = 3
 """Requests that each peer met after those still gets: the one that knows may have been away (simulated)."""
 AWAY_SECONDS = 90.0
@@ -92,14 +94,15 @@ class _SetRequests:
     at: float = float("-inf")
     """When the last one was sent."""
     is_over: bool = False
-    """True when every ally was asked often enough and has had time to answer."""
+    """True when every same-branch peer was asked often enough and has had time to answer."""
 
     def next_of(self, same_branch_peers: Sequence[PeerId]) -> PeerId | None:
-        """Return the ally to ask now; None if each was asked often enough."""
+        """Return the peer to ask next, the one with the fewest requests; None if each was asked often enough:
+        `MAX_ASKS` requests in all and `EACH_ASKS` to each."""
         branch_peer = min(same_branch_peers, key=self.times.__getitem__, default=None)
-        is_over = branch_peer is None or (
-            self.times.total() >= MAX_ASKS and self.times[branch_peer] >= EACH_ASKS
-        )
+        if branch_peer is None:
+            return None
+        is_over = self.times.total() >= MAX_ASKS and self.times[branch_peer] >= EACH_ASKS
         return None if is_over else branch_peer
 
 
@@ -122,19 +125,19 @@ class OwnContributions:
         """Settled contributions, and the round of each."""
         self._sets: OrderedDict[int, tuple[Reference, ...]] = OrderedDict()
         """Settled sets of this branch by round, the oldest first."""
-        self._references = 0
+        self._reference_count = 0
         self._given_up: deque[tuple[Chain, Sets]] = deque(maxlen=MAX_GIVEN_UP)
         """Branches that were given up, and their sets that this peer settled."""
         self._asked: dict[int, _SetRequests] = {}
-        self._unlearned: set[int] = set()
+        self._rounds_to_learn: set[int] = set()
         """Rounds before a fetched state whose sets are still requested."""
         self._settled = -1
         """The newest settled round in the last call of `decide`."""
         self._doubted: set[ContributionId] = set()
         """Undecided contributions that count as settled if no peer remembers the set."""
         self._agreed: OrderedDict[PeerId, int] = OrderedDict()
-        """The last round at which each peer was known to be on this branch."""
-        self._allied_at: OrderedDict[PeerId, float] = OrderedDict()
+        """Peer -> the last round at which it was known to be on this branch."""
+        self._same_branch_at: OrderedDict[PeerId, float] = OrderedDict()
         """When each peer was last heard on this branch."""
         self._made_at: dict[ContributionId, float] = {}
         """When each contribution in `open` and `taken` was made."""
@@ -145,27 +148,26 @@ class OwnContributions:
 
     def agree(self, peer: PeerId, round: int, now: float) -> None:
         """Record that `peer` is on this branch up to `round`."""
-        self._agreed[peer], self._allied_at[peer] = round, now
-        self._allied_at.move_to_end(peer)
+        self._agreed[peer], self._same_branch_at[peer] = round, now
+        self._same_branch_at.move_to_end(peer)
         if len(self._agreed) > MAX_PEERS:
             self._agreed.popitem(last=False)
-        if len(self._allied_at) > MAX_PEERS:
-            self._allied_at.popitem(last=False)
+        if len(self._same_branch_at) > MAX_PEERS:
+            self._same_branch_at.popitem(last=False)
 
     def released(self, peer: PeerId) -> None:
         """Record that a peer on this branch is no longer a neighbour."""
-        self._allied_at.pop(peer, None)
+        self._same_branch_at.pop(peer, None)
 
     def replaced(self, resync_request: FetchGroupState, own: ForkChoice, settled: int, chain: bytes) -> None:
         """Update the contributions after this peer replaced its state with a fetched one.
 
-        The state is the one after round `settled`, with chain value `chain`. It may lie on this peer's own
-        branch, because the peers that it meant to follow switched to it meanwhile. Then contributions up to
-        `settled` stay decided, and this peer may be the last one that knows the sets. Otherwise contributions
-        after the fork become undecided again.
+        The state is the one after round `settled`, with chain value `chain`. `own` is the branch until now.
+        If the state lies on it, contributions up to `settled` stay decided. Otherwise those after the fork
+        become undecided again. The replaced sets are kept: this may be the last peer to know them.
 
-        The peers that were asked may also have switched to a third branch after the request. It may fork
-        earlier than the request says, so the branch of the fetched state decides, if a neighbour is on it."""
+        The peers that were asked may have switched to a third branch after the request. That branch may fork
+        earlier than the request says, so its own fork counts, if a neighbour is on it."""
         before = dict(self._sets)
         if (
             resync_request.fork_round is not None
@@ -181,16 +183,16 @@ class OwnContributions:
             self.give_up(resync_request, own.same_branch_peers)
         for kept, sets in self._given_up:  # The state may lie on a branch given up before.
             if kept.at(settled) == chain:
-                self.restored({of: sets[of] for of in sets if of <= settled and of not in self._sets})
+                self.restored({r: sets[r] for r in sets if r <= settled and r not in self._sets})
         self._given_up.append((own.chain, before))
 
     def give_up(self, resync_request: FetchGroupState, same_branch_peers: Container[PeerId]) -> None:
         """Make contributions after the fork undecided, because a state of another branch has replaced this
         peer's.
 
-        `same_branch_peers` are the peers that stayed on this branch to its end. If the first round of the
-        fork is unknown, it is assumed after the last agreement with a peer on the other branch. Allies do
-        not count: one that is suddenly far ahead has switched branches itself."""
+        `same_branch_peers` stayed on this branch to its end. If the first round of the fork is unknown, it is
+        assumed after the last agreement with another peer. Settled contributions to the `DOUBTED_ROUNDS`
+        rounds before are then doubted."""
         if resync_request.fork_round is not None and resync_request.exact:
             self.undo(resync_request.fork_round)
             return
@@ -203,15 +205,17 @@ class OwnContributions:
         agreed = max(known) if known else min(others, default=-1)
         self.undo(1 + agreed)
         # A peer that agreed may have switched branches since: look these sets up again.
-        self._doubted.update(name for name, of in self.taken.items() if of > agreed - DOUBTED_ROUNDS)
-        self._doubted.update(name for name, of in self.open.items() if of <= agreed and self._holds(of, name))
+        self._doubted.update(key for key, round in self.taken.items() if round > agreed - DOUBTED_ROUNDS)
+        self._doubted.update(
+            key for key, round in self.open.items() if round <= agreed and self._holds(round, key)
+        )
         self.undo(1 + agreed - DOUBTED_ROUNDS)
 
     def jumped(self, settled: int) -> None:
-        """Called after the state of round `settled` was fetched or read from disk. Schedules requests for the
-        newest sets up to there that are not known."""
+        """Schedule requests for the unknown ones of the `LEARNED_ROUNDS` newest sets up to round `settled`.
+        Called after the state of that round was fetched or read from disk."""
         first = max(0, settled + 1 - LEARNED_ROUNDS)
-        self._unlearned = {round for round in range(first, settled + 1) if round not in self._sets}
+        self._rounds_to_learn = {round for round in range(first, settled + 1) if round not in self._sets}
 
     def restored(self, sets: Sets) -> None:
         """Restore settled sets from a checkpoint. If a whole group restarts, no other peer may know them."""
@@ -219,7 +223,8 @@ class OwnContributions:
             self.settled(round, sets[round])
 
     def known(self, until: int) -> Sets:
-        """Return the newest settled sets up to this round, for a later process."""
+        """Return the known ones of the `LEARNED_ROUNDS` newest settled sets up to round `until`, to store for
+        a later process."""
         first = until + 1 - LEARNED_ROUNDS
         return {round: self._sets[round] for round in sorted(self._sets) if first <= round <= until}
 
@@ -254,25 +259,32 @@ class OwnContributions:
 
     def are_held(self, rounds: Mapping[int, RoundSet]) -> bool:
         """Return whether all own contributions to these open rounds are in their sets."""
-        return all(self.is_held(name, rounds[of]) for name, of in self.open.items() if of in rounds)
+        return all(self.is_held(key, rounds[round]) for key, round in self.open.items() if round in rounds)
 
     def contributors(self, references: Iterable[Reference]) -> frozenset[bytes]:
-        """Return the tags (`tag_of`) of the contributors whose slices are in a set's results."""
-        tables = (self._tables.get(entry.id) for entry in references)
-        return frozenset(one.peer for table in tables if table is not None for one in table.contributors)
+        """Return the tags (short hashes of ids, `tag_of`) of the contributors whose slices are in a set's
+        results. Results whose tables are unknown are left out."""
+        tags: set[bytes] = set()
+        for reference in references:
+            table = self._tables.get(reference.id)
+            if table is not None:
+                tags.update(contributor.peer for contributor in table.contributors)
+        return frozenset(tags)
 
     def settled(self, round: int, references: tuple[Reference, ...]) -> None:
-        """Record the settled set of a round on this branch."""
-        self._forget(round)
+        """Record the settled set of a round on this branch. Beyond `MAX_REFERENCES` references in all, the
+        oldest sets are forgotten."""
+        self._forget_set(round)
         self._asked.pop(round, None)
-        self._unlearned.discard(round)
+        self._rounds_to_learn.discard(round)
         self._sets[round] = references
-        self._references += len(references)
-        while self._references > MAX_REFERENCES and len(self._sets) > 1:
-            self._forget(next(iter(self._sets)))
+        self._reference_count += len(references)
+        while self._reference_count > MAX_REFERENCES and len(self._sets) > 1:
+            self._forget_set(next(iter(self._sets)))
 
     def accept_sets(self, complete: Iterable[int], references: Sequence[Reference]) -> None:
-        """Record an ally's response: complete sets of rounds that are settled there."""
+        """Record a same-branch peer's response. `complete` lists the rounds that are settled there, and
+        `references` holds their sets. Rounds that were not requested are ignored."""
         for round in complete:
             if round in self._asked:
                 self.settled(round, tuple(entry for entry in references if entry.round == round))
@@ -280,8 +292,9 @@ class OwnContributions:
     def answer(
         self, asked: Iterable[int], open_sets: Mapping[int, RoundSet], settled: int
     ) -> tuple[tuple[Reference, ...], tuple[int, ...]]:
-        """Return the response to a request for sets: references of the requested rounds, and rounds whose set
-        is complete. These are the rounds that are settled and remembered here."""
+        """Return the response to a request for the sets of the rounds `asked`: references, and the rounds
+        whose set is complete. These are settled and remembered here. For rounds in `open_sets`, the
+        references are those held so far."""
         asked = tuple(asked)
         complete = tuple(round for round in asked if round <= settled and round in self._sets)
         references = [entry for round in complete for entry in self._sets[round]]
@@ -291,39 +304,40 @@ class OwnContributions:
         return tuple(references), complete
 
     def undo(self, round: int) -> None:
-        """Make contributions to `round` and later ones undecided: the branch is given up from there on."""
+        """Make contributions to `round` and later ones undecided, and forget the sets and agreements: the
+        branch is given up from there on."""
         for peer, agreed in self._agreed.items():
             self._agreed[peer] = min(agreed, round - 1)
-        for known in [known for known in self._sets if known >= round]:
-            self._forget(known)
+        for later in [known for known in self._sets if known >= round]:
+            self._forget_set(later)
         for identity, of_round in list(self.taken.items()):
             if of_round >= round:
                 self.open[identity] = self.taken.pop(identity)
                 self._asked.pop(of_round, None)
 
     def decide(self, settled: int, same_branch_peers: Sequence[PeerId], now: float) -> list[Effect]:
-        """Decide the contributions that are due. `settled`: the newest settled round.
+        """Decide the contributions whose rounds settled `delay` rounds ago. `settled`: the newest round.
 
         Returns requests for missing sets and results, and `RestoreToMomentum` for parts that are not
-        settled."""
+        settled. A decision waits while answers may come, or while a lost peer may hold what is left out."""
         self._settled = settled
         effects: list[Effect] = []
         asks: dict[PeerId, set[int]] = {}
         self._next_release = float("inf")
         due = [(identity, round) for identity, round in self.open.items() if round + self.delay <= settled]
-        if not due and not self._unlearned:
+        if not due and not self._rounds_to_learn:
             return effects
         for identity, round in due:
             references = self._sets.get(round)
             left_out = None if references is None else self._left_out(identity, references)
             if left_out is None:
-                branch_peer = self._to_ask(round, same_branch_peers, now)
+                branch_peer = self._peer_to_ask(round, same_branch_peers, now)
+                if branch_peer is not None and references is None:
+                    asks.setdefault(branch_peer, set()).add(round)
+                elif branch_peer is not None and references is not None:
+                    unread = tuple(entry.id for entry in references if entry.id not in self._tables)
+                    effects.append(RequestContributions(branch_peer, unread))
                 if branch_peer is not None or not self._is_forgotten(identity, round, same_branch_peers, now):
-                    if branch_peer is not None and references is None:
-                        asks.setdefault(branch_peer, set()).add(round)
-                    elif branch_peer is not None:
-                        unread = (entry.id for entry in references or () if entry.id not in self._tables)
-                        effects.append(RequestContributions(branch_peer, tuple(unread)))
                     continue
                 # No peer remembers the set, or the table of one of its results.
                 left_out = () if identity in self._doubted else self._parts
@@ -334,13 +348,13 @@ class OwnContributions:
                 if until > now:
                     self._next_release = min(self._next_release, until)
                     continue
-            effects += self._decide_one(identity, round, left_out)
-        for round in list(self._unlearned):
-            branch_peer = self._to_ask(round, same_branch_peers, now)
+            effects += self._decide_contribution(identity, round, left_out)
+        for round in list(self._rounds_to_learn):
+            branch_peer = self._peer_to_ask(round, same_branch_peers, now)
             if branch_peer is not None:
                 asks.setdefault(branch_peer, set()).add(round)
             if self._asked[round].times.total() >= LEARN_ASKS:
-                self._unlearned.discard(round)
+                self._rounds_to_learn.discard(round)
         return effects + [
             RequestIds(branch_peer, tuple(sorted(rounds))) for branch_peer, rounds in asks.items()
         ]
@@ -350,30 +364,29 @@ class OwnContributions:
         if not self._asked:
             return self._next_release
         due = {round for round in self.open.values() if round + self.delay <= self._settled}
-        undecided = due | self._unlearned
+        undecided = due | self._rounds_to_learn
         asked = (entry.at + ASK_SECONDS for round, entry in self._asked.items() if round in undecided)
         return min([self._next_release, *asked])
 
-    def _away_since(self, same_branch_peers: Container[PeerId], round: int) -> float:
-        """Return when a same-branch peer was last heard that is none now or has not settled this round; -inf
-        if there is none. After a partition it may be about to settle what only that peer has of the round
-        (simulated)."""
-        last = (
-            at for peer, at in reversed(self._allied_at.items())
-            if peer not in same_branch_peers or self._agreed.get(peer, -1) < round
-        )  # fmt: skip
-        return next(last, float("-inf"))
+    def _absent_since(self, same_branch_peers: Container[PeerId], round: int) -> float:
+        """Return when an absent peer was last heard on this branch; -inf if there is none. A peer is absent
+        if it is no same-branch peer now or has not settled this round. It may have contributions to the round
+        that no other peer has, and settle them after a partition (simulated)."""
+        for peer, heard_at in reversed(self._same_branch_at.items()):  # The last one heard comes first.
+            if peer not in same_branch_peers or self._agreed.get(peer, -1) < round:
+                return heard_at
+        return float("-inf")
 
     def _held_back_until(
         self, identity: ContributionId, round: int, same_branch_peers: Container[PeerId]
     ) -> float:
         """Return the time before which a contribution that its round's set leaves out must not be returned.
 
-        A same-branch peer that was lost, or has not settled the round, may have received the contribution. If
-        its branch wins later, returned values would count twice. Returns -inf if all such peers were lost
-        before the contribution was made, and no reducer can hold it on another branch."""
+        A peer that is absent (`_absent_since`) may have received the contribution. If its branch wins later,
+        returned values would count twice. Returns -inf if all such peers were lost before the contribution
+        was made, and no reducer can hold it on another branch."""
         made_at = self._made_at[identity]
-        away_since = self._away_since(same_branch_peers, round)
+        away_since = self._absent_since(same_branch_peers, round)
         if away_since + HEARD_SECONDS < made_at:  # That peer cannot have received it, but a reducer may have.
             if not self._reducers_may_differ(identity, round):
                 return float("-inf")
@@ -384,14 +397,17 @@ class OwnContributions:
         """Return whether a reducer of this contribution may have settled the round differently. Its result is
         not in the round's set, and it is not known to be on this branch there.
 
-        Slices reach a reducer that is not heard, as a link may be cut in one direction only. It may then sum
-        them on a branch that wins in the end (simulated)."""
+        A link may be cut in one direction only. Slices then reach a reducer that is not heard here, and it
+        may sum them on a branch that wins in the end (simulated)."""
         contributors = {entry.peer for entry in self._sets.get(round, ())}
         others = self._reducers.get(identity, frozenset()) - contributors
         return any(self._agreed.get(reducer, -1) < round for reducer in others)
 
-    def _decide_one(self, identity: ContributionId, round: int, left_out: tuple[int, ...]) -> list[Effect]:
-        """Decide a contribution: parts in `left_out` are in no set of the winning branch, the others are."""
+    def _decide_contribution(
+        self, identity: ContributionId, round: int, left_out: tuple[int, ...]
+    ) -> list[Effect]:
+        """Decide a contribution: parts in `left_out` are not in its round's set, the others are. Returns
+        `RestoreToMomentum` for the parts in `left_out` that were not returned before."""
         del self.open[identity]
         self._doubted.discard(identity)
         before = self._returned.get(identity, frozenset())
@@ -407,7 +423,8 @@ class OwnContributions:
         return [RestoreToMomentum(round, identity, () if self._draw is None else news)]
 
     def _left_out(self, identity: ContributionId, references: Sequence[Reference]) -> tuple[int, ...] | None:
-        """Return the parts of an own contribution that are not in a set; None if it is not known yet."""
+        """Return the parts of an own contribution that are not in a round's set, given by `references`. None
+        if the table of one of its results is not known yet."""
         if self._draw is None:
             return () if any(entry.id == identity for entry in references) else WHOLE
         tables = {entry.peer: self._tables.get(entry.id) for entry in references}
@@ -429,14 +446,15 @@ class OwnContributions:
         self._returned.pop(identity, None)
 
     def _remember_settled(self, identity: ContributionId, round: int) -> None:
-        """Remember a settled contribution."""
+        """Remember a settled contribution, and forget the oldest ones beyond `MAX_TAKEN`."""
         self.taken[identity] = round
         if len(self.taken) > MAX_TAKEN:
             oldest, _ = self.taken.popitem(last=False)
             self._forget_own(oldest)
 
-    def _to_ask(self, round: int, same_branch_peers: Sequence[PeerId], now: float) -> PeerId | None:
-        """Return the ally to ask for a round's set now; None if no request is due or none is left to ask."""
+    def _peer_to_ask(self, round: int, same_branch_peers: Sequence[PeerId], now: float) -> PeerId | None:
+        """Return the peer to ask for a round's set now, and count the request; None if no request is due yet
+        or no peer is left to ask."""
         asked = self._asked.setdefault(round, _SetRequests())
         if now < asked.at + ASK_SECONDS:
             return None
@@ -450,8 +468,8 @@ class OwnContributions:
     def _is_forgotten(
         self, identity: ContributionId, round: int, same_branch_peers: Sequence[PeerId], now: float
     ) -> bool:
-        """Return whether an own contribution need no longer wait for its round's set or results: no peer
-        remembers them, or it has waited too long."""
+        """Return whether an own contribution need no longer wait for its round's set or results. All peers
+        were asked often enough, or it was made `LONGEST_WAIT_SECONDS` ago."""
         asked = self._asked[round]
         if now >= self._made_at[identity] + LONGEST_WAIT_SECONDS:
             return True
@@ -463,5 +481,6 @@ class OwnContributions:
         left_out = None if references is None else self._left_out(identity, references)
         return left_out is not None and left_out != self._parts
 
-    def _forget(self, round: int) -> None:
-        self._references -= len(self._sets.pop(round, ()))
+    def _forget_set(self, round: int) -> None:
+        """Forget the settled set of a round, if it is known."""
+        self._reference_count -= len(self._sets.pop(round, ()))

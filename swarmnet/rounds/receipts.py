@@ -1,8 +1,8 @@
 """Receipts: what peers sign about each other's settled contributions, and what a peer's receipts add up to.
 
-Rounds are counted in blocks of `snapshot_interval`, the same on every peer. A signer that restarts and signs
-a block again therefore adds nothing twice. Claims are bounded: a round holds at most one contribution of a
-peer.
+Rounds are counted in blocks of `snapshot_interval`, the same on every peer. A receipt says how many rounds of
+one block settled with a contribution of a peer. A signer that restarts and signs a block again therefore adds
+nothing twice. Claims are bounded: a round holds at most one contribution of a peer.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class ReceiptError(ValueError):
 
 
 def check(receipt: Receipt, block_rounds: int) -> None:
-    """Check a receipt for contradictions. Raises `ReceiptError` if it cannot be true."""
+    """Raise `ReceiptError` if a receipt cannot be true. Its rounds must lie within one block of
+    `block_rounds` rounds, and its contributions be at least one and at most one a round. The contributor must
+    not have signed it."""
     rounds = receipt.last - receipt.first + 1
     if receipt.first < 0 or rounds < 1 or receipt.first // block_rounds != receipt.last // block_rounds:
         raise ReceiptError(f"rounds {receipt.first} to {receipt.last} do not lie within one block of rounds")
@@ -64,12 +66,15 @@ class SettledContributors:
         self._sets: dict[int, frozenset[PeerId]] = {}
 
     def settled(self, round: int, contributors: Collection[PeerId]) -> list[Receipt]:
-        """Record the contributors of a settled round. Returns the receipts to sign if the round ends a block.
+        """Record the contributors of a settled round. If the round ends a block, returns the receipts to
+        sign, one for each other contributor of the block; otherwise none.
+
         A round that settles again after a fork replaces the earlier set."""
         block = round // self.block_rounds
-        self._sets = {r: kept for r, kept in self._sets.items() if r // self.block_rounds == block}
+        self._sets = {r: peers for r, peers in self._sets.items() if r // self.block_rounds == block}
         self._sets[round] = frozenset(contributors)
-        if (round + 1) % self.block_rounds:
+        ends_block = (round + 1) % self.block_rounds == 0
+        if not ends_block:
             return []
         counts = Counter(
             contributor
@@ -118,29 +123,33 @@ class ContributionCounter:
             del self._made[min(self._made)]
 
     def settled(self, round: int, own: bool) -> list[CreditedBlock]:
-        """Record that a round settled, with or without an own contribution.
+        """Record that a round settled. `own`: its set includes a contribution of this peer.
 
-        Returns what must be written to disk: an entry when a block gets its first contribution, later its
-        counts. After a fork, nothing counts twice."""
+        Returns what must be written to disk: an entry when a block gets its first contribution, and the
+        counts when it ends. An own contribution counts once even if its round settles again after a fork."""
         block, tokens = self._block_of(round), self._made.pop(round, None)
-        counted = self._take_unreported() if block != self._block else []
+        to_write = self._pop_unreported() if block != self._block else []
         self._block = block
         if own and tokens is not None:
-            self._contributions, self._tokens = self._contributions + 1, self._tokens + tokens
+            self._contributions += 1
+            self._tokens += tokens
         if own and (self.stage, block) not in self._newest:
             self._newest = [*self._newest, (self.stage, block)][-(BLOCKS_BACK + 1) :]
-            self._checks = {kept: checks for kept, checks in self._checks.items() if self._takes(*kept)}
-            return [*counted, *(self._take_unreported() or [CreditedBlock(self.stage, block, 0, 0)])]
-        return counted + self._take_unreported() if (round + 1) % self.block_rounds == 0 else counted
+            self._checks = {key: checks for key, checks in self._checks.items() if self._may_be_due(*key)}
+            return to_write + (self._pop_unreported() or [CreditedBlock(self.stage, block, 0, 0)])
+        ends_block = (round + 1) % self.block_rounds == 0
+        return to_write + self._pop_unreported() if ends_block else to_write
 
     def rest(self) -> list[CreditedBlock]:
-        """Return what must be written before the process ends: counts that were not returned, and blocks
-        whose contributions have not settled."""
-        told = [block for stage, block in self._newest if stage == self.stage]
-        open = {block for block in map(self._block_of, self._made) if block >= self._block}.difference(told)
-        return [*self._take_unreported(), *(CreditedBlock(self.stage, block, 0, 0) for block in sorted(open))]
+        """Return what must be written before the process ends: counts that were not returned yet. Each block
+        with unsettled own contributions gets an entry too."""
+        written = {block for stage, block in self._newest if stage == self.stage}
+        unsettled = {self._block_of(round) for round in self._made}
+        new = sorted(block for block in unsettled - written if block >= self._block)
+        return [*self._pop_unreported(), *(CreditedBlock(self.stage, block, 0, 0) for block in new)]
 
-    def _take_unreported(self) -> list[CreditedBlock]:
+    def _pop_unreported(self) -> list[CreditedBlock]:
+        """Return the counts of the block that is settling, and reset them; empty if they are 0."""
         if not self._contributions:
             return []
         counted = CreditedBlock(self.stage, self._block, self._contributions, self._tokens)
@@ -148,14 +157,15 @@ class ContributionCounter:
         return [counted]
 
     def takes(self, stage: int, round: int) -> bool:
-        """Return whether a receipt for the block of that round can be due. An own contribution settled here
-        in one of the newest blocks, or one is open for that block, whose signer may be ahead."""
-        return self._takes(stage, self._block_of(round))
+        """Return whether other peers may sign a receipt for the block of that round. This peer must have a
+        contribution there that has settled, in one of the newest blocks, or one that has not settled yet."""
+        return self._may_be_due(stage, self._block_of(round))
 
     def _block_of(self, round: int) -> int:
         return round // self.block_rounds
 
-    def _takes(self, stage: int, block: int) -> bool:
+    def _may_be_due(self, stage: int, block: int) -> bool:
+        """The same as `takes`, for a block."""
         if (stage, block) in self._newest:
             return True
         if stage != self.stage or block < self._block - BLOCKS_BACK:
@@ -163,7 +173,8 @@ class ContributionCounter:
         return block in map(self._block_of, self._made)
 
     def may_check(self, signer: PeerId, stage: int, round: int) -> bool:
-        """Return whether one more signature of `signer` may be verified, and count it. Requires `takes`."""
+        """Return whether one more signature of `signer` for the block of that round may be verified. If so,
+        it is counted. Requires `takes`."""
         checks = self._checks.setdefault((stage, self._block_of(round)), Counter())
         if checks[signer] >= CHECKS_OF_A_PEER or checks.total() >= CHECKS_OF_A_BLOCK:
             return False
@@ -197,12 +208,15 @@ class ReceiptBook:
         """Number of receipts kept of each signer."""
 
     def has_place(self, signer: PeerId, stage: int, round: int) -> bool:
-        """Return whether a receipt of a signer for the block of that round could be kept."""
+        """Return whether a receipt of `signer` for the block of that round could be kept. Each block has
+        places for `SIGNERS_KEPT` signers."""
         held = self.blocks.get((stage, round // self.block_rounds), {})
         return signer in held or len(held) < SIGNERS_KEPT
 
     def take(self, receipt: Receipt) -> bool:
-        """Keep a receipt that was checked. Returns False if it is no news or its block has no place left."""
+        """Keep a receipt that was checked. Returns False if the signer's kept one counts as many
+        contributions or more, or if the block has no place left. Beyond `BLOCKS_KEPT`, the oldest block
+        becomes a sum."""
         if not self.has_place(receipt.signer, receipt.stage, receipt.first):
             return False
         key = (receipt.stage, receipt.first // self.block_rounds)
@@ -217,10 +231,11 @@ class ReceiptBook:
             self._receipts += 1
             self._signers[receipt.signer] += 1
         if len(self.blocks) > BLOCKS_KEPT:
-            self._drop(next(iter(self.blocks)))
+            self._drop_block(next(iter(self.blocks)))
         return True
 
-    def _drop(self, key: tuple[int, int]) -> None:
+    def _drop_block(self, key: tuple[int, int]) -> None:
+        """Drop the receipts of the (stage, block) `key`, and add what they accept to `older`."""
         held = self.blocks.pop(key)
         self.older += accepted(held.values())
         self._accepted -= accepted(held.values())
@@ -232,6 +247,7 @@ class ReceiptBook:
 
 
 def accepted(receipts: Iterable[Receipt]) -> int:
-    """Return the number of contributions that at least half of a block's signers confirm, or more."""
+    """Return the greatest number of contributions that at least half of a block's signers confirm, each by a
+    receipt for that number or more; 0 without receipts."""
     counts = sorted((receipt.contributions for receipt in receipts), reverse=True)
     return counts[(len(counts) - 1) // 2] if counts else 0

@@ -1,11 +1,12 @@
 """Schedules the sharded exchange of one peer: to which reducers its slices go, and when it sums the slices of
 others.
 
-A peer that closes a round sends each slice of its contribution to one reducer, or a notice that it has none.
-A reducer waits until every peer that is in step has sent either, but at most half of the round's deadline.
-The other half is for distributing the results. A slice that arrives later is left out. It returns to its
-contributor once the round has settled without it (own_contributions.py). Part of `GroupRounds`. All times are
-in seconds on the caller's clock.
+The weights are cut into shards, and a *slice* is a contribution's part for one shard. A draw, seeded by a
+hash over the settled rounds, chooses the *reducer* of each shard among the group's peers. A peer that closes
+a round sends each slice of its contribution to that reducer, or a notice that it has none. A reducer waits
+until every peer that is in step has sent either, but at most half of the round's deadline. The other half is
+for distributing the results. A slice that arrives later is left out. It returns to its contributor once the
+round has settled without it (own_contributions.py). Times are in seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ which an avoided reducer is tried about twice."""
 
 
 class SeedSearch:
-    """Provides the chain values that seed the draws, and searches for those before this peer's own chain."""
+    """Provides the chain values that seed the draws. A chain value is a hash over all settled rounds up to
+    one. Values from before the state that this peer fetched are requested from neighbours."""
 
     def __init__(self, draw: Draw, same_branch_peers: Mapping[PeerId, NeighbourView], chain: Chain) -> None:
         self._draw, self._same_branch_peers, self._chain = draw, same_branch_peers, chain
@@ -46,7 +48,8 @@ class SeedSearch:
         self._is_over = False
 
     def seed(self, round: int) -> bytes | None:
-        """Return the chain value that seeds the draw of a round; None if it is not known yet."""
+        """Return the chain value that seeds the draw of a round; None if it is not known yet. If the search
+        for an older one has failed, the oldest known value takes its place."""
         number = self._draw.seed_round(round)
         if number < 0:
             return START
@@ -55,7 +58,8 @@ class SeedSearch:
         return self._chain.at(number)
 
     def to_ask(self, round: int, now: float) -> PeerId | None:
-        """Return the neighbour to ask now for sets before the oldest known one; None if no request is due."""
+        """Return the neighbour to ask now for the settled sets before the oldest known one, from which the
+        seed of `round` follows. None if it is known, no request is due, or the search is over."""
         if self._is_over or not 0 <= self._draw.seed_round(round) < self._chain.base:
             self._began = self._ask_at = float("inf")
             return None
@@ -97,26 +101,27 @@ class ReductionSchedule:
         """Avoided members: the first round in which each is drawn again, and for how many rounds."""
         self._sent: dict[int, tuple[ContributionId, tuple[PeerId, ...]]] = {}
         """This peer's contribution to each round, and the reducers of its slices."""
-        self._read: defaultdict[int, set[PeerId]] = defaultdict(set)
-        """Reducers of this peer's slices whose results of a round have arrived."""
+        self._results_from: defaultdict[int, set[PeerId]] = defaultdict(set)
+        """Round -> the reducers of this peer's slices whose results have arrived."""
         self._omissions: Counter[PeerId] = Counter()
         """Consecutive results of each reducer that left out this peer's slices."""
-        self._spoken: defaultdict[int, set[PeerId]] = defaultdict(set)
-        """Peers that have sent their slices of a round, or a notice that they have none."""
-        self._given: defaultdict[int, set[PeerId]] = defaultdict(set)
-        """Peers that have sent slices of a round."""
-        self._until: dict[int, float] = {}
-        """Rounds that this peer must sum, and the latest time for each."""
-        self._done: set[int] = set()
-        """Rounds that it has summed."""
+        self._responded: defaultdict[int, set[PeerId]] = defaultdict(set)
+        """Round -> the peers that have sent their slices, or a notice that they have none."""
+        self._sent_slices: defaultdict[int, set[PeerId]] = defaultdict(set)
+        """Round -> the peers that have sent slices."""
+        self._sum_by: dict[int, float] = {}
+        """Rounds whose slices this peer must sum, and the latest time for each."""
+        self._summed: set[int] = set()
+        """Rounds whose slices it has summed."""
 
     def knows(self, round: int) -> bool:
-        """Return whether the reducers of a round can be drawn. The round that seeds the draw must be settled,
-        and a newcomer has to learn what settled before the state that it fetched."""
+        """Return whether the reducers of a round can be drawn. The chain value that seeds the draw must be
+        known: its round is settled, and a newcomer has learned what settled before its state."""
         return self._search.seed(round) is not None
 
     def asks(self, round: int, now: float) -> list[RequestChain]:
-        """Return the request for older sets to send now, if the draw of a round needs them."""
+        """Return the request for older settled sets to send now, at most one. It is needed if the seed of
+        the draw for `round` is older than this peer's chain."""
         branch_peer = self._search.to_ask(round, now)
         return [RequestChain(branch_peer, self._chain.base)] if branch_peer is not None else []
 
@@ -128,8 +133,10 @@ class ReductionSchedule:
         return self.draw.reducers(round, self.members - avoided, seed)
 
     def avoid(self, peer: PeerId, round: int) -> None:
-        """Send no slices to `peer` for one block of rounds. The time doubles if the same happens again within
-        as many rounds afterwards. Others may still send to it: large results both have weight."""
+        """Do not draw `peer` as a reducer of this peer's slices for one block of rounds from `round` on.
+
+        The time doubles if it must be avoided again within as many rounds afterwards. Other peers may still
+        draw it, and its result then has weight too."""
         if peer == self.me:
             return
         until, rounds = self._avoided.get(peer, (-1, 0))
@@ -140,60 +147,68 @@ class ReductionSchedule:
         self._avoided[peer] = max(until, round + rounds), rounds
 
     def soon(self, round: int, others: Iterable[PeerId]) -> frozenset[PeerId]:
-        """Return the reducers of this round's block and of the next one, drawn among all known peers, as far
-        as the seeds are known. Links to them must exist before they are needed."""
-        known, found = (self.me, *others), set[PeerId]()
+        """Return the reducers in the block of `round` and in the next block, so that links to them exist in
+        time. They are drawn among this peer and `others`, as far as the seeds are known."""
+        known = (self.me, *others)
+        reducers: set[PeerId] = set()
         for number in (round, round + self.draw.block_rounds):
             seed = self._search.seed(number)
             if seed is not None:
-                found.update(self.draw.reducers(number, known, seed))
-        return frozenset(found)
+                reducers.update(self.draw.reducers(number, known, seed))
+        return frozenset(reducers)
 
     def sliced(self, round: int, contribution: ContributionId, reducers: tuple[PeerId, ...]) -> None:
         """Record that this peer's contribution is being sent to its reducers."""
         self._sent[round] = contribution, reducers
 
     def read(self, contributor: PeerId, round: int, table: Table) -> None:
-        """Record a result, and avoid its reducer if it repeatedly leaves out this peer's slices.
+        """Record the result of the reducer `contributor` for a round. `table` lists whose slices it sums.
 
-        What is left out returns to this peer (own_contributions.py), but it costs time."""
+        The reducer is avoided after `MAX_LEFT_OUT` results in a row without all slices that it was sent. What
+        is left out returns to this peer (own_contributions.py), but it costs time."""
         contribution, reducers = self._sent.get(round, (None, ()))
-        sent = {shard for shard, reducer in enumerate(reducers) if reducer == contributor != self.me}
-        if contribution is None or not sent:
+        if contribution is None or contributor == self.me or contributor not in reducers:
             return
-        self._read[round].add(contributor)
-        if table.holding(contribution) >= sent:
+        sent_shards = {shard for shard, reducer in enumerate(reducers) if reducer == contributor}
+        self._results_from[round].add(contributor)
+        if table.holding(contribution) >= sent_shards:
             del self._omissions[contributor]
         else:
             self._count_omission(contributor, round)
 
     def _count_omission(self, contributor: PeerId, round: int) -> None:
+        """Count that a reducer left out slices of this peer. After `MAX_LEFT_OUT` in a row, avoid it from
+        `round` on, and count from 0 again."""
         self._omissions[contributor] += 1
         if self._omissions[contributor] >= MAX_LEFT_OUT:
             del self._omissions[contributor]
             self.avoid(contributor, round)
 
     def close(self, round: int, contributes: bool, now: float) -> bool:
-        """Close a round. Returns whether this peer has to sum slices for it."""
+        """Close a round. Returns whether this peer has to sum slices for it, because it is drawn as a reducer
+        or was sent slices. `contributes`: this peer sends slices itself."""
         if not contributes:
-            self._spoken[round].add(self.me)
-        if self.me not in self.reducers(round) and not self._given[round]:
+            self._responded[round].add(self.me)
+        if self.me not in self.reducers(round) and not self._sent_slices[round]:
             return False
-        self._until[round] = now + WAIT_SHARE * self.rules.contribution_timeout_seconds
+        self._sum_by[round] = now + WAIT_SHARE * self.rules.contribution_timeout_seconds
         return True
 
     def slices_arrived(self, peer: PeerId, round: int, has_slices: bool, is_closed: bool, now: float) -> None:
-        """Record that `peer` has sent its slices of a round, or a notice that it has none. A peer that was
-        not drawn here begins to reduce when the first slices arrive: other peers have drawn it."""
-        self._spoken[round].add(peer)
+        """Record that `peer` has sent its slices of a round, or a notice that it has none.
+
+        This peer may have closed the round (`is_closed`) without drawing itself as a reducer. Slices then
+        show that other peers have drawn it, so it sums them after the usual wait."""
+        self._responded[round].add(peer)
         if not has_slices:
             return
-        self._given[round].add(peer)
-        if is_closed and round not in self._done:
-            self._until.setdefault(round, now + WAIT_SHARE * self.rules.contribution_timeout_seconds)
+        self._sent_slices[round].add(peer)
+        if is_closed and round not in self._summed:
+            self._sum_by.setdefault(round, now + WAIT_SHARE * self.rules.contribution_timeout_seconds)
 
     def take(self, event: OfReducers, settled: int, current: int, now: float) -> None:
-        """Handle an event. `settled` and `current` are the newest settled round and the current one."""
+        """Handle an event. `settled` and `current` are the newest settled round and the current one. Slices
+        of settled rounds, or of more than `window` rounds ahead, are ignored."""
         match event:
             case Unanswered(peer, round):
                 self.avoid(peer, round)
@@ -204,40 +219,44 @@ class ReductionSchedule:
                     self.slices_arrived(peer, round, has_slices, round < current, now)
 
     def takes(self, peer: PeerId, round: int) -> bool:
-        """Return whether slices of that peer can still be summed."""
-        return round not in self._done and peer not in self._given[round]
+        """Return whether slices of that peer can still be summed: those of the round are not summed yet, and
+        it has not sent any."""
+        return round not in self._summed and peer not in self._sent_slices[round]
 
     def due(self, now: float) -> list[int]:
-        """Return the rounds to sum now, each once."""
-        rounds = [round for round, until in self._until.items() if now >= until or self._all_spoke(round)]
+        """Return the rounds whose slices to sum now, each once: all expected slices and notices have arrived,
+        or the time is up."""
+        rounds = [round for round, until in self._sum_by.items() if now >= until or self._all_arrived(round)]
         for round in rounds:
-            del self._until[round]
-            self._done.add(round)
+            del self._sum_by[round]
+            self._summed.add(round)
         return rounds
 
     def next_deadline(self) -> float:
-        return min([self._search.next_deadline(), *self._until.values()])
+        return min([self._search.next_deadline(), *self._sum_by.values()])
 
     def forget_until(self, settled: int) -> None:
-        """Forget rounds up to `settled`. A reducer without a result for one has left out everything."""
+        """Forget rounds up to `settled`. If a reducer of this peer's slices has published no result for one
+        of them, that counts as an omission."""
         for round in [round for round in self._sent if round <= settled]:
             _, reducers = self._sent[round]
-            for contributor in sorted({*reducers} - {self.me} - self._read[round]):
-                self._count_omission(contributor, round + self.rules.window)
-        for kept in (self._spoken, self._given, self._until, self._sent, self._read):
-            for round in [round for round in kept if round <= settled]:
-                del kept[round]
-        self._done = {round for round in self._done if round > settled}
-        self._avoided = {peer: of for peer, of in self._avoided.items() if sum(of) > settled}
+            for reducer in sorted({*reducers} - {self.me} - self._results_from[round]):
+                self._count_omission(reducer, round + self.rules.window)
+        for by_round in (self._responded, self._sent_slices, self._sum_by, self._sent, self._results_from):
+            for round in [round for round in by_round if round <= settled]:
+                del by_round[round]
+        self._summed = {round for round in self._summed if round > settled}
+        for peer, (until, rounds) in list(self._avoided.items()):
+            if until + rounds <= settled:
+                del self._avoided[peer]
 
-    def _all_spoke(self, round: int) -> bool:
-        return not any(self._is_awaited(peer, round) for peer in self._unanswered(round))
-
-    def _unanswered(self, round: int) -> Iterable[PeerId]:
-        """Return the peers that have sent neither slices nor a notice, peers that are leaving included."""
-        return self.members.union(self._same_branch_peers) - self._spoken[round]
+    def _all_arrived(self, round: int) -> bool:
+        """Return whether each expected peer has sent its slices of a round, or a notice that it has none."""
+        unheard = self.members.union(self._same_branch_peers) - self._responded[round]
+        return not any(self._is_awaited(peer, round) for peer in unheard)
 
     def _is_awaited(self, peer: PeerId, round: int) -> bool:
-        """Return whether slices or a notice of that peer are still expected."""
+        """Return whether slices or a notice of that peer are still expected. They are not if it is catching
+        up, or has settled the round."""
         view = self._same_branch_peers.get(peer)
         return view is None or (view.in_step and view.settled < round)

@@ -2,8 +2,8 @@
 
 In a run with `sync.topology: sharded-reduce`, a contributor cuts its contribution to a round into `shards`
 slices and sends each to one *reducer*. A reducer sums the slices of its shards and publishes the sums as one
-*result*. The set of a round then consists of results. Each result begins with a table, which says whose
-slices are in the sums.
+*result*. The set of a round then consists of results. Each result begins with a *head*: a table, which says
+whose slices are in the sums, and a hash of the sums.
 
     contributors u16 | for each: peer 16 B, contribution 16 B, tokens u32, grant 96 B | shards u16
                      | for each: shard u16, one bit for each contributor
@@ -86,54 +86,55 @@ class Table:
 
     @property
     def contributors(self) -> tuple[Contributor, ...]:
-        return tuple(sorted({one for held in self.shards.values() for one in held}))
+        """All contributors of the table, sorted, each once."""
+        return tuple(sorted({entry for held in self.shards.values() for entry in held}))
 
     def tokens(self, shards: int) -> int:
         """Return the tokens of the result, in a run with that number of shards. Each contributor counts by
         the share of its slices that are in the result."""
-        return sum(one.tokens for held in self.shards.values() for one in held) // shards
+        return sum(entry.tokens for held in self.shards.values() for entry in held) // shards
 
     def shards_of(self) -> dict[Contributor, frozenset[int]]:
-        """Return the shards of each contributor, in the table's order."""
-        found: dict[Contributor, set[int]] = {one: set() for one in self.contributors}
+        """Return contributor -> the shards that include a slice of it, in the table's order."""
+        by_contributor: dict[Contributor, set[int]] = {entry: set() for entry in self.contributors}
         for shard, held in self.shards.items():
-            for one in held:
-                found[one].add(shard)
-        return {one: frozenset(shards) for one, shards in found.items()}
+            for entry in held:
+                by_contributor[entry].add(shard)
+        return {entry: frozenset(shards) for entry, shards in by_contributor.items()}
 
     def holding(self, identity: ContributionId) -> frozenset[int]:
-        """Return the shards that include a slice of this contribution."""
+        """Return the shards whose sums include a slice of the contribution `identity`."""
         return frozenset(
-            shard for shard, held in self.shards.items() if any(one.made(identity) for one in held)
+            shard for shard, held in self.shards.items() if any(entry.made(identity) for entry in held)
         )
 
     def written(self) -> bytes:
-        """Return the table as it travels."""
+        """Return the table in its wire format (top of this module)."""
         contributors = self.contributors
         parts = [_COUNT.pack(len(contributors))]
-        parts += [
-            _CONTRIBUTOR.pack(one.peer, one.contribution, one.tokens, one.grant) for one in contributors
-        ]
+        for entry in contributors:
+            parts.append(_CONTRIBUTOR.pack(entry.peer, entry.contribution, entry.tokens, entry.grant))
         parts.append(_COUNT.pack(len(self.shards)))
         for shard, held in sorted(self.shards.items()):
-            bits = sum(1 << place for place, one in enumerate(contributors) if one in held)
-            parts += [_COUNT.pack(shard), bits.to_bytes(_mask_bytes(len(contributors)), "little")]
+            mask = sum(1 << index for index, entry in enumerate(contributors) if entry in held)
+            parts += [_COUNT.pack(shard), mask.to_bytes(_mask_bytes(len(contributors)), "little")]
         return b"".join(parts)
 
 
 def longest_head(shards: int, contributors: int = MAX_CONTRIBUTORS) -> int:
-    """Return the greatest length of a result's head, in bytes."""
+    """Return the greatest length of a result's head in bytes, with so many shards and contributors."""
     each = _COUNT.size + _mask_bytes(contributors)
     return 2 * _COUNT.size + contributors * _CONTRIBUTOR.size + shards * each + DIGEST_BYTES
 
 
 def head_of(table: Table, sums: bytes) -> bytes:
-    """Return the head of a result, which its reducer signs. It stays valid without the sums."""
+    """Return the head of a result: the table and a hash of the sums. Its reducer signs the head alone."""
     return table.written() + hashlib.sha256(sums).digest()[:DIGEST_BYTES]
 
 
 def read_head(result: bytes, shards: int) -> tuple[Table, int]:
-    """Return the table of a result, and the length of its head in bytes. Raises `ContributionError`."""
+    """Return the table of a result, and the length of its head in bytes. Raises `ContributionError` if the
+    head is malformed or incomplete. The hash in it is not compared with the sums."""
     table, length = read_table(result, shards)
     if len(result) < length + DIGEST_BYTES:
         raise ContributionError(f"{len(result)} bytes are too few for a result's head")
@@ -141,7 +142,8 @@ def read_head(result: bytes, shards: int) -> tuple[Table, int]:
 
 
 def read_result(result: bytes, shards: int) -> tuple[Table, memoryview]:
-    """Return the table and sums of a result. Raises `ContributionError` if they do not match the head."""
+    """Return the table and sums of a result. Raises `ContributionError` if its head is malformed, or if the
+    sums do not match the hash in it."""
     table, start = read_head(result, shards)
     sums = memoryview(result)[start:]
     if hashlib.sha256(sums).digest()[:DIGEST_BYTES] != result[start - DIGEST_BYTES : start]:
@@ -150,30 +152,31 @@ def read_result(result: bytes, shards: int) -> tuple[Table, memoryview]:
 
 
 def read_table(data: bytes | memoryview, shards: int) -> tuple[Table, int]:
-    """Return the table at the head of a result and its length in bytes, for a run with `shards` shards.
-    Raises `ContributionError` if it is malformed."""
+    """Return the table at the beginning of a result and its length in bytes, for a run with `shards` shards.
+    Raises `ContributionError` if the table is malformed or not in its one valid form."""
     try:
         (count,) = _COUNT.unpack_from(data)
         end = _COUNT.size + count * _CONTRIBUTOR.size
-        contributors = [Contributor(*found) for found in _CONTRIBUTOR.iter_unpack(data[_COUNT.size : end])]
-        (width,) = _COUNT.unpack_from(data, end)
+        contributors = [Contributor(*fields) for fields in _CONTRIBUTOR.iter_unpack(data[_COUNT.size : end])]
+        (shard_count,) = _COUNT.unpack_from(data, end)
     except struct.error:
         raise ContributionError(f"{len(data)} bytes are too few for a result's table") from None
-    if count > MAX_CONTRIBUTORS or not 0 < width <= shards:
-        raise ContributionError(f"the result names {count} contributors in {width} of {shards} shards")
-    mask, start = _mask_bytes(count), end + _COUNT.size
-    length = start + width * (_COUNT.size + mask)
+    if count > MAX_CONTRIBUTORS or not 0 < shard_count <= shards:
+        raise ContributionError(f"the result names {count} contributors in {shard_count} of {shards} shards")
+    start, entry_bytes = end + _COUNT.size, _COUNT.size + _mask_bytes(count)
+    length = start + shard_count * entry_bytes
     if len(data) < length:
         raise ContributionError(f"{len(data)} bytes are too few for a table of {length}")
-    found: dict[int, frozenset[Contributor]] = {}
-    for place in range(start, length, _COUNT.size + mask):
-        (shard,) = _COUNT.unpack_from(data, place)
-        bits = int.from_bytes(data[place + _COUNT.size : place + _COUNT.size + mask], "little")
-        if bits >> count or not bits:
+    by_shard: dict[int, frozenset[Contributor]] = {}
+    for offset in range(start, length, entry_bytes):
+        (shard,) = _COUNT.unpack_from(data, offset)
+        mask = int.from_bytes(data[offset + _COUNT.size : offset + entry_bytes], "little")
+        if mask >> count or not mask:
             raise ContributionError(f"shard {shard} names no contributor, or more than the table's {count}")
-        found[shard] = frozenset(one for index, one in enumerate(contributors) if bits >> index & 1)
-    table = Table(found)
-    if len(found) != width or max(found) >= shards or len({one.peer for one in contributors}) != count:
+        by_shard[shard] = frozenset(entry for index, entry in enumerate(contributors) if mask >> index & 1)
+    table = Table(by_shard)
+    tags = {entry.peer for entry in contributors}
+    if len(by_shard) != shard_count or max(by_shard) >= shards or len(tags) != count:
         raise ContributionError("a shard or a contributor is named twice, or a shard does not exist")
     if table.written() != data[:length]:
         raise ContributionError("the table is not sorted, or a contributor is in no shard")
@@ -181,28 +184,30 @@ def read_table(data: bytes | memoryview, shards: int) -> tuple[Table, int]:
 
 
 def counting(tables: Mapping[PeerId, Table], draw: Draw, round: int) -> dict[int, tuple[PeerId, ...]]:
-    """Return for each shard the reducers whose results have weight in it, the largest result first.
+    """Return shard -> the reducers whose results have weight in it, the largest result first. `tables` maps
+    each reducer of the round to the table of its result.
 
-    A result with fewer than half as many contributors in a shard as the round's largest has no weight there.
-    If results share a contributor, the one with more contributors wins; `Draw.rank` decides between equally
-    large ones. The outcome is a pure function of a round's set, so all peers compute the same."""
+    A result with fewer than half as many contributors in a shard as the round's largest in any shard has no
+    weight there. If results share a contributor, the one with more contributors wins; `Draw.rank` decides
+    between equally large ones. The outcome depends only on a round's set, so all peers compute the same."""
     sizes = [len(held) for table in tables.values() for held in table.shards.values()]
     largest = max(sizes, default=0)
-    counted: dict[int, tuple[PeerId, ...]] = {}
+    with_weight: dict[int, tuple[PeerId, ...]] = {}
     for shard in sorted({shard for table in tables.values() for shard in table.shards}):
         large = {
-            contributor: table.shards[shard] for contributor, table in tables.items()
+            reducer: table.shards[shard]
+            for reducer, table in tables.items()
             if 2 * len(table.shards.get(shard, ())) >= largest
-        }  # fmt: skip
-        seen: set[bytes] = set()
-        taken: list[PeerId] = []
-        for contributor in sorted(large, key=lambda one: (-len(large[one]), draw.rank(round, shard, one))):
-            peers = {one.peer for one in large[contributor]}
-            if not seen & peers:
-                seen |= peers
-                taken.append(contributor)
-        counted[shard] = tuple(taken)
-    return counted
+        }
+        counted_peers: set[bytes] = set()
+        chosen: list[PeerId] = []
+        for reducer in sorted(large, key=lambda peer: (-len(large[peer]), draw.rank(round, shard, peer))):
+            peers = {entry.peer for entry in large[reducer]}
+            if not counted_peers & peers:
+                counted_peers |= peers
+                chosen.append(reducer)
+        with_weight[shard] = tuple(chosen)
+    return with_weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +219,8 @@ class Draw:
 
     A block's draw depends on a chain value: a hash over all rounds settled until shortly before the block
     (history.py). This value becomes known only when the block begins. No peer can therefore try out keys
-    beforehand until one of them is drawn. Ties between results depend on the run's id and the round alone,
-    because peers that know only a settled set must break them alike."""
+    beforehand until one of them is drawn. Ties between results depend on the run's id and the round alone:
+    peers that know only a settled set must break them alike."""
 
     seed: bytes
     """The run id, as bytes."""
@@ -249,10 +254,10 @@ class Draw:
         `value` is the chain value, a hash over all settled rounds, after round `seed_round(round)`."""
         known = tuple(peers)
 
-        def draw(shard: int) -> PeerId:
+        def draw_one(shard: int) -> PeerId:
             return min(known, key=lambda peer: self.place(round, shard, peer, value))
 
-        return tuple(map(draw, range(self.shards)))
+        return tuple(draw_one(shard) for shard in range(self.shards))
 
 
 def draw_of(manifest: Manifest) -> Draw:

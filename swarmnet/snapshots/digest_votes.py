@@ -1,8 +1,9 @@
 """Collects signed digests of settled weights, and decides whether this peer's weights are wrong.
 
-Peers with the same chain of settled sets have bit-identical weights. If the chains are equal and the weights
-are not, a memory, disk or program has failed, and only a majority can tell whose. If the chains differ, the
-group has forked, which rounds/history.py resolves.
+A *chain value* is a hash over all settled rounds. Peers with the same chain value after a round have
+bit-identical weights. If the values are equal and the weights are not, a memory, disk or program has failed,
+and only a majority can show whose. If the values differ, the group has forked, which rounds/history.py
+resolves.
 """
 
 from __future__ import annotations
@@ -41,16 +42,15 @@ class SettledDigests:
     def take(self, statement: Statement) -> tuple[Statement, ...]:
         """Store a statement. Returns the statements that are no longer kept, at most two.
 
-        A different one of the same peer about the same round is replaced, because the peer may have switched
-        branches. If more than `ROUNDS_KEPT` of the peer are left, the one about the oldest round is
-        dropped."""
+        It replaces another one of the same peer about the same round: the peer may have switched branches. If
+        the peer then has more than `ROUNDS_KEPT`, the one about the oldest round is dropped."""
         held = self._held.setdefault(statement.peer, {})
-        before = held.get(statement.round)
-        gone = [] if before is None or before == statement else [before]
+        earlier = held.get(statement.round)
+        dropped = [] if earlier is None or earlier == statement else [earlier]
         held[statement.round] = statement
         if len(held) > ROUNDS_KEPT:
-            gone.append(held.pop(min(held)))
-        return tuple(gone)
+            dropped.append(held.pop(min(held)))
+        return tuple(dropped)
 
     def peers(self) -> set[PeerId]:
         """Return the other peers that have statements here."""
@@ -70,16 +70,16 @@ class SettledDigests:
         }
 
     def forget(self, peer: PeerId, after: int = -1) -> list[Statement]:
-        """Remove and return a peer's statements about rounds after `after`."""
+        """Remove and return a peer's statements about rounds after `after`; all by default."""
         held = self._held.get(peer, {})
-        gone = [held.pop(round) for round in list(held) if round > after]
+        removed = [held.pop(round) for round in list(held) if round > after]
         if not held:
             self._held.pop(peer, None)
-        return gone
+        return removed
 
     def against(self, round: int, group: Collection[PeerId]) -> tuple[PeerId, ...]:
-        """Return the majority of `group` that signed one other digest for this peer's chain value; empty if
-        there is none.
+        """Return the majority of `group` that contradicts this peer: peers that signed one other digest for
+        the same round and chain value. Empty if there is none, or if this peer has signed none itself.
 
         They must be more than half of the peers with a statement about that round and chain, this peer
         included. Otherwise it is unknown which weights are wrong."""
@@ -96,9 +96,10 @@ class SettledDigests:
         return tuple(statement.peer for statement in others if statement.digest == digest)
 
     def differing(self, round: int, group: Collection[PeerId]) -> tuple[PeerId, ...]:
-        """Return the peers of `group` that signed another digest for this chain value, right or wrong."""
+        """Return the peers of `group` that signed another digest than this peer for the same round and chain
+        value, majority or not. Empty if this peer has signed none."""
         mine = self._held.get(self.me, {}).get(round)
-        return () if mine is None else tuple(
-            s.peer for s in self.of_round(round)
-            if s.peer in group and s.chain == mine.chain and s.digest != mine.digest
-        )  # fmt: skip
+        if mine is None:
+            return ()
+        comparable = [s for s in self.of_round(round) if s.peer in group and s.chain == mine.chain]
+        return tuple(s.peer for s in comparable if s.digest != mine.digest)

@@ -1,8 +1,9 @@
 """Downloads a snapshot from several holders: which chunk to ask of which peer, when to drop one, and which
 root to trust.
 
-Chunks are named by their hash, so it does not matter which peer sends them. A holder that sends a wrong
-chunk, or nothing for `STALL_SECONDS`, is dropped. Its chunks are requested from the others.
+A *root* names a snapshot: its round, and the digest of the settled weights after it. A *holder* is a peer
+that has the snapshot. Chunks are named by their hash, so it does not matter which holder sends them. A holder
+that sends a wrong chunk, or nothing for `STALL_SECONDS`, is dropped, and the others are asked for its chunks.
 
 No IO: the methods return what the caller must do. All times are in seconds on the caller's clock.
 """
@@ -44,41 +45,45 @@ def choose_root(
     signed: Mapping[PeerId, Collection[Root]] | None = None,
     resumed: Collection[Root] = (),
 ) -> Root | None:
-    """Return the newest root that a peer offers and enough of the peers name; None if they do not agree.
+    """Return the newest root that some peer offers and `AGREEMENT` of the peers in `offers` name; None if
+    there is none. A peer names the roots that it offers, and those in `signed`.
 
-    `signed`: roots that peers have signed, even if they no longer hold them; only peers in `offers` count.
-    `resumed`: roots whose partial download is worth resuming, which come first."""
-    named = _named(offers, signed or {})
+    `signed`: roots that peers have signed, even if they no longer hold them. `resumed`: roots whose partial
+    download is worth resuming. They come before newer ones."""
+    named = _peers_by_root(offers, signed or {})
     agreed = [root for root, peers in named.items() if len(peers) >= AGREEMENT * len(offers)]
     return max(agreed, key=lambda root: (root in resumed, root), default=None)
 
 
 def worth_resuming(here_bytes: int, size: int) -> bool:
-    """Return whether to resume the download of an older state, with `here_bytes` of `size` bytes here."""
+    """Return whether to resume the download of an older state of `size` bytes, of which `here_bytes` have
+    arrived already."""
     return here_bytes >= WORTH_RESUMING * size
 
 
 def choose_restart(
     disks: Mapping[PeerId, Collection[Root]], signed: Mapping[PeerId, Collection[Root]] | None = None
 ) -> Root | None:
-    """Return the root from which a group restarts of which no peer trains; None if all disks are empty.
+    """Return the root from which a group restarts if none of its peers trains; None if all disks are empty.
+    `disks`: the roots on each peer's disk.
 
-    It is the newest root that two thirds of the disks' owners name, or else the newest of those that most of
-    them name. Roots that several peers agreed on thus come before those that one settled alone. Every peer
-    gets the same result from the same disks."""
-    named = _named(disks, signed or {})
-    most = max(named, key=lambda root: (len(named[root]), root), default=None)
-    return choose_root(disks, signed) or most
+    It is the newest root that two thirds of the peers name (`choose_root`), or else the newest of those that
+    most of them name. Roots that several peers agreed on thus come before those that one settled alone. Every
+    peer gets the same result from the same disks."""
+    named = _peers_by_root(disks, signed or {})
+    named_most = max(named, key=lambda root: (len(named[root]), root), default=None)
+    return choose_root(disks, signed) or named_most
 
 
-def _named(
+def _peers_by_root(
     offers: Mapping[PeerId, Collection[Root]], signed: Mapping[PeerId, Collection[Root]]
 ) -> dict[Root, set[PeerId]]:
-    """Return which of the offering peers name each offered root."""
+    """Return offered root -> the peers in `offers` that offer or have signed it."""
+    offered = [root for roots in offers.values() for root in roots]
     return {
         root: {peer for peer in offers if root in offers[peer] or root in signed.get(peer, ())}
-        for roots in offers.values() for root in roots
-    }  # fmt: skip
+        for root in offered
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,8 @@ class Dropped:
 
 @dataclass(slots=True)
 class _Holder:
-    """Chunks requested from a holder with the time of each request, and when it last made progress."""
+    """The chunks that a holder owes, with the time of each request. `active_at`: when it last sent something,
+    or got a request while it owed nothing."""
 
     asked: dict[int, float] = field(default_factory=dict)
     active_at: float = 0.0
@@ -118,7 +124,8 @@ class SnapshotFetch:
         asked_at_once: int = ASKED_AT_ONCE,
         here: Collection[int] = (),
     ) -> None:
-        """`here`: indices of chunks that need not be requested."""
+        """`hashes`: the SHA-256 of each chunk; `asked_at_once`: how many chunks each holder owes at a time;
+        `here`: indices of chunks that need not be requested."""
         self.asked_at_once = asked_at_once
         self.hashes = tuple(hashes)
         self.missing = set(range(len(hashes))).difference(here)
@@ -127,6 +134,7 @@ class SnapshotFetch:
 
     @property
     def stuck(self) -> bool:
+        """True if chunks are missing and no holder is left."""
         return bool(self.missing) and not self.holders
 
     def start(self, now: float) -> list[RequestChunk | Dropped]:
@@ -145,7 +153,8 @@ class SnapshotFetch:
     def chunk(
         self, peer: PeerId, index: int, digest: bytes, now: float
     ) -> tuple[bool, list[RequestChunk | Dropped]]:
-        """Record a chunk and the SHA-256 of its bytes. Returns whether it is wanted, and what to do next."""
+        """Record that chunk `index` came; `digest` is the SHA-256 of its bytes. Returns whether it was
+        missing, and what to do next. If the hash is wrong, the holder is dropped."""
         holder = self.holders.get(peer)
         if holder is not None:
             holder.asked.pop(index, None)
@@ -169,38 +178,40 @@ class SnapshotFetch:
         return [Dropped(peer, code, reason), *self._ask(now)]
 
     def tick(self, now: float) -> list[RequestChunk | Dropped]:
-        """Drop holders that stall. Returns what to do next."""
-        stalled = [peer for peer, holder in self.holders.items()
-                   if holder.asked and now >= holder.active_at + STALL_SECONDS]  # fmt: skip
+        """Drop the holders that owe chunks and have sent nothing for `STALL_SECONDS`. Returns what to do."""
+        owing = [(peer, holder) for peer, holder in self.holders.items() if holder.asked]
+        stalled = [peer for peer, holder in owing if now >= holder.active_at + STALL_SECONDS]
+        if not stalled:
+            return []
         for peer in stalled:
             del self.holders[peer]
         self.dropped.update(stalled)
-        dropped = [Dropped(peer, "stalled", f"sent nothing for {STALL_SECONDS:g} s") for peer in stalled]
-        return [*dropped, *(self._ask(now) if stalled else ())]
+        reports = [Dropped(peer, "stalled", f"sent nothing for {STALL_SECONDS:g} s") for peer in stalled]
+        return [*reports, *self._ask(now)]
 
     def next_deadline(self) -> float:
-        return min(
-            (holder.active_at + STALL_SECONDS for holder in self.holders.values() if holder.asked),
-            default=float("inf"),
-        )
+        """Return when the first holder will have stalled; infinite if none owes a chunk."""
+        owing = [holder for holder in self.holders.values() if holder.asked]
+        return min((holder.active_at + STALL_SECONDS for holder in owing), default=float("inf"))
 
     def _ask(self, now: float) -> list[RequestChunk | Dropped]:
-        """Return new requests that fill every holder's slots.
+        """Return new requests, until each holder owes `asked_at_once` chunks.
 
-        When no unrequested chunk is left, idle holders are asked for chunks that one other holder still owes,
-        the last requested ones first. Busy links thus keep their own chunks."""
+        When no unrequested chunk is left, a holder that owes none is asked for chunks that one other holder
+        still owes. The last requested ones come first, as the other holder sends them last."""
         effects: list[RequestChunk | Dropped] = []
         asked_at = {index: at for holder in self.holders.values() for index, at in holder.asked.items()}
         owed_by = Counter(index for holder in self.holders.values() for index in holder.asked)
-        fresh = sorted(self.missing - asked_at.keys(), reverse=True)
+        unrequested = sorted(self.missing - asked_at.keys(), reverse=True)
         for peer, holder in self.holders.items():
-            idle = not holder.asked
-            indices = [fresh.pop() for _ in range(min(self.asked_at_once - len(holder.asked), len(fresh)))]
-            if idle and not indices:
-                late = [index for index in self.missing if owed_by[index] == 1]
-                late.sort(key=lambda index: (-asked_at[index], -index))
-                indices = late[: self.asked_at_once]
-            if idle and indices:
+            is_idle = not holder.asked
+            count = min(self.asked_at_once - len(holder.asked), len(unrequested))
+            indices = [unrequested.pop() for _ in range(count)]
+            if is_idle and not indices:
+                owed_once = [index for index in self.missing if owed_by[index] == 1]
+                owed_once.sort(key=lambda index: (-asked_at[index], -index))
+                indices = owed_once[: self.asked_at_once]
+            if is_idle and indices:
                 holder.active_at = now
             for index in indices:
                 owed_by[index] += 1

@@ -383,7 +383,7 @@ def test_what_waits_is_bounded_in_all_and_of_one_neighbour(told):
         assert len(names) <= MAX_OF_ONE, "also of those that others named beside it and are gone"
     waiting.forget_until(0)
     assert len(waiting) == 0
-    assert not waiting._alone
+    assert not waiting._named_alone
 
 
 # -- members ------------------------------------------------------------------------------------------

@@ -214,5 +214,5 @@ def test_settled_rounds_are_forgotten():
     one.forget_until(6)
     assert one.next_deadline() == 10.0 + HALF
     assert one.due(99.0) == [7]
-    for kept in (one._spoken, one._given, one._until, one._done):
+    for kept in (one._responded, one._sent_slices, one._sum_by, one._summed):
         assert all(number > 6 for number in kept)
