@@ -42,7 +42,9 @@ _RUNS_OVER = "a string, or number, runs over the end"
 
 
 def _head(data: bytes, at: int) -> tuple[int, int, int]:
-    """Decode the head of the item at `at`. Returns (start of its content, what its count measures, count)."""
+    """Decode the head (type and length) of the item that starts at offset `at`. Returns the offset of its
+    content, what `count` measures (`_BYTES`, `_ITEMS`, `_PAIRS` or `_EXTENSION` bytes), and the count. Raises
+    Malformed."""
     first = data[at]
     at += 1
     if first <= 0x7F or first >= 0xE0:
@@ -65,8 +67,11 @@ def _head(data: bytes, at: int) -> tuple[int, int, int]:
     return at + width, counted, int.from_bytes(data[at : at + width], "big")
 
 
-def _entered(data: bytes, at: int, count: int, end: int, allowed: Container[int]) -> tuple[int, int, int]:
-    """Enter an extension. Returns (start of its content, the number of objects in it, where it must end)."""
+def _enter_extension(
+    data: bytes, at: int, count: int, end: int, allowed: Container[int]
+) -> tuple[int, int, int]:
+    """Check an extension's type and length. Its type byte is at offset `at`; `count` bytes follow. Returns
+    the offset of its content, the number of objects in it (1), and its end. Raises Malformed."""
     if at >= end or data[at] not in allowed:
         raise Malformed("an extension type that does not belong here")
     at += 1
@@ -127,7 +132,7 @@ def check(
             raise TooLarge(f"nested deeper than {depth_limit} levels")
         open_levels.append((left, end, counted == _EXTENSION))
         if counted == _EXTENSION:
-            at, left, end = _entered(data, at, count, end, allowed)
+            at, left, end = _enter_extension(data, at, count, end, allowed)
             continue
         left = count if counted == _ITEMS else 2 * count
         if left > end - at:  # every item takes at least a byte: refuses 2^32 of them at once
