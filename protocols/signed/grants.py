@@ -3,8 +3,7 @@
 With sharded reduction, a peer cuts its contribution into slices, one per shard of the weights. A reducer sums
 the slices of a shard and publishes the *result*. A result's table carries the grant of each contributor. Thus
 a reducer can name only peers that sent it slices, with their contributions and in exactly the shards that
-they sent. A grant is not valid for another
-reducer, round, stage or run:
+they sent. A grant is not valid for another reducer, round, stage or run:
 
     wire       public key 32 B | signature 64 B
     statement  domain | run id 32 B | contributor's key 32 B | reducer's key 32 B | stage i16 | round u32

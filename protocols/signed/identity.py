@@ -154,7 +154,8 @@ def load_or_create(path: Path) -> Identity:
 
 
 def create(path: Path) -> Identity:
-    """Write a new identity and return it. Raises IdentityError if the file exists or cannot be written."""
+    """Write a new identity, readable by the owner only, and return it. Raises IdentityError if the file
+    exists or cannot be written."""
     identity = Identity.generate()
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

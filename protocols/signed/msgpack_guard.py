@@ -42,9 +42,8 @@ _RUNS_OVER = "a string, or number, runs over the end"
 
 
 def _head(data: bytes, at: int) -> tuple[int, int, int]:
-    """Decode the head (type and length) of the item that starts at offset `at`. Returns the offset of its
-    content, what `count` measures (`_BYTES`, `_ITEMS`, `_PAIRS` or `_EXTENSION` bytes), and the count. Raises
-    Malformed."""
+    """Decode the head (type and length) of the item at offset `at`. Returns the offset of its content, the
+    kind of things that it contains (`_BYTES`, `_ITEMS`, ...), and their number. Raises Malformed."""
     first = data[at]
     at += 1
     if first <= 0x7F or first >= 0xE0:
@@ -89,6 +88,7 @@ def check(
     if len(data) > limit_bytes:
         raise TooLarge(f"{len(data)} bytes of MessagePack; at most {limit_bytes} are allowed")
     data, allowed = bytes(data), frozenset(extensions)
+    # Offset of the next item, end of the data, number of items read, and of those left in this array or map.
     at, end, items, left = 0, len(data), 0, 1
     # For each enclosing level: items left after this one, its end, and whether it is an extension.
     open_levels: list[tuple[int, int, bool]] = []
@@ -115,11 +115,11 @@ def check(
                 at += 2 + data[at + 1]
             else:
                 break
-        else:
+        else:  # No item is left in this level.
             if at > end:
                 raise Malformed(_RUNS_OVER)
             continue
-        if _FEW <= first < _FEW_STOP:
+        if _FEW <= first < _FEW_STOP:  # A short map or array, as most are; `_head` decodes the others.
             at, counted, count = at + 1, _ITEMS if first & 0x10 else _PAIRS, first & 0x0F
         else:
             at, counted, count = _head(data, at)

@@ -55,7 +55,7 @@ def sign_slices(
 def open_slices(body: bytes, run_id: RunId, shards: Sequence[int], sizes: Sequence[int]) -> VerifiedSlices:
     """Verify and decode slices. `shards` lists the shards in the body, ascending; `sizes` has the bytes of
     the slice of every shard of the run. Raises Malformed if the body does not match or a slice is not the
-    signed one, and TooLarge, WrongRun or BadSignature for its envelope."""
+    signed one. Raises TooLarge, WrongRun or BadSignature for its envelope."""
     count = len(sizes)
     if not shards or list(shards) != sorted(set(shards)) or not 0 <= shards[0] <= shards[-1] < count:
         raise Malformed(f"slices of the shards {list(shards)[:8]} of {count}")

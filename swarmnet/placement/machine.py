@@ -3,8 +3,8 @@ again, waits for a confirmation, and goes.
 
 To *look* is to query the directory (the DHT) for the records of all peers. The result is a `View`. A stage is
 richer or poorer by its capacity in microbatches per second. The confirmation comes from a peer of its stage
-that stays and has seen the announcement. policy.py decides which moves are right. After an arrival the peer
-stays for a cool-down. All times are in seconds on the caller's clock.
+that stays and has seen the announcement. An *intent* is a move that is announced. policy.py decides which
+moves are right. After an arrival the peer stays for a cool-down. All times are seconds on the same clock.
 """
 
 from __future__ import annotations
@@ -225,8 +225,8 @@ class Mover:
         return intent
 
     def _check_announced_move(self, view: View, now: float) -> list[MoveEffect]:
-        """Check whether the announced move is still right together with the moves of all other peers, which
-        are visible by now. If so, wait for a confirmation, and move if there is one; else withdraw."""
+        """Check whether the announced move is still right, given the moves that other peers announced. If so,
+        wait for a confirmation, or move at once if there is one already; else withdraw."""
         assert self.intent is not None, "only an announced move is checked"
         others = tuple(intent for intent in view.intents if intent.peer != self.me)
         with_own_move = replace(view, intents=(*others, self.intent))
@@ -237,8 +237,7 @@ class Mover:
         return self._move_if_confirmed()
 
     def _move_if_confirmed(self) -> list[MoveEffect]:
-        """Return the effect of the move if it was checked and a peer that stays has confirmed it; else
-        nothing."""
+        """Return the move to carry out if it was checked and a peer that stays has confirmed it."""
         if self.phase != "confirming" or self.intent is None or not self._confirming_peers:
             return []
         self.phase, self._due = "gone", float("inf")

@@ -3,18 +3,18 @@ poor one.
 
 SWARM's rebalancing (arXiv:2301.11913, section 3.2) compares queue lengths and moves one peer each period. The
 stage with the longest queue is the one with the least *capacity*: how many of the run's microbatches its
-peers can carry together. Capacity decides here, because it shows how many peers a stage lacks, while a queue
-ends at its number of slots. Several peers may therefore move at once without overshoot. If microbatches skip
-stages, a stage serves only a share of them and so carries more of the run's. A peer is limited by its link
-(*line*) as well as by its computer (resources/link_bandwidth.py): middle stages send twice.
+peers can carry together. Capacity decides here, because it shows how many peers a stage lacks. A queue cannot
+grow beyond its number of slots. Several peers may therefore move at once without overshoot. If microbatches
+skip stages, a stage serves only a share of them and so carries more of the run's. A peer is limited by its
+link (*line*) as well as by its computer (resources/link_bandwidth.py): middle stages send twice.
 
 A peer sees only what others published some time ago (`View`). It announces that it would move (`Intent`: what
-the old stage loses and what the new one gets), waits and *looks* again. It goes if the move is still right
-when all announced moves are carried out, in an order that all peers compute alike. Before it leaves, a peer
-of its stage that stays must confirm that it knows. If all peers of a stage want to leave, the last one finds
-none that stays: a move never empties a stage. A stage is *stuck* if all its peers wait for weights. All times
-are in seconds on the caller's clock. A capacity is in microbatches of the run per second, a speed in units of
-work per second.
+the old stage loses and what the new one gets), waits and *looks* again. All announced moves are carried out
+in an order that all peers compute alike. The peer goes if its move is then still right. Before it leaves, a
+peer of its stage that stays must confirm that it knows. If all peers of a stage want to leave, the last one
+finds none that stays: a move never empties a stage. A stage is *stuck* if all its peers wait for weights. All
+times are in seconds on the caller's clock. A capacity is in microbatches of the run per second, a speed in
+units of work per second.
 """
 
 from __future__ import annotations
@@ -95,8 +95,7 @@ class MoveRules:
     """Rounds until the run's first snapshot (`Rounds.snapshot_interval`)."""
 
     def does(self, stage: int, speed: float, line: LinkBandwidth) -> float:
-        """Return the microbatches per second of a peer at a stage, limited by its compute and its link.
-        `speed`: its work per second."""
+        """Return the microbatches per second that a peer's compute (`speed`) and link allow at a stage."""
         each = self.crossings[stage] if self.crossings else Crossing()
         return carried(speed / self.work[stage], line, each)
 
@@ -178,9 +177,9 @@ class View:
 
 
 def view_of(seen: Iterable[tuple[PeerId, ObservedPeer]], rules: MoveRules) -> View:
-    """Return the capacities of all stages, the announced moves and the medians, from the peers' records that
-    are at most `FRESH_SECONDS` old. A peer without a measured rate counts as a median one. None counts for
-    more than `FASTEST` times the median. Stuck stages have the capacity 0."""
+    """Return the capacities of all stages, the announced moves and the medians. They follow from the peers'
+    records that are at most `FRESH_SECONDS` old. A peer without a measured rate counts as a median one. None
+    counts for more than `FASTEST` times the median. Stuck stages have the capacity 0."""
     work = rules.work
     peers = [
         (peer, record)
@@ -196,7 +195,7 @@ def view_of(seen: Iterable[tuple[PeerId, ObservedPeer]], rules: MoveRules) -> Vi
         usual_line = LinkBandwidth(up, down)
     shares = _visit_shares([record for _, record in peers], rules)
     by_lines = lines_count(rules, len(peers), usual_line)
-    medians = View((), (), len(peers), usual, shares, usual_line, by_lines)
+    medians = View((), (), len(peers), usual, shares, usual_line, by_lines)  # Without capacities yet.
     stuck = frozenset(stuck_stages([record for _, record in peers], rules.snapshot_interval))
     capacities, intents = [0.0] * len(work), []
     brings_by_peer: list[list[float]] = []
@@ -250,7 +249,7 @@ def worthwhile(
 ) -> bool:
     """Return whether a move clearly raises the lesser of the two stages' capacities.
 
-    An empty stage stops the whole swarm, so any peer may go there that does not leave its own stage empty.
+    An empty stage stops the whole swarm. Any peer may go there that does not leave its own stage empty.
     `median_brings` is the capacity that a median peer would bring to the target. The time of the download is
     deducted from what the moving peer brings."""
     before = capacities[intent.target]
@@ -260,17 +259,16 @@ def worthwhile(
     brings = intent.brings * max(0.0, 1.0 - download_seconds / rules.horizon_seconds)
     lesser_after = min(left_at_source, before + brings)
     is_uneven = capacities[intent.source] >= (1 + rules.slack) * before
-    by_peer = rules.margin * max(intent.brings, median_brings)
-    by_stage = rules.enough * max(before, median_brings)
-    return is_uneven and lesser_after - before >= min(by_peer, by_stage)
+    least_gain_by_peer = rules.margin * max(intent.brings, median_brings)
+    least_gain_by_stage = rules.enough * max(before, median_brings)
+    return is_uneven and lesser_after - before >= min(least_gain_by_peer, least_gain_by_stage)
 
 
 def carried_out(
     view: View, rules: MoveRules, download_seconds: float
 ) -> tuple[list[float], frozenset[PeerId]]:
     """Return the capacities after the announced moves, and the peers that move. The moves are tried in an
-    order that all peers compute alike, a hash of peer and target. Each counts if it is still worthwhile after
-    those before it."""
+    order that all peers compute alike. Each is carried out if it is worthwhile after those before it."""
     capacities, moving_peers = list(view.capacities), set()
     for intent in sorted(view.intents, key=_order_of_move):
         median_brings = view.one(rules, intent.target)
@@ -289,10 +287,10 @@ def _order_of_move(intent: Intent) -> bytes:
 def choose_stage(view: View, rules: MoveRules, chance: Random) -> int:
     """Return the stage that needs a newcomer most, among those that it can serve.
 
-    Stages with the most untrained experts come first. Among these the one wins that has the least capacity
-    after all announced moves, as it looks to this newcomer (`as_suited`). If some stage is stuck, the one
-    with the fewest peers wins. Chance decides between equal stages, so that peers spread. Raises ValueError
-    if the peer can serve no stage.
+    Stages with the most untrained experts come first. Among these the one with the least capacity after all
+    announced moves wins, as it looks to this newcomer (`as_suited`). If some stage is stuck, fewer peers
+    decide between equally poor stages. Otherwise chance decides between them, so that peers spread. Raises
+    ValueError if the peer can serve no stage.
     """
     after_moves, _ = carried_out(view, rules, 0.0)
     capacities = _as_suited_to_peer(view, after_moves, rules, view.usual)
@@ -358,7 +356,7 @@ def choose_move(
     `rate`: its microbatches per second at `stage`; 0: not measured yet. `on_disk`: stages whose weights it
     has. A peer moves to a stuck stage only with its weights; without them it would wait there, too."""
     if rules.groups > 1 and view.there and view.there[stage] <= rules.groups:
-        return None  # Some experts here would have no peer.
+        return None  # With fewer peers than expert groups, some experts would not be trained.
     others = replace(view, intents=tuple(intent for intent in view.intents if intent.peer != me))
     capacities, _ = carried_out(others, rules, download_seconds)
     excluded = rules.never | (view.stuck - on_disk)

@@ -1,7 +1,7 @@
 """Limit what one sender may cost a peer: signature checks, answer bytes, unfinished messages, and slow
 streams.
 
-The module does no IO. Times are seconds on the caller's clock, sizes are bytes.
+The module does no IO. All times are seconds on the caller's clock, sizes are bytes.
 """
 
 from __future__ import annotations

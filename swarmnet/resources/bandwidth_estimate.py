@@ -1,5 +1,5 @@
-"""Estimate what a peer of a pipeline stage sends and receives, from the run's manifest and the number of
-tokens that are trained per second. The module does no IO.
+"""Estimate what a peer of a pipeline stage sends and receives per second. It follows from the run's manifest
+and the number of tokens that are trained per second. The module does no IO.
 
 There are two kinds of traffic. Hidden states and gradients go between stages (`Crossing`, per microbatch).
 Contributions, the compressed updates, go among the peers of one stage; this is the *gossip*. With reducers, a
@@ -57,8 +57,8 @@ def gossip_of(manifest: Manifest, stage: int, tokens_per_second: float, group: i
 
 
 def rounds_per_second(manifest: Manifest, tokens_per_second: float) -> float:
-    """Return the rounds per second of a group that commits `tokens_per_second`. A round ends when it has its
-    target of tokens (at least one microbatch) or after `max_seconds`, but not without a microbatch."""
+    """Return the rounds per second of a group that commits `tokens_per_second`. A round ends with its target
+    of tokens or after `max_seconds`, but never without a microbatch."""
     rounds, microbatch = manifest.rounds, manifest.microbatch_tokens
     by_tokens = tokens_per_second / max(rounds.global_batch_tokens, microbatch)
     by_time = 1 / max(rounds.max_seconds, SHORTEST_SECONDS)
@@ -73,9 +73,9 @@ def contributions_per_second(manifest: Manifest, tokens_per_second: float, group
 
 
 def gossip_per_peer(manifest: Manifest) -> float:
-    """Return the bytes per second that one more peer of a group adds to the link of each other peer, at most
-    over the stages. Rounds are assumed to take `max_seconds`. It is 0 with reducers, whose results do not
-    grow with the group."""
+    """Return the bytes per second that one more peer of a group adds to the link of each other peer, in the
+    stage with the largest contribution. Rounds are assumed to take `max_seconds`. It is 0 with reducers,
+    whose results do not grow with the group."""
     if manifest.sync.topology == "sharded-reduce":
         return 0.0
     largest = max(contribution_bytes(manifest, stage) for stage in range(len(manifest.stages)))
@@ -83,8 +83,8 @@ def gossip_per_peer(manifest: Manifest) -> float:
 
 
 def contribution_bytes(manifest: Manifest, stage: int) -> float:
-    """Estimate the bytes of one contribution: an encoded weight delta with local-step methods, else the
-    largest coefficients of each chunk of `CHUNK` values, and the directions of low-rank methods."""
+    """Estimate the bytes of one contribution. With local-step methods it is an encoded weight delta. With
+    others it has the largest coefficients of each chunk, and the directions of low-rank methods."""
     sync = manifest.sync
     layout = held_part(trained_layout(manifest, stage), manifest.model.experts)
     parameters = layout.size

@@ -3,8 +3,8 @@
 A circuit is a libp2p connection between two peers through a third one, the relay. A *place* is one of the
 circuits that the relay carries at a time.
 Keys are free and networks are not, so places are shared by address range. If no place is left, the newest
-circuit of the range with the most circuits ends; this may be the requested one. The module does no IO. Times
-are seconds on the caller's clock.
+circuit of the range with the most circuits ends; this may be the requested one. The module does no IO. All
+times are seconds on the caller's clock.
 """
 
 from __future__ import annotations

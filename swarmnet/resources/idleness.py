@@ -1,7 +1,7 @@
 """Decide whether a machine is idle, from periodic samples of how much of it other programs use.
 
 Two thresholds and two delays make the decision stable. A game is noticed within seconds. A pause between two
-of its levels does not resume the peer. The module does no IO. Times are seconds.
+of its levels does not resume the peer. The module does no IO. All times are seconds.
 """
 
 from __future__ import annotations

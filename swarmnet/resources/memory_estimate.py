@@ -128,15 +128,14 @@ def needs_of(
 
 
 def waits(manifest: Manifest, stage: int) -> bool:
-    """Return whether microbatches wait in this stage between their forward and their backward pass: in all
-    stages but the last one."""
+    """Return whether microbatches wait between their forward and backward pass: not in the last stage."""
     return not manifest.span(stage).has_head
 
 
 def spread_over(needs: Needs, manifest: Manifest, devices: int, computing: Computing = PLAIN) -> Needs:
     """Return the needs if a stage is split over several devices. If each has its own memory (`needs.process`
     is 0), these are the needs of one device; otherwise of all, which share the host's memory. In addition to
-    its share each device at times holds a whole layer and the embedding tables, twice, and their gradient."""
+    its share, each device at times holds a whole layer and the tables, twice, and their gradient."""
     layout = trained_layout(manifest, needs.stage)
     layers: dict[str, int] = {}
     tables = 0
@@ -155,9 +154,8 @@ def spread_over(needs: Needs, manifest: Manifest, devices: int, computing: Compu
 
 
 def _temporary_bytes(manifest: Manifest, layout: Layout, trained: Layout, work: int, on_gpu: bool) -> int:
-    """Return the maximum of the temporary memory while a microbatch or a round is computed. It is the largest
-    of the needs of one tile, one gradient, the results of a round, and a step of Muon. `work` is the bytes
-    per weight used for computing."""
+    """Return the maximum of the temporary memory while a microbatch or a round is computed. One tile, one
+    gradient, the results of a round and a step of Muon are compared. `work`: bytes of a computing weight."""
     local_steps = manifest.sync.local_steps
     if local_steps is None:
         return layout.size * AT_WORK_BYTES

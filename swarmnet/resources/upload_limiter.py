@@ -3,7 +3,7 @@
 Pieces of messages queue for a token bucket. Control messages go first, then gradients and contributions.
 Neither can fill a link, because gradients follow activations. Activations and snapshots share what is left.
 Each piece has a deadline, which is later for a snapshot, and the earliest deadline is next. A full link
-therefore slows down newcomers first, but never stops them. The module does no IO. Times are seconds.
+therefore slows down newcomers first, but never stops them. The module does no IO. All times are seconds.
 """
 
 from __future__ import annotations

@@ -71,8 +71,7 @@ class ContributionFates:
         self._late: dict[Hashable, bool] = {}
 
     def make(self, id: Hashable, round: int) -> None:
-        """Record that an own contribution was made for this round, and forget the oldest beyond
-        `REMEMBERED`."""
+        """Record an own contribution for this round. The oldest beyond `REMEMBERED` are forgotten."""
         self._rounds[id] = round
         while len(self._rounds) > REMEMBERED:
             oldest = next(iter(self._rounds))

@@ -3,8 +3,8 @@
     back = hop there + wait for memory and processor + compute + the rest of the path + hop back
 
 The wait follows from the bookings that the neighbour reported (`capacity.py`). The rest comes from the
-neighbour's table of costs. The table gives the seconds of the cheapest round trip from there without waiting,
-for each frontier and number of stages left to visit. A peer computes its own table from its neighbours'
+neighbour's table of costs. For each frontier and number of stages left to visit, the table gives the seconds
+of the cheapest round trip from there without waiting. A peer computes its own table from its neighbours'
 tables and its own hops alone (distance vector routing, Bellman-Ford).
 
 The frontier is the highest stage that the microbatch has visited. A swap is a visit to a skipped stage below
@@ -13,7 +13,7 @@ the frontier (run/path_rules.py).
 Swaps can deadlock: two microbatches that hold memory in stages 1 and 2 can each wait for the stage of the
 other. Therefore no microbatch waits for a stage below its frontier. A swap goes only to a peer that has room
 at once and keeps it. No path is chosen that only a swap could complete. Every wait is then for a higher stage
-than any stage that the microbatch holds, and the highest stage waits for none.
+than any stage that the microbatch holds. The highest stage waits for none.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Onward:
 def onward(header: PathHeader, rules: PathRules, live: Collection[int]) -> Onward:
     """Return the stages in `live` that a microbatch may visit next. The header is shortened (more stages are
     skipped) only if the path cannot be completed otherwise. If shortening does not help either, the result
-    has no stages, and `missing` has all unvisited stages without a live peer."""
+    has no stages. Its `missing` has all unvisited stages without a live peer."""
     planned: PathHeader | None = header
     while planned is not None:
         known: dict[_PathState, bool] = {}

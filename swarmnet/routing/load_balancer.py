@@ -6,8 +6,8 @@ Each peer gets work in proportion to its speed, evenly in time, and senders need
 reference charges the time from request to answer, which depends more on network and queues than on speed. A
 distant peer that pipelines well then gets too little, and a near slow peer too much. This module charges the
 compute time of a microbatch, multiplied by the number of microbatches that wait there. The peer *reports*
-both, because it alone can measure them under concurrency. The network is not charged; credits bound the
-microbatches in flight.
+both, because it alone can measure them under concurrency. The network is not charged. Two limits bound the
+microbatches in flight to a peer: *slots*, which the peer reports, and *earned*, which grows with its answers.
 
 All inputs are local: what was sent, what came back, and three numbers that each peer reports about itself.
 """
@@ -104,9 +104,9 @@ class Router:
     def choose(
         self, candidates: Iterable[PeerId], now: float, avoid: Collection[PeerId] = ()
     ) -> PeerId | None:
-        """Return the peer whose virtual clock would be the earliest after one more microbatch, or None if no
-        peer has room. Chance decides between clocks that differ by less than `TIE`. A peer in `avoid` is
-        chosen only if no other peer has room."""
+        """Return the peer whose virtual clock would be the earliest after one more microbatch. Returns None
+        if no peer has room. Chance decides between clocks that differ by less than `TIE`. A peer in `avoid`
+        is chosen only if no other peer has room."""
         estimates = [(peer, self._estimate(peer)) for peer in candidates]
         with_room = [(peer, estimate) for peer, estimate in estimates if estimate.has_room(now)]
         if avoid:
@@ -151,9 +151,9 @@ class Router:
         return estimate is None or estimate.blocked_until <= now
 
     def has_earned(self, peer: PeerId, promised: int, now: float) -> bool:
-        """Return whether the peer may be promised one more microbatch in addition to `promised`. The limit
-        follows from what the peer has answered. Where places are reserved ahead
-        (`peers/worker/pipeline/reservations.py`), the reservations replace its slots."""
+        """Return whether the peer may be promised one more microbatch in addition to `promised`. The limit is
+        `earned`. If places are reserved ahead (`peers/worker/pipeline/reservations.py`), the reservations
+        replace its slots."""
         estimate = self.peers.get(peer)
         return promised < FIRST_SLOTS if estimate is None else estimate.has_earned(promised, now)
 
@@ -181,7 +181,7 @@ class Router:
         estimate.peak = estimate.in_flight
 
     def on_credit(self, peer: PeerId, slots: int, compute_seconds: float, waiting: int) -> None:
-        """Record what a peer reports about itself (CREDIT). Ignored for a peer that was never sent anything.
+        """Record what a peer reports in a CREDIT message. Ignored for a peer that was never sent anything.
         `slots` is how many microbatches it accepts from this sender at a time. `waiting` is how many work
         items wait for compute, and `compute_seconds` is its time per microbatch (0: not measured)."""
         estimate = self.peers.get(peer)

@@ -2,7 +2,7 @@
 
 A microbatch passes the stages of the pipeline from peer to peer. Its header lists the stages that it has
 visited. `NextHop` is the interface that decides which peers may be next. `Straight` implements it for runs in
-which every microbatch visits all stages, and `Skipping` (`skipping.py`) for runs that skip or reorder stages.
+which every microbatch visits all stages. `Skipping` (`skipping.py`) is for runs that skip or reorder stages.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ class NextHop(Protocol):
         was sent to peers that failed (`tried`), other peers are preferred."""
 
     def header_for(self, key: MicrobatchId, stage: int) -> PathHeader:
-        """Return the header to send with the microbatch to a peer of `stage`. Raises IllegalPath if the rules
-        forbid this stage."""
+        """Return the microbatch's header for a peer of `stage`. Raises IllegalPath if it may not go there."""
 
     def missing(self) -> tuple[int, ...]:
         """Return stages without a peer that the next microbatch would wait for; empty if there are none."""

@@ -1,9 +1,9 @@
 """Reserve a place for every microbatch on its next peer before its body is sent.
 
-A body takes seconds for a hop and a request takes milliseconds. When a microbatch's forward pass begins on
-its origin, the origin requests a place on the cheapest next peer at the expected time (`reservations.py`).
-That peer refuses, or it books the place and requests one on the following stage in turn. A peer knows its own
-bookings, the reported bookings and cost tables of its neighbours, and the hop times that it measured.
+A body takes seconds for a hop and a request takes milliseconds. Therefore the origin of a microbatch requests
+a place when its forward pass begins: on the cheapest next peer, at the expected time (`reservations.py`). The
+next peer refuses, or it books the place and requests one on the following stage in turn. A peer knows its own
+bookings and hop times, and the bookings and cost tables that its neighbours reported.
 `cheapest_path.cheapest` makes the choice.
 
 A *body* is the tensor that a microbatch sends: hidden states or gradients. A *hop* is the time of one body
@@ -11,7 +11,7 @@ between two peers. A *quest* is the search for a place for one microbatch; it ma
 *way* is one sequence of stages by which a path can be completed. A *swap* is a visit to a skipped stage that
 lies behind. Swaps are never requested: no microbatch may wait for one (`cheapest_path.py`).
 
-The module does no IO. Times are seconds on the caller's clock.
+The module does no IO. All times are seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ GIVE_UP_QUESTIONS = 8
 ANSWER_SECONDS = 1.0
 """Seconds to wait for an answer, in addition to two round trips."""
 MEASUREMENTS_KEPT = 5
-"""Number of measurements kept for each hop. By their median one lost packet does no lasting harm."""
+"""Number of measurements kept for each hop. Their median hides the delay after a lost packet."""
 TIE = 0.01
-"""Ways whose times differ by less than this share are equal, and the less visited stage is next. By cost
-alone the same stage of equal ones would always be left out, and it would learn nothing."""
+"""Ways whose times differ by less than this share are equal, and the less visited stage is next. If cost
+alone decided, the same stage of equal ones would always be left out, and it would learn nothing."""
 MIN_SHARE = 0.25
 """Minimum fraction of its fair share that a stage gets of the microbatches from here, unless it is `DEAR`.
 The fair share is proportional to the number of ways that lead through the stage. If more microbatches take
 full paths, fewer are left to train without a stage; the minimum is then `PathRules.full_path_fraction`. A
-stage that is never visited is not trained, and its first slow passes remain its measured speed. By cost
-alone two of four equal peers got 3 and 6 of 1,000 microbatches on real processes (measured)."""
+stage that is never visited is not trained, and its first slow passes remain its measured speed. When cost
+alone decided, two of four equal peers got 3 and 6 of 1,000 microbatches on real processes (measured)."""
 DEAR = 2.0
 """Factor on the time of the cheapest way above which a stage does not get its minimum share."""
 VISITS_KEPT = 0.98
@@ -64,7 +64,7 @@ class KnownNeighbour:
     measured: tuple[float, ...] = ()
     """Newest measurements of `hop`."""
     measured_at: int | None = None
-    """Value of `PathSearch.gone_on` at the last measurement."""
+    """Value of `PathSearch.granted_places` at the last measurement."""
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class PathSearch:
         self.stage = stage
         self.seen: dict[PeerId, KnownNeighbour] = {}
         self.quests: dict[MicrobatchId, PathQuery] = {}
-        self.gone_on = 0
+        self.granted_places = 0
         """Number of microbatches that got a place on the next stage."""
         self.visits: dict[int, float] = {}
         """Number of microbatches sent from here to each stage when there was a choice. Old ones decay."""
@@ -137,7 +137,7 @@ class PathSearch:
         back. The median of the newest measurements becomes the estimate."""
         neighbour = self._known_neighbour(peer)
         neighbour.measured = (*neighbour.measured, hop)[-MEASUREMENTS_KEPT:]
-        neighbour.hop, neighbour.measured_at = median(neighbour.measured), self.gone_on
+        neighbour.hop, neighbour.measured_at = median(neighbour.measured), self.granted_places
 
     def forget(self, peer: PeerId) -> None:
         self.seen.pop(peer, None)
@@ -156,9 +156,9 @@ class PathSearch:
         self, key: MicrobatchId, live: Iterable[tuple[PeerId, int]], now: float,
         avoid: Collection[PeerId] = (),
     ) -> RequestToSend | None:  # fmt: skip
-        """Return the next place request for a microbatch with a quest, for the best peer in `live` (pairs of
-        peer and stage). Peers in `avoid` come last. Returns None if no known peer can take the microbatch, or
-        after `GIVE_UP_QUESTIONS` requests."""
+        """Return the next place request for a microbatch with a quest. It goes to the best peer in `live`
+        (pairs of peer and stage). Peers in `avoid` come last. Returns None if no known peer can take the
+        microbatch, or after `GIVE_UP_QUESTIONS` requests."""
         quest = self.quests[key]
         quest.asked = quest.granted = None
         if quest.question >= GIVE_UP_QUESTIONS:
@@ -187,7 +187,7 @@ class PathSearch:
     ) -> PathQuery | None:
         """Record a peer's answer to a place request. `start` is the granted start of the forward pass; None
         is a refusal. Returns the quest, or None if this answer was not awaited. A peer that refuses a firm
-        request gets no further one. A grant counts as a visit to its stage if there were other stages."""
+        request gets no further one. A grant counts as a visit to its stage if there was a choice."""
         quest = self.quests.get(key)
         if quest is None or quest.asked != peer or quest.question != question or quest.choice is None:
             return None
@@ -198,10 +198,10 @@ class PathSearch:
                 quest.silent.add(peer)
             return quest
         quest.granted = peer
-        self.gone_on += 1
+        self.granted_places += 1
         if quest.stages > 1:
-            stage = quest.choice.header.visited[-1]
-            self.visits = {s: VISITS_KEPT * count for s, count in self.visits.items()}
+            stage = quest.choice.header.visited[-1]  # The chosen stage.
+            self.visits = {other: VISITS_KEPT * count for other, count in self.visits.items()}
             self.visits[stage] = self.visits.get(stage, 0.0) + 1.0
         return quest
 
@@ -286,5 +286,5 @@ class PathSearch:
         counts as the latency alone, and an old measurement decays, so that the peer is tried again."""
         hop = 0.0 if neighbour.hop is None else neighbour.hop
         if neighbour.measured_at is not None:
-            hop *= 0.5 ** ((self.gone_on - neighbour.measured_at) / HALVED_VISITS)
+            hop *= 0.5 ** ((self.granted_places - neighbour.measured_at) / HALVED_VISITS)
         return max(neighbour.latency, hop)

@@ -2,13 +2,13 @@
 
 A sender requests a place before it sends a body: the hidden states of a microbatch. The answer is the time at
 which the microbatch could begin, computed from the bookings alone. The request is refused if that is later
-than the sender expected, or if the sender has its maximum number of places. A place is kept until
-its microbatch is done, until the sender returns it or disconnects, or until its expected end has passed.
+than the sender expected, or if the sender has its maximum of places. A place is kept until its microbatch is
+done. It ends earlier if the sender returns it or disconnects, or if its expected end has passed.
 
 Claims of other peers decide little. This peer computes from its own cost table how long a microbatch stays. A
 sender whose bodies do not come loses the right to places for a time that doubles.
 
-The module does no IO. Times are seconds on the caller's clock.
+The module does no IO. All times are seconds on the caller's clock.
 """
 
 from __future__ import annotations

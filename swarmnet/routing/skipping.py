@@ -54,8 +54,7 @@ class Skipping:
         return known is not None and known.visited != header.visited
 
     def arrive(self, key: MicrobatchId, header: PathHeader) -> Passage:
-        """Keep a checked header until `forget`. Returns the length of the path and the weight of this stage's
-        layers on it."""
+        """Keep a checked header until `forget`. Returns what the path means for this stage."""
         self.headers[key] = header
         return Passage(header.length, self.rules.branch_scale(self.stage, header.length))
 

@@ -2,7 +2,7 @@
 
 A *boundary* is the place between two layers where hidden states may go from one stage to the next. At a
 *narrow* boundary fewer values per token are sent than the hidden size. An *anchor* is a learned vector per
-token that both sides know, so that only the difference from it is sent. This module has the keys of the run
+token that both sides know. Only the difference from it is sent. This module has the keys of the run
 file and their checks. The mathematics is in `swarmnet/model/boundary.py`.
 """
 

@@ -250,7 +250,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """When the peers of a stage step together. Times are in seconds."""
+    """When the peers of a stage step together. All times are in seconds."""
 
     global_batch_tokens: int = 2048
     """Tokens after which a round closes, summed over the peers of a stage."""
@@ -396,11 +396,10 @@ class Sync:
             preset = replace(
                 preset, outer_lr=self.outer_lr or preset.outer_lr, outer_momentum=self.outer_momentum
             )
+        inner_optimizer = preset.inner_optimizer if self.inner_optimizer == "method" else self.inner_optimizer
         return replace(
             preset,
-            inner_optimizer=preset.inner_optimizer
-            if self.inner_optimizer == "method"
-            else self.inner_optimizer,
+            inner_optimizer=inner_optimizer,
             fragments=self.fragments or preset.fragments,
             delta_codec=preset.delta_codec if self.delta_codec == "method" else self.delta_codec,
             residual=preset.residual if self.residual == "method" else self.residual,

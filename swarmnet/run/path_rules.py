@@ -52,8 +52,8 @@ class PathRules:
         full_path_warmup_rounds: int = 0,
         full_path_fraction: float = 0.0,
     ) -> Self:
-        """Return the rules for a manifest's keys. `skip_ratio` of all stages may be skipped, rounded down
-        (1/3 of 6 are 2), but never the first or the last."""
+        """Return the rules for a manifest's keys. The share `skip_ratio` of all stages may be skipped,
+        rounded down (1/3 of 6 are 2). The first and the last stage are never skipped."""
         by_ratio = int(skip_ratio * stages + 1e-9)  # The float 1/3 is a little less than a third.
         most_skipped = max(0, min(by_ratio, stages - 2))
         return cls(stages, most_skipped, swaps, full_path_warmup_rounds, full_path_fraction)
@@ -84,8 +84,8 @@ class PathRules:
         return share * self.stages + (1.0 - share) * self.shortest
 
     def visit_share(self, stage: int, round: int) -> float:
-        """Return the share of the microbatches started in this round that visit `stage`, if all middle stages
-        are visited equally often."""
+        """Return the share of the microbatches started in this round that visit `stage`. All middle stages
+        are assumed to be visited equally often."""
         middle = 0 < stage < self.last
         return (self.mean_length(round) - 2) / (self.stages - 2) if middle else 1.0
 
@@ -142,8 +142,8 @@ class PathHeader:
 
 
 def ways_on(header: PathHeader, rules: PathRules) -> int:
-    """Return in how many ways the path can be completed, by the choice of the stages to visit between the
-    frontier and the last stage. Swaps and the limit on jumps are ignored."""
+    """Return in how many ways the path can be completed: the number of choices of the stages to visit between
+    frontier and last stage. Swaps and the limit on jumps are ignored."""
     between = max(0, rules.last - 1 - header.frontier)
     return comb(between, max(0, header.hops_left - 1))
 
@@ -162,8 +162,7 @@ def straight(rules: PathRules, stage: int) -> PathHeader:
 
 
 def visit(header: PathHeader, stage: int, rules: PathRules) -> PathHeader:
-    """Return the header after a visit to `stage` as the next stage. Raises IllegalPath if the rules forbid
-    the visit."""
+    """Return the header after a visit to `stage` as the next stage. Raises IllegalPath if it is forbidden."""
     violation = _find_violation(header, stage, rules)
     if violation is not None:
         raise IllegalPath(f"stage {stage} after {list(header.visited)}: {violation}")
@@ -178,8 +177,7 @@ def choices(header: PathHeader, rules: PathRules) -> tuple[int, ...]:
 
 
 def shorten(header: PathHeader, rules: PathRules) -> PathHeader | None:
-    """Return the header with one stage less to visit; None if the path would become shorter than allowed, or
-    could not be completed."""
+    """Return the header with one stage less to visit; None if the shorter path would not be legal."""
     if header.length <= rules.shortest:
         return None
     shorter = PathHeader(header.visited, header.frontier, header.swaps_left, header.hops_left - 1)

@@ -34,8 +34,7 @@ Rates = tuple[RateChange, ...]
 
 
 def factor_of(rates: Rates, round: int) -> int:
-    """Return the factor of a round in thousandths, by the newest order that covers it; `WHOLE` if none
-    does."""
+    """Return the factor of a round in thousandths: the newest that covers it, or `WHOLE`."""
     return next((rate.factor for rate in reversed(rates) if rate.from_round <= round), WHOLE)
 
 
