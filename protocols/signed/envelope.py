@@ -76,6 +76,7 @@ def run_bytes(run_id: RunId) -> bytes:
 def _statement(
     run: bytes, key: bytes, kind: int, stage: int, round: int, sequence: int, payload: Body
 ) -> bytes:
+    """Return the bytes that the signature covers; they contain the hash of the payload, not the payload."""
     digest = hashlib.sha256(payload).digest()
     return _STATEMENT.pack(_DOMAIN, run, key, kind, stage, round, sequence, len(payload), digest)
 
@@ -89,8 +90,8 @@ def seal(
     sequence: int,
     payload: Body,
 ) -> bytes:
-    """Sign `payload` and return the envelope. Its length counts bytes: cast memoryviews of other formats
-    first."""
+    """Sign `payload` and return the envelope with it. A memoryview must have a format of one byte per item,
+    because its length is signed. `stage` is -1 if there is none. Raises ValueError for an invalid run id."""
     run = run_bytes(run_id)
     key = identity.public_key
     signature = identity.sign(_statement(run, key, kind, stage, round, sequence, payload))
@@ -107,23 +108,26 @@ def claimed(data: Body) -> tuple[PeerId, int, int]:
 
 
 def open_envelope(data: Body, run_id: RunId, kind: EnvelopeKind, payload_limit: int) -> Envelope:
-    """Verify an envelope and return it. Its payload is a view into `data`, which must not change afterwards.
-    Raises Malformed, TooLarge, WrongRun or BadSignature."""
+    """Verify an envelope of this run and kind, whose payload has at most `payload_limit` bytes, and return
+    it. Its payload is a view into `data`, which must not change afterwards. Raises Malformed, TooLarge,
+    WrongRun or BadSignature."""
     length = len(data) - ENVELOPE_BYTES
     if length < 0:
         raise Malformed(f"an envelope of {len(data)} bytes; it has at least {ENVELOPE_BYTES}")
     if length > payload_limit:
         raise TooLarge(f"a {kind.name.lower()} of {length} bytes; at most {payload_limit} are allowed")
-    format, found, prefix, key, stage, round, sequence, signature = _HEAD.unpack_from(data)
+    format, signed_kind, prefix, key, stage, round, sequence, signature = _HEAD.unpack_from(data)
     if format != FORMAT:
         raise Malformed(f"envelope format {format}; this program reads {FORMAT}")
-    if found != kind:
-        raise Malformed(f"an envelope of kind {found} where a {kind.name.lower()} ({int(kind)}) belongs")
+    if signed_kind != kind:
+        raise Malformed(
+            f"an envelope of kind {signed_kind} where a {kind.name.lower()} ({int(kind)}) belongs"
+        )
     run = run_bytes(run_id)
     if prefix != run[:8]:
         raise WrongRun(f"signed for the run {prefix.hex()}..., this is {run_id[:16]}...")
     payload = memoryview(data).toreadonly()[ENVELOPE_BYTES:]
-    statement = _statement(run, key, found, stage, round, sequence, payload)
+    statement = _statement(run, key, signed_kind, stage, round, sequence, payload)
     sender = peer_id_of(key)
     if not verify(sender, statement, signature):
         raise BadSignature(f"the {kind.name.lower()} that claims to be from {sender} is not signed by it")

@@ -1,8 +1,9 @@
 """Grants: signatures by which a contributor allows one reducer to sum its slices.
 
-A result's table carries the grant of each contributor. Thus a reducer can name only peers that sent it
-slices, with their contributions and in exactly the shards that they sent. A grant is not valid for another
-reducer, round, stage or run:
+With sharded reduction, a peer cuts its contribution into slices, one per shard of the weights. A reducer sums
+the slices of a shard and publishes the *result*. A result's table carries the grant of each contributor. Thus
+a reducer can name only peers that sent it slices, with their contributions and in exactly the shards that
+they sent. A grant is not valid for another reducer, round, stage or run:
 
     wire       public key 32 B | signature 64 B
     statement  domain | run id 32 B | contributor's key 32 B | reducer's key 32 B | stage i16 | round u32
@@ -74,24 +75,24 @@ def grant_of(contributor: PeerId, signature: bytes) -> bytes:
 
 def contributors_of(table: Table) -> tuple[PeerId, ...]:
     """Return the peers that a table names, in order. Raises Malformed if a grant belongs to another peer."""
-    found = []
-    for one in table.contributors:
-        peer = peer_id_of(one.grant[:PUBLIC_KEY_BYTES])
-        if tag_of(peer) != one.peer:
-            raise Malformed(f"a grant of {peer}, where the table names {one.peer.hex()}")
-        found.append(peer)
-    return tuple(found)
+    peers = []
+    for contributor in table.contributors:
+        peer = peer_id_of(contributor.grant[:PUBLIC_KEY_BYTES])
+        if tag_of(peer) != contributor.peer:
+            raise Malformed(f"a grant of {peer}, where the table names {contributor.peer.hex()}")
+        peers.append(peer)
+    return tuple(peers)
 
 
 def require_grants(table: Table, reduction: Reduction) -> None:
-    """Raise BadSignature unless each contributor allowed this reducer to sum its slices. Raises Malformed as
-    `contributors_of` does. Takes about 0.1 ms for each contributor."""
+    """Raise BadSignature unless each contributor allowed this reducer to sum its slices. Raises Malformed if
+    a grant belongs to another peer than the table names. Takes about 0.1 ms for each contributor."""
     shards = table.shards_of()
-    for peer, one in zip(contributors_of(table), table.contributors, strict=True):
-        key, signature = one.grant[:PUBLIC_KEY_BYTES], one.grant[-SIGNATURE_BYTES:]
-        statement = reduction.statement(key, one.contribution, one.tokens, shards[one])
+    for peer, entry in zip(contributors_of(table), table.contributors, strict=True):
+        key, signature = entry.grant[:PUBLIC_KEY_BYTES], entry.grant[-SIGNATURE_BYTES:]
+        statement = reduction.statement(key, entry.contribution, entry.tokens, shards[entry])
         if not is_signed(peer, statement, signature):
             raise BadSignature(
                 f"the result of {reduction.reducer} for round {reduction.round} names slices of {peer} in "
-                f"the shards {sorted(shards[one])}, which it has not granted"
+                f"the shards {sorted(shards[entry])}, which it has not granted"
             )

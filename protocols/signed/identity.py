@@ -44,11 +44,11 @@ _SMALL_ORDER = frozenset(
 
 Any peer can sign in the name of such a point, so they are refused as keys. The last two are 0 and 1 with p
 added, which decoders accept (libsodium's list, ge25519_has_small_order)."""
-_KEPT_KEYS = 4096
+_CACHED_KEYS = 4096
 """Number of cached parsed keys, about 300 bytes each. It exceeds the number of peers that one peer contacts.
 """
 
-_KEPT_ANSWERS = 2048
+_CACHED_CHECKS = 2048
 """Number of cached signature checks. The same records arrive again in every `Hello`, `Known` and look-up."""
 
 
@@ -100,13 +100,13 @@ class Identity:
         return _PRIVATE_KEY + self._key.private_bytes_raw() + self.public_key
 
 
-@lru_cache(maxsize=_KEPT_KEYS)
+@lru_cache(maxsize=_CACHED_KEYS)
 def peer_id_of(public_key: bytes) -> PeerId:
     """Return the peer id of a 32-byte public key."""
     return PeerId(base58.b58encode(_PEER_ID + public_key).decode())
 
 
-@lru_cache(maxsize=_KEPT_KEYS)
+@lru_cache(maxsize=_CACHED_KEYS)
 def public_key_bytes(peer: PeerId) -> bytes:
     """Return the 32-byte public key in a peer id. Raises ValueError if `peer` is not the canonical text of an
     Ed25519 peer id."""
@@ -120,15 +120,16 @@ def public_key_bytes(peer: PeerId) -> bytes:
     return raw[len(_PEER_ID) :]
 
 
-@lru_cache(maxsize=_KEPT_KEYS)
+@lru_cache(maxsize=_CACHED_KEYS)
 def public_key(peer: PeerId) -> Ed25519PublicKey:
     """Return the key in a peer id. Raises ValueError if there is none."""
     return Ed25519PublicKey.from_public_bytes(public_key_bytes(peer))
 
 
-@lru_cache(maxsize=_KEPT_ANSWERS)
+@lru_cache(maxsize=_CACHED_CHECKS)
 def verify(peer: PeerId, statement: bytes, signature: bytes) -> bool:
-    """Return True if `peer` signed `statement`. Never raises on hostile arguments."""
+    """Return True if `peer` signed `statement`. The result is cached. A check that is not answered from the
+    cache is charged to the sender (`CHECKED`). Never raises on hostile arguments."""
     checked = CHECKED.get()
     if checked is not None:
         checked.count += 1
@@ -153,30 +154,32 @@ def load_or_create(path: Path) -> Identity:
 
 
 def create(path: Path) -> Identity:
-    """Write a new identity and return it. Raises IdentityError if the file exists or cannot be written."""
+    """Write a new identity, readable by the owner only, and return it. Raises IdentityError if the file
+    exists or cannot be written."""
     identity = Identity.generate()
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise _write_error(path, error) from None
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(identity.file_bytes())
             file.flush()
             os.fsync(file.fileno())
-        os.link(draft, path)  # unlike rename, never replaces an identity that another process just made
+        os.link(temporary, path)  # unlike rename, never replaces an identity that another process just made
     except FileExistsError:
         raise IdentityError(f"identity {path} exists already; remove it to start as a new peer") from None
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise _write_error(path, error) from None
     finally:
-        draft.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return identity
 
 
-def _unwritable(path: Path, error: OSError) -> IdentityError:
+def _write_error(path: Path, error: OSError) -> IdentityError:
+    """Return the exception for an identity file that cannot be written."""
     return IdentityError(
         f"cannot write identity {path}: {error.strerror}; choose another place: --state FOLDER of `join`, "
         "--key FILE of `publish`, `state` in a peer file"

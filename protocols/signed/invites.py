@@ -8,7 +8,7 @@ the matching secret key. With that, the bearer signs its own peer id. `Hello` an
 and never the secret. Another peer cannot reuse the signature, because libp2p authenticates the peer that
 shows it.
 
-    named     envelope                               (begins with the envelope's format, 1)
+    named     envelope          (an invite for one peer; begins with the envelope's format, 1)
     shown     2 | bearer's signature 64 B | envelope
     handed    3 | secret 32 B | envelope             (given to the user; never sent to other peers)
     statement domain | run id 32 B | SHA-256 of the envelope | public key of the peer that shows it 32 B
@@ -106,10 +106,10 @@ def open_invite(shown: bytes, run_id: RunId, owner: PeerId, peer: PeerId) -> Inv
     """Verify the invite that `peer` shows, and decode it. The caller must check who is admitted and the
     expiry with `Invite.refusal`. Raises Malformed, TooLarge or WrongRun. Raises BadSignature if the owner did
     not sign the invite or the bearer did not sign for this peer."""
-    signature, data = b"", shown
+    bearer_signature, signed_invite = b"", shown
     if shown[:1] == bytes([_SHOWN]):
-        signature, data = shown[1 : 1 + SIGNATURE_BYTES], shown[1 + SIGNATURE_BYTES :]
-    envelope = open_envelope(data, run_id, EnvelopeKind.INVITE, INVITE_LIMIT - ENVELOPE_BYTES)
+        bearer_signature, signed_invite = shown[1 : 1 + SIGNATURE_BYTES], shown[1 + SIGNATURE_BYTES :]
+    envelope = open_envelope(signed_invite, run_id, EnvelopeKind.INVITE, INVITE_LIMIT - ENVELOPE_BYTES)
     if envelope.sender != owner:
         raise BadSignature(f"the invite is signed by {envelope.sender}, not by the run's owner {owner}")
     msgpack_guard.check(envelope.payload, INVITE_LIMIT)
@@ -119,12 +119,14 @@ def open_invite(shown: bytes, run_id: RunId, owner: PeerId, peer: PeerId) -> Inv
         raise Malformed(f"not an invite: {error}") from None
     if bool(document.peer) == bool(document.key) or len(document.key) not in (0, PUBLIC_KEY_BYTES):
         raise Malformed("an invite names either a peer or a bearer's key")
-    if bool(document.key) != bool(signature):
+    if bool(document.key) != bool(bearer_signature):
         raise Malformed("an invite for any bearer is shown with its signature, one for a peer without")
-    if document.key and not verify(peer_id_of(document.key), _statement(run_id, data, peer), signature):
-        raise BadSignature(f"the invite is shown by {peer}, and its bearer has not signed that peer id")
-    named = PeerId(document.peer) if document.peer else None
-    return Invite(envelope.id.hex(), envelope.sender, named, float(document.expires))
+    if document.key:
+        statement = _statement(run_id, signed_invite, peer)
+        if not verify(peer_id_of(document.key), statement, bearer_signature):
+            raise BadSignature(f"the invite is shown by {peer}, and its bearer has not signed that peer id")
+    admitted_peer = PeerId(document.peer) if document.peer else None
+    return Invite(envelope.id.hex(), envelope.sender, admitted_peer, float(document.expires))
 
 
 def _statement(run_id: RunId, envelope: bytes, peer: PeerId) -> bytes:

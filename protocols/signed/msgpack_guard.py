@@ -42,7 +42,8 @@ _RUNS_OVER = "a string, or number, runs over the end"
 
 
 def _head(data: bytes, at: int) -> tuple[int, int, int]:
-    """Decode the head of the item at `at`. Returns (start of its content, what its count measures, count)."""
+    """Decode the head (type and length) of the item at offset `at`. Returns the offset of its content, the
+    kind of things that it contains (`_BYTES`, `_ITEMS`, ...), and their number. Raises Malformed."""
     first = data[at]
     at += 1
     if first <= 0x7F or first >= 0xE0:
@@ -65,8 +66,11 @@ def _head(data: bytes, at: int) -> tuple[int, int, int]:
     return at + width, counted, int.from_bytes(data[at : at + width], "big")
 
 
-def _entered(data: bytes, at: int, count: int, end: int, allowed: Container[int]) -> tuple[int, int, int]:
-    """Enter an extension. Returns (start of its content, the number of objects in it, where it must end)."""
+def _enter_extension(
+    data: bytes, at: int, count: int, end: int, allowed: Container[int]
+) -> tuple[int, int, int]:
+    """Check an extension's type and length. Its type byte is at offset `at`; `count` bytes follow. Returns
+    the offset of its content, the number of objects in it (1), and its end. Raises Malformed."""
     if at >= end or data[at] not in allowed:
         raise Malformed("an extension type that does not belong here")
     at += 1
@@ -84,6 +88,7 @@ def check(
     if len(data) > limit_bytes:
         raise TooLarge(f"{len(data)} bytes of MessagePack; at most {limit_bytes} are allowed")
     data, allowed = bytes(data), frozenset(extensions)
+    # Offset of the next item, end of the data, number of items read, and of those left in this array or map.
     at, end, items, left = 0, len(data), 0, 1
     # For each enclosing level: items left after this one, its end, and whether it is an extension.
     open_levels: list[tuple[int, int, bool]] = []
@@ -110,11 +115,11 @@ def check(
                 at += 2 + data[at + 1]
             else:
                 break
-        else:
+        else:  # No item is left in this level.
             if at > end:
                 raise Malformed(_RUNS_OVER)
             continue
-        if _FEW <= first < _FEW_STOP:
+        if _FEW <= first < _FEW_STOP:  # A short map or array, as most are; `_head` decodes the others.
             at, counted, count = at + 1, _ITEMS if first & 0x10 else _PAIRS, first & 0x0F
         else:
             at, counted, count = _head(data, at)
@@ -127,7 +132,7 @@ def check(
             raise TooLarge(f"nested deeper than {depth_limit} levels")
         open_levels.append((left, end, counted == _EXTENSION))
         if counted == _EXTENSION:
-            at, left, end = _entered(data, at, count, end, allowed)
+            at, left, end = _enter_extension(data, at, count, end, allowed)
             continue
         left = count if counted == _ITEMS else 2 * count
         if left > end - at:  # every item takes at least a byte: refuses 2^32 of them at once

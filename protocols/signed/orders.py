@@ -33,7 +33,7 @@ from swarmnet.run.rates import LARGEST_FACTOR, MAX_RATES, RateChange
 ORDER_SECONDS = 600.0
 """How long a stored order lives; all peers of the run that have it store it again."""
 STORED_ORDER_LIMIT = RUN_ID_BYTES + ORDER_LIMIT
-_KEY_AT = 10
+_PUBLIC_KEY_OFFSET = 10
 """Offset of the public key in an envelope (docs/wire.md 5)."""
 Text = Annotated[str, Meta(max_length=REASON_LIMIT)]
 Sha256 = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -59,7 +59,7 @@ class OrderDocument(Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """The last round of the run; nil if there is none."""
 
 
-_ADDED = 2
+_LATER_FIELDS = 2
 """Number of fields added later. Older programs refuse an array that has them, so an order that does not use
 them is written without."""
 _decoder: msgspec.msgpack.Decoder[OrderDocument] = msgspec.msgpack.Decoder(OrderDocument)
@@ -108,13 +108,13 @@ def _encode(document: OrderDocument) -> bytes:
     """Encode an order; the array ends before the later fields if the order does not use them."""
     fields: list[object] = msgspec.to_builtins(document, builtin_types=(bytes,))
     needed = bool(document.rates) or document.ends is not None
-    return msgspec.msgpack.encode(fields if needed else fields[:-_ADDED])
+    return msgspec.msgpack.encode(fields if needed else fields[:-_LATER_FIELDS])
 
 
 def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> SignedOrder:
     """Verify an order and decode it. If `owner` is given, it is compared before the signature is checked.
     Raises Malformed, TooLarge, WrongRun or BadSignature."""
-    if owner is not None and data[_KEY_AT : _KEY_AT + 32] != public_key_bytes(owner):
+    if owner is not None and data[_PUBLIC_KEY_OFFSET : _PUBLIC_KEY_OFFSET + 32] != public_key_bytes(owner):
         raise BadSignature(f"an order that is not signed by the run's owner {owner}")
     envelope = open_envelope(data, run_id, EnvelopeKind.ORDER, ORDER_LIMIT - ENVELOPE_BYTES)
     msgpack_guard.check(envelope.payload, ORDER_LIMIT)

@@ -1,4 +1,6 @@
-"""Signed receipts: the payload of their envelope, and which receipts are refused (docs/wire.md)."""
+"""Signed receipts, by which a peer confirms the contributions of another peer in a block of rounds.
+
+This module encodes the payload of their envelope (docs/wire.md) and refuses invalid receipts."""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ def seal_receipt(identity: Identity, run_id: RunId, receipt: Receipt, now: float
 
 
 def open_receipt(data: Body, run_id: RunId, block_rounds: int) -> tuple[Receipt, float]:
-    """Verify a receipt. Returns it and the time of signing in seconds. Raises WireError if it is invalid."""
+    """Verify a receipt. Returns the receipt and the time of signing in seconds. `block_rounds` is the number
+    of rounds in a block. Raises WireError if the envelope or the receipt is invalid."""
     envelope = open_envelope(data, run_id, EnvelopeKind.RECEIPT, RECEIPT_LIMIT)
     payload = bytes(envelope.payload)
     msgpack_guard.check(payload, RECEIPT_LIMIT)

@@ -63,7 +63,8 @@ class SignedRecord:
 
 
 def seal_record(identity: Identity, run_id: RunId, record: PeerRecord, now_seconds: float) -> bytes:
-    """Sign this peer's own record at `now_seconds`, the DHT's time (`Directory.now`)."""
+    """Sign this peer's own record at `now_seconds`, the DHT's time. Returns the envelope. Raises Malformed or
+    TooLarge if other peers would refuse it."""
     data = seal(
         identity,
         run_id,
@@ -73,7 +74,7 @@ def seal_record(identity: Identity, run_id: RunId, record: PeerRecord, now_secon
         int(now_seconds * 1e6),
         _encode(record),
     )
-    open_record(data, run_id)  # so that its signer finds a record that no peer would accept
+    open_record(data, run_id)  # Raises if other peers would refuse this record.
     return data
 
 
@@ -81,8 +82,9 @@ def _encode(record: PeerRecord) -> bytes:
     """Encode a record. Trailing fields from `invite` on are left out if they have their defaults. Such a
     record equals one from before these fields existed."""
     fields: list[object] = msgspec.to_builtins(record, builtin_types=(bytes,))
-    last = PeerRecord.__struct_fields__.index("invite") - len(PeerRecord.__struct_fields__)
-    for default in reversed(PeerRecord.__struct_defaults__[last:]):
+    names = PeerRecord.__struct_fields__
+    optional_count = len(names) - names.index("invite")
+    for default in reversed(PeerRecord.__struct_defaults__[-optional_count:]):
         if fields[-1] != default:
             break
         fields.pop()
@@ -116,12 +118,12 @@ def _check_fields(record: PeerRecord, envelope: Envelope) -> None:
         (not record.name.isprintable(), "a name that would steer a terminal"),
         (not (isfinite(record.checkpoint_seconds) and record.checkpoint_seconds >= 0), "an impossible time"),
     ]
-    for wrong, what in problems:
-        if wrong:
-            raise Malformed(f"the record of {envelope.sender} is refused: {what}")
+    for is_wrong, problem in problems:
+        if is_wrong:
+            raise Malformed(f"the record of {envelope.sender} is refused: {problem}")
 
 
-def _run_of(canonical: bytes) -> RunId:
+def _run_id_of(canonical: bytes) -> RunId:
     return RunId(hashlib.sha256(canonical).hexdigest())
 
 
@@ -137,9 +139,9 @@ def open_manifest(signed: bytes, run_id: RunId) -> bytes:
     if len(signed) <= SIGNATURE_BYTES:
         raise Malformed(f"a manifest of {len(signed)} bytes")
     canonical, signature = bytes(signed[:-SIGNATURE_BYTES]), bytes(signed[-SIGNATURE_BYTES:])
-    found = _run_of(canonical)
-    if found != run_id:
-        raise WrongRun(f"this is the manifest of the run {found[:16]}..., not of {run_id[:16]}...")
+    actual_run = _run_id_of(canonical)
+    if actual_run != run_id:
+        raise WrongRun(f"this is the manifest of the run {actual_run[:16]}..., not of {run_id[:16]}...")
     try:
         owner = PeerId(msgspec.json.decode(canonical, type=_Owner).owner)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -157,24 +159,26 @@ class Remembered:
         self._newest: OrderedDict[tuple[RunId, PeerId], tuple[SignedRecord, bytes]] = OrderedDict()
 
     def take(self, run_id: RunId, data: bytes) -> bool:
-        """Verify and keep a record. Returns False if a newer one of this peer is known. Raises as
-        `open_record` does."""
+        """Verify a record and keep it as the newest of its peer. Returns False if a newer one is known.
+        Beyond the limit, the least recently stored record is dropped. Raises Malformed, TooLarge, WrongRun or
+        BadSignature."""
         signed = open_record(data, run_id)
-        name = (run_id, signed.peer)
-        known = self._newest.get(name)
+        key = (run_id, signed.peer)
+        known = self._newest.get(key)
         if known is not None and known[0].sequence > signed.sequence:
             return False
-        self._newest[name] = (signed, data)
-        self._newest.move_to_end(name)
+        self._newest[key] = (signed, data)
+        self._newest.move_to_end(key)
         if len(self._newest) > self._limit:
             self._newest.popitem(last=False)
         return True
 
     def at(self, run_id: RunId, stage: int, now_seconds: float) -> dict[PeerId, bytes]:
-        """Return the unexpired records of a stage. A peer that has moved since is left out."""
-        expired = [name for name, (signed, _) in self._newest.items() if signed.expires_seconds < now_seconds]
-        for name in expired:
-            del self._newest[name]
+        """Return the newest signed record of each peer of a stage, without expired ones. A peer whose newest
+        record names another stage is left out."""
+        expired = [key for key, (signed, _) in self._newest.items() if signed.expires_seconds < now_seconds]
+        for key in expired:
+            del self._newest[key]
         return {
             peer: data
             for (run, peer), (signed, data) in self._newest.items()

@@ -1,7 +1,7 @@
 """Slices of a contribution, sent to the reducers that sum them. Each slice can be verified separately.
 
-The contributor signs an envelope around the digests of all slices, 16 bytes each. It is sent with every
-slice:
+A slice is the part of a contribution for one shard of the weights. The contributor signs an envelope around
+the digests of all slices, 16 bytes each. It is sent with every slice:
 
     body       envelope around SHA-256 (first 16 B) of slice 0, 1, ... | the slices that this receiver reduces
 
@@ -45,15 +45,17 @@ def head_bytes(shards: int) -> int:
 def sign_slices(
     identity: Identity, run_id: RunId, stage: int, round: int, tokens: int, slices: Sequence[bytes]
 ) -> tuple[bytes, ContributionId]:
-    """Sign the slices of a contribution. Returns their head and the contribution's id."""
+    """Sign the slices of a contribution, which represents `tokens` tokens. Returns the head that is sent with
+    every slice, and the contribution's id."""
     digests = b"".join(map(_digest, slices))
     head = seal(identity, run_id, EnvelopeKind.SLICES, stage, round, encode_tokens(tokens, round), digests)
     return head, open_envelope(head, run_id, EnvelopeKind.SLICES, len(digests)).id
 
 
 def open_slices(body: bytes, run_id: RunId, shards: Sequence[int], sizes: Sequence[int]) -> VerifiedSlices:
-    """Verify and decode slices. `shards` lists the shards in the body; `sizes` has the bytes of every slice
-    of the run. Raises as `open_envelope` does, and Malformed if a slice is not the signed one."""
+    """Verify and decode slices. `shards` lists the shards in the body, ascending; `sizes` has the bytes of
+    the slice of every shard of the run. Raises Malformed if the body does not match or a slice is not the
+    signed one. Raises TooLarge, WrongRun or BadSignature for its envelope."""
     count = len(sizes)
     if not shards or list(shards) != sorted(set(shards)) or not 0 <= shards[0] <= shards[-1] < count:
         raise Malformed(f"slices of the shards {list(shards)[:8]} of {count}")

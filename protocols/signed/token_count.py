@@ -6,15 +6,15 @@ settled rounds up to it. Earlier programs wrote the round there, which is below 
 
 from __future__ import annotations
 
-_TOLD = 1 << 63
+_HAS_TOKENS = 1 << 63
 
 
 def encode_tokens(tokens: int | None, round: int) -> int:
     """Return the envelope's sequence. If `tokens` is None (not known), it is the round, as in earlier
     programs."""
-    return round if tokens is None else _TOLD | min(tokens, _TOLD - 1)
+    return round if tokens is None else _HAS_TOKENS | min(tokens, _HAS_TOKENS - 1)
 
 
 def tokens_in(sequence: int) -> int | None:
     """Return the token count in a verified envelope's sequence, or None if it has none."""
-    return sequence ^ _TOLD if sequence & _TOLD else None
+    return sequence ^ _HAS_TOKENS if sequence & _HAS_TOKENS else None

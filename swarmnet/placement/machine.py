@@ -1,8 +1,10 @@
-"""A peer's move to another stage, step by step: it looks, announces the move, looks again, waits for a
-confirmation, and goes.
+"""A peer's move to a pipeline stage that lacks peers, step by step: it looks, announces the move, looks
+again, waits for a confirmation, and goes.
 
-The confirmation comes from a peer of its stage that stays and has seen the announcement. policy.py decides
-which moves are right. All times are in seconds on the caller's clock.
+To *look* is to query the directory (the DHT) for the records of all peers. The result is a `View`. A stage is
+richer or poorer by its capacity in microbatches per second. The confirmation comes from a peer of its stage
+that stays and has seen the announcement. An *intent* is a move that is announced. policy.py decides which
+moves are right. After an arrival the peer stays for a cool-down. All times are seconds on the same clock.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from swarmnet.placement.policy import (
 )
 
 STARVING_SECONDS = (1.0, 5.0)
-"""Delay before looking when an adjacent stage has no peer, drawn so that not all peers come at once."""
+"""Bounds of the random delay before a look when an adjacent stage has no peer: not all come at once."""
 PATIENT_STARVING_SECONDS = (10.0, 20.0)
 """The same for a peer in its cool-down: announcements of others take 6 s and more. If no other peer moved,
 the swarm would stop until the cool-down is over (seen: 60 s)."""
@@ -121,17 +123,17 @@ class Mover:
     """When the peer arrived; None: at `rests_until`."""
     _due: float = 0.0
     _period: float = LONGEST_PERIOD_SECONDS
-    _staying: set[PeerId] = field(default_factory=set)
+    _confirming_peers: set[PeerId] = field(default_factory=set)
     _on_disk: frozenset[int] = frozenset()
     _blocked_looks: int = 0
-    """Looks in a row after which a move was prevented only because peers of richer stages go first."""
+    """Number of looks in a row after which only the precedence of richer stages prevented a move."""
 
     def __post_init__(self) -> None:
         arrived = self.rests_until if self.arrived is None else self.arrived
         self._due = arrived + self.chance.uniform(0.0, SHORTEST_PERIOD_SECONDS)
 
     def next_deadline(self) -> float:
-        """Return when to call `handle` with Tick if nothing else happens."""
+        """Return when to call `handle` with `PlacementTick` if nothing else happens."""
         return self._due
 
     def handle(self, event: MoveEvent, now: float) -> list[MoveEffect]:
@@ -145,59 +147,63 @@ class Mover:
                 return self._tick(now) if now >= self._due else []
             case DirectoryQueried(view, rate, on_disk):
                 self._on_disk = on_disk
-                return self._looked(view, rate, now)
+                return self._process_view(view, rate, now)
             case Starving():
                 delays = STARVING_SECONDS if self.rests_until <= now else PATIENT_STARVING_SECONDS
                 soon = now + self.chance.uniform(*delays)
                 if self.phase == "resting" and soon < self._due:
                     self._due = soon
             case GroupPeerGone(peer):
-                self._staying.discard(peer)
+                self._confirming_peers.discard(peer)
             case GroupBeat(peer, knows, stays):
                 if not stays:
-                    self._staying.discard(peer)
+                    self._confirming_peers.discard(peer)
                 elif knows and self.intent is not None:
-                    self._staying.add(peer)
-                    return self._confirm()
+                    self._confirming_peers.add(peer)
+                    return self._move_if_confirmed()
         return []
 
     def _tick(self, now: float) -> list[MoveEffect]:
+        """Query the directory if a look is due, or give up an announced move that no peer confirmed."""
         if self.phase in ("resting", "announced"):
             self.phase = "looking" if self.phase == "resting" else "checking"
             self._due = float("inf")
             return [QueryDirectory()]
         if self.phase == "confirming":
-            return self._rest(now, "not_confirmed")
+            return self._end_attempt(now, "not_confirmed")
         return []
 
-    def _looked(self, view: View | None, rate: float, now: float) -> list[MoveEffect]:
-        """Process the directory's answer. `view` is None if the directory did not answer. `rate` is this
-        peer's measured speed in microbatches per second. Starts a move, checks an announced one, or rests."""
+    def _process_view(self, view: View | None, rate: float, now: float) -> list[MoveEffect]:
+        """Process the directory's answer: announce a move, check an announced one, or end the attempt. `view`
+        is None if the directory did not answer. `rate` is this peer's measured speed in microbatches per
+        second. During a cool-down the peer announces only a move to an empty stage."""
         if self.phase not in ("looking", "checking"):
             return []
-        if view is None:  # It may be silent about just the stages that lack peers.
-            withdrawn = self._rest(now, "directory_silent")
+        if view is None:  # Perhaps only the query for a stage that lacks peers failed.
+            withdrawn = self._end_attempt(now, "directory_silent")
             self._due = min(self._due, now + self.chance.uniform(*PATIENT_STARVING_SECONDS))
             return withdrawn
         self._period = period_seconds(view.peers)
         if self.phase == "checking":
-            return self._check(view, now)
-        self.intent = self._choose(view, rate)
+            return self._check_announced_move(view, now)
+        self.intent = self._choose_move(view, rate)
         if self.intent is not None and now < self.rests_until and view.capacities[self.intent.target] > 0:
             self.intent = None  # Only an empty stage ends a cool-down early.
         if self.intent is None:
-            withdrawn = self._rest(now, "")
-            if min(view.capacities) <= 0:  # A peer that announced to go there may fail to.
+            withdrawn = self._end_attempt(now, "")
+            if min(view.capacities) <= 0:  # A peer that announced a move to an empty stage may fail to go.
                 self._due = min(self._due, now + self.chance.uniform(*PATIENT_STARVING_SECONDS))
             return withdrawn
         self.phase, self._due = "announced", now + self.chance.uniform(*self.rules.recheck_seconds)
-        self._staying.clear()
+        self._confirming_peers.clear()
         return [AnnounceMove(self.intent.target)]
 
-    def _choose(self, view: View, rate: float) -> Intent | None:
-        """Choose a move, and after looks without one wait for fewer richer stages."""
+    def _choose_move(self, view: View, rate: float) -> Intent | None:
+        """Return the move to announce, or None. Peers of richer stages normally go first. If only they
+        prevent a move in look after look, it waits for one stage less after every `LOOKS_IN_VAIN` looks."""
 
-        def passing_over(stages: int) -> Intent | None:
+        def move_without_waiting_for(stages: int) -> Intent | None:
+            """Return the move if that number of richer stages is not waited for."""
             return choose_move(
                 view,
                 self.me,
@@ -210,36 +216,38 @@ class Mover:
                 self._on_disk,
             )
 
-        intent = passing_over(0)
-        if intent is not None or passing_over(len(view.capacities)) is None:
+        intent = move_without_waiting_for(0)
+        if intent is not None or move_without_waiting_for(len(view.capacities)) is None:
             self._blocked_looks = 0
             return intent
-        intent = passing_over(self._blocked_looks // LOOKS_IN_VAIN)
+        intent = move_without_waiting_for(self._blocked_looks // LOOKS_IN_VAIN)
         self._blocked_looks += 1
         return intent
 
-    def _check(self, view: View, now: float) -> list[MoveEffect]:
-        """Check an announced move: all peers that announced one before are visible by now."""
+    def _check_announced_move(self, view: View, now: float) -> list[MoveEffect]:
+        """Check whether the announced move is still right, given the moves that other peers announced. If so,
+        wait for a confirmation, or move at once if there is one already; else withdraw."""
         assert self.intent is not None, "only an announced move is checked"
         others = tuple(intent for intent in view.intents if intent.peer != self.me)
-        everybody = replace(view, intents=(*others, self.intent))
-        _, going = carried_out(everybody, self.rules, self.download_seconds)
-        if self.me not in going:
-            return self._rest(now, "not_needed")
+        with_own_move = replace(view, intents=(*others, self.intent))
+        _, moving_peers = carried_out(with_own_move, self.rules, self.download_seconds)
+        if self.me not in moving_peers:
+            return self._end_attempt(now, "not_needed")
         self.phase, self._due = "confirming", now + self.rules.confirm_seconds
-        return self._confirm()
+        return self._move_if_confirmed()
 
-    def _confirm(self) -> list[MoveEffect]:
-        """Go if a peer that stays has confirmed the announcement."""
-        if self.phase != "confirming" or self.intent is None or not self._staying:
+    def _move_if_confirmed(self) -> list[MoveEffect]:
+        """Return the move to carry out if it was checked and a peer that stays has confirmed it."""
+        if self.phase != "confirming" or self.intent is None or not self._confirming_peers:
             return []
         self.phase, self._due = "gone", float("inf")
         return [MoveToStage(self.intent.target)]
 
-    def _rest(self, now: float, code: str) -> list[MoveEffect]:
-        """End the attempt to move, and look again after a period. `code`: reason if a move was announced."""
+    def _end_attempt(self, now: float, code: str) -> list[MoveEffect]:
+        """End the attempt to move, and look again after about a period. If a move was announced, the result
+        withdraws it for the reason `code`; otherwise the result is empty."""
         announced, self.intent = self.intent, None
         next_look = now + self._period * self.chance.uniform(0.8, 1.2)
         self.phase, self._due = "resting", next_look
-        self._staying.clear()
+        self._confirming_peers.clear()
         return [Withdraw(code)] if announced is not None else []

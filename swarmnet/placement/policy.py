@@ -3,16 +3,18 @@ poor one.
 
 SWARM's rebalancing (arXiv:2301.11913, section 3.2) compares queue lengths and moves one peer each period. The
 stage with the longest queue is the one with the least *capacity*: how many of the run's microbatches its
-peers can carry together. Capacity decides here, because it shows how many peers a stage lacks, while a queue
-ends at its number of slots. Several peers may therefore move at once without overshoot. If microbatches skip
-stages, a stage serves only a share of them and so carries more of the run's. A peer is limited by its link as
-well as by its computer (resources/lines.py): middle stages send twice.
+peers can carry together. Capacity decides here, because it shows how many peers a stage lacks. A queue cannot
+grow beyond its number of slots. Several peers may therefore move at once without overshoot. If microbatches
+skip stages, a stage serves only a share of them and so carries more of the run's. A peer is limited by its
+link (*line*) as well as by its computer (resources/link_bandwidth.py): middle stages send twice.
 
-A peer sees only what others published some time ago (`View`). It announces that it would move, waits and
-looks again. It goes if the move is still right when all announced moves are carried out, in an order that all
-peers compute alike. Before it leaves, a peer of its stage that stays must confirm that it knows
-(`GroupBeat`). If all peers of a stage want to leave, the last one finds none that stays: a move never empties
-a stage. All times are in seconds on the caller's clock, capacities in microbatches of the run per second.
+A peer sees only what others published some time ago (`View`). It announces that it would move (`Intent`: what
+the old stage loses and what the new one gets), waits and *looks* again. All announced moves are carried out
+in an order that all peers compute alike. The peer goes if its move is then still right. Before it leaves, a
+peer of its stage that stays must confirm that it knows. If all peers of a stage want to leave, the last one
+finds none that stays: a move never empties a stage. A stage is *stuck* if all its peers wait for weights. All
+times are in seconds on the caller's clock. A capacity is in microbatches of the run per second, a speed in
+units of work per second.
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ class MoveRules:
     """Rounds until the run's first snapshot (`Rounds.snapshot_interval`)."""
 
     def does(self, stage: int, speed: float, line: LinkBandwidth) -> float:
-        """Return the microbatches per second of a peer at a stage. `speed`: its work per second."""
+        """Return the microbatches per second that a peer's compute (`speed`) and link allow at a stage."""
         each = self.crossings[stage] if self.crossings else Crossing()
         return carried(speed / self.work[stage], line, each)
 
@@ -136,7 +138,7 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one peer knows of all stages. `capacities` still count moving peers where they are."""
+    """What one peer knows of all stages. `capacities` count peers with an announced move where they are."""
 
     capacities: tuple[float, ...]
     intents: tuple[Intent, ...] = ()
@@ -158,8 +160,8 @@ class View:
     """Stages in which all peers wait for weights: their capacity is 0."""
 
     def capacity(self, rules: MoveRules, stage: int, speed: float, line: LinkBandwidth) -> float:
-        """Return the run's microbatches per second that a peer sustains at a stage, with those that skip
-        it."""
+        """Return the run's microbatches per second that a peer sustains at a stage. Those that skip the stage
+        count too: where only half of them visit the stage, a peer sustains twice its own rate."""
         counted = line if self.by_lines else UNKNOWN
         return rules.does(stage, speed, counted) / (self.shares[stage] if self.shares else 1.0)
 
@@ -175,8 +177,9 @@ class View:
 
 
 def view_of(seen: Iterable[tuple[PeerId, ObservedPeer]], rules: MoveRules) -> View:
-    """Return the view that follows from the fresh records. A peer without a measurement counts as a median
-    one, and none for more than `FASTEST` times that."""
+    """Return the capacities of all stages, the announced moves and the medians. They follow from the peers'
+    records that are at most `FRESH_SECONDS` old. A peer without a measured rate counts as a median one. None
+    counts for more than `FASTEST` times the median. Stuck stages have the capacity 0."""
     work = rules.work
     peers = [
         (peer, record)
@@ -186,41 +189,46 @@ def view_of(seen: Iterable[tuple[PeerId, ObservedPeer]], rules: MoveRules) -> Vi
     speeds = [record.rate * work[record.stage] for _, record in peers if record.rate > 0]
     usual = median(speeds) if speeds else 1.0
     lines = [record.line for _, record in peers]
-    middle = UNKNOWN
+    usual_line = UNKNOWN
     if lines:
-        middle = LinkBandwidth(median_low(line.up for line in lines), median_low(line.down for line in lines))
-    shares = _shares([record for _, record in peers], rules)
-    known = View((), (), len(peers), usual, shares, middle, lines_count(rules, len(peers), middle))
+        up, down = median_low(line.up for line in lines), median_low(line.down for line in lines)
+        usual_line = LinkBandwidth(up, down)
+    shares = _visit_shares([record for _, record in peers], rules)
+    by_lines = lines_count(rules, len(peers), usual_line)
+    medians = View((), (), len(peers), usual, shares, usual_line, by_lines)  # Without capacities yet.
     stuck = frozenset(stuck_stages([record for _, record in peers], rules.snapshot_interval))
     capacities, intents = [0.0] * len(work), []
-    all_bring: list[list[float]] = []
+    brings_by_peer: list[list[float]] = []
     for peer, record in peers:
         speed = min(record.rate * work[record.stage] or usual, FASTEST * usual)
-        if known.by_lines and record.line.is_known:
-            all_bring.append([known.capacity(rules, stage, speed, record.line) for stage in range(len(work))])
-        carries = known.capacity(rules, record.stage, speed, record.line)
+        if by_lines and record.line.is_known:
+            at_stages = [medians.capacity(rules, stage, speed, record.line) for stage in range(len(work))]
+            brings_by_peer.append(at_stages)
+        carries = medians.capacity(rules, record.stage, speed, record.line)
         leaves = 0.0 if record.stage in stuck else carries
         capacities[record.stage] += leaves
         if 0 <= record.moving_to < len(work) and record.moving_to != record.stage:
-            brings = known.capacity(rules, record.moving_to, speed, record.line)
+            brings = medians.capacity(rules, record.moving_to, speed, record.line)
             intents.append(Intent(peer, record.stage, record.moving_to, leaves, brings))
     counts = Counter(record.stage for _, record in peers)
     there = tuple(counts[stage] for stage in range(len(work)))
-    found = replace(known, capacities=tuple(capacities), intents=tuple(intents), there=there, stuck=stuck)
-    return replace(found, most_bring=usually(all_bring)) if all_bring else found
+    view = replace(medians, capacities=tuple(capacities), intents=tuple(intents), there=there, stuck=stuck)
+    return replace(view, most_bring=usually(brings_by_peer)) if brings_by_peer else view
 
 
 def lines_count(rules: MoveRules, peers: int, usual: LinkBandwidth) -> bool:
-    """Return whether links are taken into account: whether a further peer helps a stage whose links are full.
+    """Return whether peers are placed by their links too: whether a further peer helps a stage whose links
+    are full. `usual` is the median link.
 
-    In a group of n, contributions leave n (link - n gossip) of n links. This grows until they take half of
-    each link. From there on peers are placed by compute alone."""
+    In a group of n peers with upload `link`, each spends `gossip` per other peer on contributions. For
+    microbatches n (link - n gossip) is left. This grows with n until contributions take half of each link. In
+    larger groups peers are placed by compute alone."""
     return rules.gossip * (peers / len(rules.work) - 1) <= usual.up / 2
 
 
-def _shares(seen: Iterable[ObservedPeer], rules: MoveRules) -> tuple[float, ...]:
+def _visit_shares(seen: Iterable[ObservedPeer], rules: MoveRules) -> tuple[float, ...]:
     """Return the share of microbatches that visits each stage, from the manifest and the round of the first
-    stage.
+    stage. It is empty if microbatches skip no stages.
 
     Measured shares would mislead: microbatches go around a poor stage, which would look as if it needed no
     peers. Peers without a measured rate may not be in step yet, so their round is ignored."""
@@ -233,56 +241,65 @@ def _shares(seen: Iterable[ObservedPeer], rules: MoveRules) -> tuple[float, ...]
 
 
 def worthwhile(
-    capacities: Sequence[float], intent: Intent, rules: MoveRules, download_seconds: float, one: float
+    capacities: Sequence[float],
+    intent: Intent,
+    rules: MoveRules,
+    download_seconds: float,
+    median_brings: float,
 ) -> bool:
-    """Return whether the poorer of the two stages is clearly better off after a move.
+    """Return whether a move clearly raises the lesser of the two stages' capacities.
 
-    An empty stage stops the whole swarm, so any peer may go there that does not leave its own stage empty.
-    `one`: what a median peer would bring."""
+    An empty stage stops the whole swarm. Any peer may go there that does not leave its own stage empty.
+    `median_brings` is the capacity that a median peer would bring to the target. The time of the download is
+    deducted from what the moving peer brings."""
     before = capacities[intent.target]
+    left_at_source = capacities[intent.source] - intent.leaves
     if before <= 0:
-        return intent.brings > 0 and capacities[intent.source] - intent.leaves > LEFT_BEHIND * intent.leaves
+        return intent.brings > 0 and left_at_source > LEFT_BEHIND * intent.leaves
     brings = intent.brings * max(0.0, 1.0 - download_seconds / rules.horizon_seconds)
-    after = min(capacities[intent.source] - intent.leaves, before + brings)
-    uneven = capacities[intent.source] >= (1 + rules.slack) * before
-    least = min(rules.margin * max(intent.brings, one), rules.enough * max(before, one))
-    return uneven and after - before >= least
+    lesser_after = min(left_at_source, before + brings)
+    is_uneven = capacities[intent.source] >= (1 + rules.slack) * before
+    least_gain_by_peer = rules.margin * max(intent.brings, median_brings)
+    least_gain_by_stage = rules.enough * max(before, median_brings)
+    return is_uneven and lesser_after - before >= min(least_gain_by_peer, least_gain_by_stage)
 
 
 def carried_out(
     view: View, rules: MoveRules, download_seconds: float
 ) -> tuple[list[float], frozenset[PeerId]]:
-    """Return the capacities after the announced moves, and the peers that go. The moves are tried in an order
-    given by a hash of the names, and each is carried out if it is still worthwhile."""
-    capacities, going = list(view.capacities), set()
-    for intent in sorted(view.intents, key=_rank):
-        one = view.one(rules, intent.target)
-        if worthwhile(capacities, intent, rules, download_seconds, one):
+    """Return the capacities after the announced moves, and the peers that move. The moves are tried in an
+    order that all peers compute alike. Each is carried out if it is worthwhile after those before it."""
+    capacities, moving_peers = list(view.capacities), set()
+    for intent in sorted(view.intents, key=_order_of_move):
+        median_brings = view.one(rules, intent.target)
+        if worthwhile(capacities, intent, rules, download_seconds, median_brings):
             capacities[intent.source] -= intent.leaves
             capacities[intent.target] += intent.brings
-            going.add(intent.peer)
-    return capacities, frozenset(going)
+            moving_peers.add(intent.peer)
+    return capacities, frozenset(moving_peers)
 
 
-def _rank(intent: Intent) -> bytes:
-    """Return the key that orders announced moves."""
+def _order_of_move(intent: Intent) -> bytes:
+    """Return the sort key of an announced move: a hash of its peer and target."""
     return hashlib.blake2b(f"{intent.peer}/{intent.target}".encode(), digest_size=8).digest()
 
 
 def choose_stage(view: View, rules: MoveRules, chance: Random) -> int:
     """Return the stage that needs a newcomer most, among those that it can serve.
 
-    Stages with the most untrained experts come first. Among these the one wins that has the least capacity
-    after all announced moves, as it looks to this newcomer (`as_suited`). In an empty swarm the choice is
-    random, so that peers spread. Raises `ValueError` if the peer can serve no stage.
+    Stages with the most untrained experts come first. Among these the one with the least capacity after all
+    announced moves wins, as it looks to this newcomer (`as_suited`). If some stage is stuck, fewer peers
+    decide between equally poor stages. Otherwise chance decides between them, so that peers spread. Raises
+    ValueError if the peer can serve no stage.
     """
-    capacities = _as_seen(view, carried_out(view, rules, 0.0)[0], rules, view.usual)
+    after_moves, _ = carried_out(view, rules, 0.0)
+    capacities = _as_suited_to_peer(view, after_moves, rules, view.usual)
     stages = [stage for stage in range(len(capacities)) if stage not in rules.never]
     if not stages:
         raise ValueError(f"none of {len(capacities)} stages can be served")
-    frozen = {stage: view.frozen(rules, stage) for stage in stages}
-    most_frozen = max(frozen.values())
-    best = [stage for stage in stages if frozen[stage] == most_frozen]
+    untrained = {stage: view.frozen(rules, stage) for stage in stages}
+    most_untrained = max(untrained.values())
+    best = [stage for stage in stages if untrained[stage] == most_untrained]
     least = min(capacities[stage] for stage in best)
     best = [stage for stage in best if capacities[stage] <= least * TIE]
     if view.stuck:  # Stages without capacity are equal: waiting peers spread over them.
@@ -298,70 +315,77 @@ def as_suited(capacities: Sequence[float], brings: Sequence[float], usual: Seque
     `brings` is what it would carry at each stage, `usual` what peers usually carry. Good links thus go to the
     middle stages, and the others to the end stages."""
     return [
-        capacity / (own / one) ** SUITED if own > 0 and one > 0 else capacity
-        for capacity, own, one in zip(capacities, brings, usual, strict=True)
+        capacity / (own / others) ** SUITED if own > 0 and others > 0 else capacity
+        for capacity, own, others in zip(capacities, brings, usual, strict=True)
     ]
 
 
 def usually(brings: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Return the geometric mean of what peers would bring to each stage. A peer with false reports then
-    shifts the ratio of two stages by no more than their bytes differ."""
-    return tuple(exp(sum(map(log, at)) / len(at)) for at in zip(*brings, strict=True))
+    """Return, for each stage, the geometric mean of the capacities that peers would bring to it. `brings` has
+    one row per peer and one column per stage. A peer with false reports then shifts the ratio of two stages
+    by no more than their bytes differ."""
+    return tuple(exp(sum(map(log, at_stage)) / len(at_stage)) for at_stage in zip(*brings, strict=True))
 
 
-def _as_seen(view: View, capacities: Sequence[float], rules: MoveRules, speed: float) -> list[float]:
-    """Return the capacities as they look to a peer of that speed, with its link or a median one."""
-    stages, line = range(len(capacities)), rules.line if rules.line.is_known else view.usual_line
+def _as_suited_to_peer(
+    view: View, capacities: Sequence[float], rules: MoveRules, speed: float
+) -> list[float]:
+    """Return the stages' capacities as they look to this peer (`as_suited`), which works at `speed`. If its
+    link is unknown, it counts as the median one."""
+    stages = range(len(capacities))
+    line = rules.line if rules.line.is_known else view.usual_line
     brings = [view.capacity(rules, stage, speed, line) for stage in stages]
-    return as_suited(capacities, brings, view.most_bring or [view.one(rules, stage) for stage in stages])
+    usual_brings = view.most_bring or [view.one(rules, stage) for stage in stages]
+    return as_suited(capacities, brings, usual_brings)
 
 
-def _poorest(capacities: Sequence[float], never: frozenset[int]) -> list[int]:
-    """Return the poorest stages that a peer can serve."""
-    served = {stage: capacity for stage, capacity in enumerate(capacities) if stage not in never}
-    least = min(served.values())
-    return [stage for stage, capacity in served.items() if capacity <= least * TIE]
+def _poorest_stages(capacities: Sequence[float], excluded: frozenset[int]) -> list[int]:
+    """Return the stages of least capacity, up to the factor `TIE`, among those that are not excluded."""
+    allowed = {stage: capacity for stage, capacity in enumerate(capacities) if stage not in excluded}
+    least = min(allowed.values())
+    return [stage for stage, capacity in allowed.items() if capacity <= least * TIE]
 
 
 def choose_move(
     view: View, me: PeerId, stage: int, rate: float, rules: MoveRules, download_seconds: float,
     chance: Random, passed_over: int = 0, on_disk: frozenset[int] = frozenset(),
 ) -> Intent | None:  # fmt: skip
-    """Return the move that this peer should announce, from one of the richest stages to one of the poorest;
-    None: stay.
+    """Return the move that this peer should announce, from `stage` to one of the poorest stages; None: stay.
 
-    `rate`: its microbatches per second at its stage; 0: not measured yet. `passed_over`: number of richer
-    stages that are not waited for. `on_disk`: stages whose weights it has. A peer moves to a stuck stage only
-    with its weights, because without them it would wait there, too."""
+    Peers of the richest stages go first. `passed_over`: number of richer stages that are not waited for.
+    `rate`: its microbatches per second at `stage`; 0: not measured yet. `on_disk`: stages whose weights it
+    has. A peer moves to a stuck stage only with its weights; without them it would wait there, too."""
     if rules.groups > 1 and view.there and view.there[stage] <= rules.groups:
-        return None  # Some experts here would have no peer.
+        return None  # With fewer peers than expert groups, some experts would not be trained.
     others = replace(view, intents=tuple(intent for intent in view.intents if intent.peer != me))
     capacities, _ = carried_out(others, rules, download_seconds)
-    closed = rules.never | (view.stuck - on_disk)
-    restored = [place for place in sorted(on_disk - rules.never) if capacities[place] <= 0]
-    poorest = min((value for place, value in enumerate(capacities) if place not in closed), default=1.0)
+    excluded = rules.never | (view.stuck - on_disk)
+    restorable = [place for place in sorted(on_disk - rules.never) if capacities[place] <= 0]
+    poorest = min((value for place, value in enumerate(capacities) if place not in excluded), default=1.0)
     speed = rate * rules.work[stage]
     if rate <= 0:
         if poorest > 0:
             return None  # It will have measured soon.
         speed = view.usual  # While a stage is empty, no peer measures anything.
     if view.usual > 0:
-        speed = min(speed, FASTEST * view.usual)  # Others count it so.
+        speed = min(speed, FASTEST * view.usual)  # Other peers limit it in the same way (`view_of`).
     leaves = view.capacity(rules, stage, speed, rules.line)
-    poor = restored or _poorest(_as_seen(view, capacities, rules, speed), closed)
-    target = chance.choice(poor)
-    one = view.one(rules, target)
+    targets = restorable or _poorest_stages(_as_suited_to_peer(view, capacities, rules, speed), excluded)
+    target = chance.choice(targets)
+    median_brings = view.one(rules, target)
 
     def goes_first(other: int) -> bool:
         """Return whether a median peer of `other` would move, and goes first because its stage is richer."""
-        usual = Intent(me, other, target, view.one(rules, other), one)
-        richer = capacities[other] > capacities[stage] + leaves
-        return richer and worthwhile(capacities, usual, rules, download_seconds, one)
+        median_move = Intent(me, other, target, view.one(rules, other), median_brings)
+        is_richer = capacities[other] > capacities[stage] + leaves
+        return is_richer and worthwhile(capacities, median_move, rules, download_seconds, median_brings)
 
-    if poorest > 0 and sum(map(goes_first, range(len(capacities)))) > passed_over:
-        return None  # Peers of the richest stage go first, or some would move twice.
+    if poorest > 0:
+        stages_before_this = sum(map(goes_first, range(len(capacities))))
+        if stages_before_this > passed_over:
+            return None  # Peers of the richest stage go first, or some would move twice.
     intent = Intent(me, stage, target, leaves, view.capacity(rules, target, speed, rules.line))
-    if target == stage or not worthwhile(capacities, intent, rules, download_seconds, one):
+    if target == stage or not worthwhile(capacities, intent, rules, download_seconds, median_brings):
         return None
     return intent
 
@@ -383,14 +407,15 @@ def move_rules(
 
 
 def stage_work(manifest: Manifest) -> tuple[float, ...]:
-    """Return the multiplications per token of each stage, in units of one decoder layer. They are those of
-    the layer's matrices, and of attention to half of the sequence. An embedding lookup costs nothing."""
+    """Return the multiplications per token of each stage, in units of one decoder layer. A layer counts its
+    matrices, and attention to half of the sequence. The last stage also counts the output head. An embedding
+    lookup costs nothing."""
     model = manifest.model
     heads = model.num_attention_heads * model.head_dim
     projections = model.hidden_size * (2 * heads + 2 * model.num_key_value_heads * model.head_dim)
     attention = manifest.data.seq_len * heads
-    feeds = 3 * model.hidden_size * model.active_feed_forward
-    layer = projections + attention + feeds
+    feed_forward = 3 * model.hidden_size * model.active_feed_forward
+    layer = projections + attention + feed_forward
     work = [float(layers) for layers in manifest.stages]
     work[-1] += model.hidden_size * model.vocab_size / layer
     return tuple(work)

@@ -1,7 +1,8 @@
-"""Finds stuck stages: peers wait there for weights, and no peer of the stage has them.
+"""Find pipeline stages that are stuck: peers wait there for weights, and no peer of the stage has them.
 
+A new peer fetches the weights from the peers that serve the stage. In a stuck stage no peer can provide them.
 A peer that has a checkpoint of such a stage on its disk goes there first. Until one does, the waiting peers
-carry no microbatches. No peer waits in a run that has hardly begun: all begin from the seed.
+carry no microbatches. No peer waits before the run's first snapshot: all begin from the seed.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def stage_to_restore(
     ones; None if there is none.
 
     Stages without weights come before those with older weights, and stages where peers wait before empty
-    ones. `on_disk` begins with the checkpoint written last, and its order decides between equal stages."""
+    ones. `on_disk` begins with the checkpoint written last, and its order decides between equal stages. A
+    stage in `never` is not returned."""
     rounds: dict[int, list[int]] = {}
     waiting: Counter[int] = Counter()
     for peer in peers:
@@ -71,8 +73,12 @@ def stage_to_restore(
             waiting[peer.stage] += 1
         else:
             rounds.setdefault(peer.stage, []).append(peer.round)
-    usable = [held for held in on_disk if held.stage not in never]
-    lost = [held.stage for held in usable if held.stage not in rounds]
-    older = [held.stage for held in usable
-             if held.stage in rounds and held.round > median_high(rounds[held.stage])]  # fmt: skip
-    return next(iter([*sorted(lost, key=lambda stage: not waiting[stage]), *older]), None)
+    usable = [checkpoint for checkpoint in on_disk if checkpoint.stage not in never]
+    without_weights = [checkpoint.stage for checkpoint in usable if checkpoint.stage not in rounds]
+    with_older_weights = [
+        checkpoint.stage
+        for checkpoint in usable
+        if checkpoint.stage in rounds and checkpoint.round > median_high(rounds[checkpoint.stage])
+    ]
+    without_weights.sort(key=lambda stage: waiting[stage] == 0)  # Stages with waiting peers first.
+    return next(iter([*without_weights, *with_older_weights]), None)

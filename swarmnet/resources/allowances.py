@@ -1,7 +1,7 @@
 """Limit what one sender may cost a peer: signature checks, answer bytes, unfinished messages, and slow
 streams.
 
-The module does no IO. Times are seconds on the caller's clock, sizes are bytes.
+The module does no IO. All times are seconds on the caller's clock, sizes are bytes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Buckets:
         """Maps a name to (level, time of that level)."""
 
     def spend(self, name: str, amount: float, now: float) -> None:
-        """Take `amount` out of the bucket of this name."""
+        """Take `amount` out of the bucket of this name; it may become negative. The first spending of a name
+        beyond `MAX_BUCKETS` makes the fullest quarter of the buckets be forgotten."""
         if not amount:
             return
         level = self.level(name, now)
@@ -77,8 +78,9 @@ class Buckets:
     def wait(self, name: str, now: float) -> float:
         """Return the seconds until this name may spend; 0 if it may now."""
         level = self.level(name, now)
-        # One more than is missing, because of rounding.
-        return 0.0 if level > 0 else (1.0 - level) / self._per_second
+        if level > 0:
+            return 0.0
+        return (1.0 - level) / self._per_second  # One more than is missing, because of rounding.
 
     def level(self, name: str, now: float) -> float:
         """Return the level of this name's bucket; below 0 after it was overdrawn."""
@@ -110,9 +112,11 @@ class AnswerBudget:
         self._buckets = Buckets(per_second, at_once)
 
     def left(self, peer: PeerId, address_range: str, now: float) -> int:
-        """Return the bytes that may be sent to this peer now. `address_range` is empty if unknown."""
+        """Return the bytes that may be sent to this peer now: the lower level of its two buckets, at least 0.
+        `address_range` is empty if unknown."""
         names = (f"{_PEER}{peer}", address_range)
-        return max(0, int(min(self._buckets.level(name, now) for name in names)))
+        lower_level = min(self._buckets.level(name, now) for name in names)
+        return max(0, int(lower_level))
 
     def spend(self, peer: PeerId, address_range: str, size: int, now: float) -> None:
         """Record that `size` bytes are sent to this peer."""
@@ -131,7 +135,9 @@ class Unfinished:
         self.total = 0
 
     def hold(self, peer: PeerId, stream: int, held: int, longest: int) -> list[int]:
-        """Record the bytes that a stream holds now, and the longest body. Returns the streams to cut."""
+        """Record that a stream of `peer` now holds `held` bytes of unfinished messages. `longest` is the
+        run's longest body, from which the limits follow. Returns the streams of `peer` to cut: this one above
+        the peer's limit. Above the limit of all peers, returns those of the peer with the most bytes."""
         streams = self._held.setdefault(peer, {})
         self.total += held - streams.get(stream, 0)
         if held:
@@ -152,8 +158,8 @@ class Unfinished:
 
 
 class Pace:
-    """Detect a stream that does not deliver what it has begun. Only bytes of bodies count, of any message. A
-    less urgent one may wait while others pass it on the same stream. Keep-alives are no progress."""
+    """Detect a stream that does not deliver what it has begun. Only bytes of message bodies count, of any
+    message: a less urgent one may wait while others pass it on the same stream. Keep-alives do not count."""
 
     def __init__(self) -> None:
         self.until = float("inf")
@@ -161,7 +167,8 @@ class Pace:
         self._came = 0
 
     def came(self, body_bytes: int, unfinished: bool, now: float) -> None:
-        """Record received bytes of bodies, and whether a message is unfinished after them."""
+        """Record received bytes of bodies, and whether a message is unfinished after them. The time limit
+        starts with an unfinished message, restarts after `PACE_BYTES`, and ends when none is unfinished."""
         self._came += body_bytes
         if not unfinished:
             self.until = float("inf")

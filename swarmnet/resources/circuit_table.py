@@ -1,8 +1,10 @@
 """Decide which circuits a relay carries, which one ends when there are too many, and which are idle.
 
+A circuit is a libp2p connection between two peers through a third one, the relay. A *place* is one of the
+circuits that the relay carries at a time.
 Keys are free and networks are not, so places are shared by address range. If no place is left, the newest
-circuit of the range with the most circuits ends; this may be the requested one. The module does no IO. Times
-are seconds on the caller's clock.
+circuit of the range with the most circuits ends; this may be the requested one. The module does no IO. All
+times are seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -50,9 +52,9 @@ class NoCircuit(Exception):
 
 
 def gives_way(held: Mapping[int, str], newcomer: str) -> int | None:
-    """Return the place that must end for a newcomer: the newest of the address range with the most places.
-    `held` maps place numbers, in order of age, to address ranges. The newcomer counts for its range. None
-    means that the newcomer itself is refused."""
+    """Return the number of the circuit that must end for a new one: the newest of the address range with the
+    most circuits. `held` maps circuit numbers, which grow with time, to address ranges. `newcomer` is the
+    range of the new circuit, which counts in it. None means that the new circuit is refused."""
     counts = Counter(held.values())
     if not counts or counts[newcomer] + 1 >= max(counts.values()):
         return None
@@ -74,15 +76,16 @@ class CircuitTable:
     def open(
         self, *, source: PeerId, target: PeerId, address_range: str, now: float
     ) -> tuple[int, int | None]:
-        """Open a circuit from `source` in `address_range` to `target`. Returns its number and that of the
-        circuit that the caller must end for it, if any. Raises NoCircuit."""
+        """Open a circuit from `source` in `address_range` to `target`. Returns its number, and the number of
+        the circuit that the caller must end for it (None: no circuit). Raises NoCircuit if the range or the
+        source has its maximum, or if no other circuit can end for it."""
         ranges = {number: circuit.address_range for number, circuit in self._circuits.items()}
-        if sum(other == address_range for other in ranges.values()) >= self.limits.most_of_range:
+        if list(ranges.values()).count(address_range) >= self.limits.most_of_range:
             raise NoCircuit("range_full")
-        if len(self._with(source)) >= self.limits.most_of_peer:
+        if len(self._circuits_of(source)) >= self.limits.most_of_peer:
             raise NoCircuit("peer_full")
         displaced = None
-        at_target = self._with(target)
+        at_target = self._circuits_of(target)
         if len(at_target) >= self.limits.most_of_peer:
             displaced = gives_way({number: ranges[number] for number in at_target}, address_range)
             if displaced is None:
@@ -111,6 +114,6 @@ class CircuitTable:
         """Free the place of a circuit; ignored if it is not open."""
         self._circuits.pop(number, None)
 
-    def _with(self, peer: PeerId) -> list[int]:
-        """Return the circuits that have this peer at one of their ends."""
+    def _circuits_of(self, peer: PeerId) -> list[int]:
+        """Return the numbers of the circuits that have this peer at one of their ends."""
         return [number for number, each in self._circuits.items() if peer in (each.source, each.target)]

@@ -1,7 +1,7 @@
 """Decide whether a machine is idle, from periodic samples of how much of it other programs use.
 
 Two thresholds and two delays make the decision stable. A game is noticed within seconds. A pause between two
-of its levels does not resume the peer. The module does no IO. Times are seconds.
+of its levels does not resume the peer. The module does no IO. All times are seconds.
 """
 
 from __future__ import annotations
@@ -37,20 +37,23 @@ class Idleness:
         """Time since when the samples contradict `idle`; None if they do not."""
 
     def look(self, other_cores: float, other_gpu: float | None, now: float) -> bool:
-        """Add a sample of the cores and GPU share (None: unknown) that others use; return `idle`."""
+        """Add a sample of the cores and the GPU share (None: unknown) that other programs use. Returns
+        whether the machine counts as idle. The result changes only after all samples have contradicted it for
+        `busy_seconds` or `quiet_seconds`."""
         rules = self.rules
         gpu = other_gpu if other_gpu is not None else 0.0
         if self.idle:
-            differs = other_cores >= rules.busy_cores or gpu >= rules.busy_gpu
-            patience = rules.busy_seconds
+            contradicts = other_cores >= rules.busy_cores or gpu >= rules.busy_gpu
+            delay = rules.busy_seconds
         else:
-            differs = other_cores < rules.quiet_cores and gpu < rules.quiet_gpu
-            patience = rules.quiet_seconds
-        if not differs:
+            contradicts = other_cores < rules.quiet_cores and gpu < rules.quiet_gpu
+            delay = rules.quiet_seconds
+        if not contradicts:
             self._since = None
             return self.idle
-        self._since = now if self._since is None else self._since
-        if now - self._since >= patience:
+        if self._since is None:
+            self._since = now
+        if now - self._since >= delay:
             self.idle, self._since = not self.idle, None
         return self.idle
 

@@ -40,10 +40,12 @@ class Crossing:
 
 
 def crossing(stage: int, stages: int, act_bytes: float, grad_bytes: float) -> Crossing:
-    """Return the traffic per microbatch of a peer in `stage` of `stages`. `act_bytes` go down for each
-    microbatch, and `grad_bytes` come back up."""
-    above, below = stage > 0, stage < stages - 1
-    return Crossing(act_bytes * below + grad_bytes * above, act_bytes * above + grad_bytes * below)
+    """Return the traffic per microbatch of a peer in `stage` of `stages`. Hidden states of `act_bytes` go to
+    the next stage, and a gradient of `grad_bytes` comes back from it."""
+    has_previous, has_next = stage > 0, stage < stages - 1
+    sent = act_bytes * has_next + grad_bytes * has_previous
+    received = act_bytes * has_previous + grad_bytes * has_next
+    return Crossing(sent, received)
 
 
 def crossings(manifest: Manifest) -> tuple[Crossing, ...]:
@@ -56,11 +58,13 @@ def crossings(manifest: Manifest) -> tuple[Crossing, ...]:
 
 def carried(computed: float, line: LinkBandwidth, each: Crossing) -> float:
     """Return the microbatches per second of a peer, limited by its compute (`computed`) and its link."""
-    return min(computed, _borne(line.up, each.sent), _borne(line.down, each.received))
+    by_upload = _microbatches_per_second(line.up, each.sent)
+    by_download = _microbatches_per_second(line.down, each.received)
+    return min(computed, by_upload, by_download)
 
 
-def _borne(line: float, each: float) -> float:
-    return line / each if each else inf
+def _microbatches_per_second(bandwidth: float, bytes_per_microbatch: float) -> float:
+    return bandwidth / bytes_per_microbatch if bytes_per_microbatch else inf
 
 
 def seconds_on_line(line: LinkBandwidth, each: Crossing) -> float:

@@ -1,8 +1,10 @@
 """Estimate how much memory a stage takes, from the manifest alone, before anything is fetched.
 
 The terms are the tensors that a worker holds (`swarmnet/optimizer/replica.py`, `model/stage_compute.py` and
-the methods), in bytes per parameter. `swarmnet bench memory` measures them (docs/benchmarks/memory.md).
-Snapshots for newcomers are on the disk. The module does no IO.
+the methods), in bytes per parameter. `swarmnet bench memory` measures them (docs/benchmarks/memory.md). A
+`Layout` lists the parameters of a stage; its size is their number, with padding. The *settled* weights are
+those that the group has agreed on. A *plane* is a range of parameters, such as those of one expert. Rounds
+that are not settled yet are *open*. Snapshots for newcomers are on the disk. The module does no IO.
 """
 
 from __future__ import annotations
@@ -93,45 +95,47 @@ class Needs:
 def needs_of(
     manifest: Manifest, stage: int, process_bytes: int, computing: Computing = PLAIN, is_small: bool = False
 ) -> Needs:
-    """Return the needs of a stage. `process_bytes` is what everything else takes of the same memory. A value
-    of 0 means that the stage is in GPU memory, without copies for the disk. `is_small` means that the group
-    is small, so that sums are small integers."""
+    """Return the memory needs of a stage. `process_bytes` is what everything else takes of the same memory. A
+    value of 0 means that the stage is in GPU memory, without copies for the disk. `is_small` means that the
+    group is small, so that sums are small integers."""
     layout = trained_layout(manifest, stage)
-    work, own = WORK_BYTES[computing.dtype], manifest.sync.local_steps
-    of_step = manifest.sync.step_microbatches(manifest.microbatch_tokens)
-    gradient = work if own is not None and of_step == 1 else FLOAT_BYTES  # If each one is used at once.
-    each = GRID_BYTES + work + FREED_BYTES
-    # The momentum is copied as the weights are.
-    copied = 2 if own is not None and own.settles_momentum else 1
-    each += copied * COPY_BYTES if process_bytes else 0
+    work, local_steps = WORK_BYTES[computing.dtype], manifest.sync.local_steps
+    microbatches_per_step = manifest.sync.step_microbatches(manifest.microbatch_tokens)
+    is_used_at_once = local_steps is not None and microbatches_per_step == 1
+    gradient = work if is_used_at_once else FLOAT_BYTES
+    per_parameter = GRID_BYTES + work + FREED_BYTES
+    if process_bytes:  # Copies for the disk; a settled momentum is copied as the weights are.
+        per_parameter += COPY_BYTES * (2 if manifest.sync.settles_momentum else 1)
     trained = held_part(layout, manifest.model.experts)
-    weights = layout.size * each + trained.size * (gradient + UNSENT_BYTES)
-    weights += _at_work(manifest, layout, trained, work, not process_bytes)
-    weights += _of_method(manifest, stage, layout, trained, is_small)
-    if own is not None and (process_bytes or computing.optimizer_state == "device"):
-        weights += _moments(own.inner_optimizer, trained)
+    weights = layout.size * per_parameter + trained.size * (gradient + UNSENT_BYTES)
+    weights += _temporary_bytes(manifest, layout, trained, work, not process_bytes)
+    weights += _method_bytes(manifest, stage, layout, trained, is_small)
+    if local_steps is not None and (process_bytes or computing.optimizer_state == "device"):
+        weights += _moment_bytes(local_steps.inner_optimizer, trained)
     # Frozen weights: kept as units in host memory, copied for the disk, and used for computing.
-    fixed = work + ((GRID_BYTES + COPY_BYTES + FREED_BYTES) if process_bytes else 0)
-    weights += frozen_layout(manifest, stage).size * fixed
+    frozen = work + ((GRID_BYTES + COPY_BYTES + FREED_BYTES) if process_bytes else 0)
+    weights += frozen_layout(manifest, stage).size * frozen
     weights += graph_at_work(manifest, stage, computing)
     graph = graph_bytes(manifest, stage, computing)
-    if waits(manifest, stage):  # With n open microbatches, (n + k - 1) / k versions of the weights are kept.
-        begun_with = layout.size * work
-        of_each = begun_with // of_step if own is not None else 0
-        graph += of_each
-        weights += begun_with - of_each
+    if waits(manifest, stage):
+        # Open microbatches need the weights with which they began. With k microbatches per local step, n open
+        # ones began with (n + k - 1) / k versions. One version is thus shared out over k microbatches.
+        version = layout.size * work
+        version_share = version // microbatches_per_step if local_steps is not None else 0
+        graph += version_share
+        weights += version - version_share
     return Needs(stage, weights, graph, process_bytes)
 
 
 def waits(manifest: Manifest, stage: int) -> bool:
-    """Return whether microbatches wait there between their forward and their backward pass."""
+    """Return whether microbatches wait between their forward and backward pass: not in the last stage."""
     return not manifest.span(stage).has_head
 
 
 def spread_over(needs: Needs, manifest: Manifest, devices: int, computing: Computing = PLAIN) -> Needs:
-    """Return the needs on several devices: of each if it has its own memory, or of all if they share the
-    host's. `needs.process` is 0 in the first case. In addition to its share each device at times holds a
-    whole layer and the tables, as gathered and as used, and their gradient."""
+    """Return the needs if a stage is split over several devices. If each has its own memory (`needs.process`
+    is 0), these are the needs of one device; otherwise of all, which share the host's memory. In addition to
+    its share, each device at times holds a whole layer and the tables, twice, and their gradient."""
     layout = trained_layout(manifest, needs.stage)
     layers: dict[str, int] = {}
     tables = 0
@@ -149,57 +153,61 @@ def spread_over(needs: Needs, manifest: Manifest, devices: int, computing: Compu
     return replace(needs, weights=-(-needs.weights // devices) + whole, graph=-(-needs.graph // devices))
 
 
-def _at_work(manifest: Manifest, layout: Layout, trained: Layout, work: int, on_card: bool) -> int:
-    """Return the maximum of the temporary memory while a microbatch or a round is computed."""
-    own = manifest.sync.local_steps
-    if own is None:
+def _temporary_bytes(manifest: Manifest, layout: Layout, trained: Layout, work: int, on_gpu: bool) -> int:
+    """Return the maximum of the temporary memory while a microbatch or a round is computed. One tile, one
+    gradient, the results of a round and a step of Muon are compared. `work`: bytes of a computing weight."""
+    local_steps = manifest.sync.local_steps
+    if local_steps is None:
         return layout.size * AT_WORK_BYTES
-    tile = TILE_BYTES * (GPU_TIMES if on_card else 1)
+    tile = TILE_BYTES * (GPU_TIMES if on_gpu else 1)
     gradient = work * max((entry.size for entry in trained.entries), default=0)
     is_sharded = manifest.sync.topology == "sharded-reduce"
-    results = RESULT_AT_WORK_BYTES * layout.size // own.fragments if is_sharded else 0
-    if own.inner_optimizer != "muon":
+    results = RESULT_AT_WORK_BYTES * layout.size // local_steps.fragments if is_sharded else 0
+    if local_steps.inner_optimizer != "muon":
         return max(tile, gradient, results)
     shapes = Counter(entry.shape for entry in trained.entries if is_muons(entry.name, entry.shape))
     numbers = 0
     for shape, count in shapes.items():
-        at_once = max(1, min(count, BATCH_NUMBERS // prod(shape))) if on_card else 1
-        numbers = max(numbers, at_once * (MUONS_NUMBERS * prod(shape) + MUONS_SQUARES * min(shape) ** 2))
+        at_once = max(1, min(count, BATCH_NUMBERS // prod(shape))) if on_gpu else 1
+        per_matrix = MUONS_NUMBERS * prod(shape) + MUONS_SQUARES * min(shape) ** 2
+        numbers = max(numbers, at_once * per_matrix)
     return max(tile, gradient, results, FLOAT_BYTES * numbers)
 
 
-def _of_method(manifest: Manifest, stage: int, layout: Layout, trained: Layout, is_small: bool) -> int:
-    """Return what is specific to the method, except moments. `trained` is the part that this peer trains."""
+def _method_bytes(manifest: Manifest, stage: int, layout: Layout, trained: Layout, is_small: bool) -> int:
+    """Return the bytes that only the run's sync method needs, except moments: momentum, residual and open
+    rounds. `trained` is the part of `layout` that this peer trains."""
     sync, rounds = manifest.sync, manifest.rounds.window + ROUNDS_BESIDES
-    own = sync.local_steps
-    if own is None:
-        at_times = BOTH_BYTES * (sync.method == "hybrid") + CUT_BYTES * (sync.chunking == "tiled")
-        return layout.size * (SIGN_BYTES * rounds + at_times)
-    kept = layout.size * MOMENTUM_BYTES * own.settles_momentum
-    kept += trained.size * UNSENT_BYTES * (own.residual == "error-feedback")
-    each_round = _open_bytes(manifest, own, layout, trained, is_small and own.delta_codec == "sign")
-    return kept + ceil(each_round * rounds / own.fragments)
+    local_steps = sync.local_steps
+    if local_steps is None:
+        temporary = BOTH_BYTES * (sync.method == "hybrid") + CUT_BYTES * (sync.chunking == "tiled")
+        return layout.size * (SIGN_BYTES * rounds + temporary)
+    kept = layout.size * MOMENTUM_BYTES if local_steps.settles_momentum else 0
+    kept += trained.size * UNSENT_BYTES if local_steps.residual == "error-feedback" else 0
+    is_small_sum = is_small and local_steps.delta_codec == "sign"
+    each_round = _open_round_bytes(manifest, local_steps, layout, trained, is_small_sum)
+    return kept + ceil(each_round * rounds / local_steps.fragments)
 
 
-def _open_bytes(
-    manifest: Manifest, own: LocalStepConfig, layout: Layout, trained: Layout, by_few: bool
+def _open_round_bytes(
+    manifest: Manifest, local_steps: LocalStepConfig, layout: Layout, trained: Layout, is_small_sum: bool
 ) -> float:
-    """Return the memory of an open round that covers all numbers: local deltas, the round's sum, and
-    results."""
+    """Return the bytes of an open round that covers all parameters: local deltas, the round's sum, and
+    results. A sum of few contributions takes `FEW_BYTES` per parameter. All sums do if `is_small_sum`."""
     is_sharded = manifest.sync.topology == "sharded-reduce"
-    found = RESULT_BYTES * layout.size if is_sharded else 0
-    if own.residual != "local":  # Its numbers are kept until the round is applied.
-        return FLOAT_BYTES * trained.size + FEW_BYTES * (layout.size - trained.size) + found
-    in_groups = manifest.model.experts.groups > 1
+    results = RESULT_BYTES * layout.size if is_sharded else 0
+    if local_steps.residual != "local":  # The own deltas are kept until the round is applied.
+        return FLOAT_BYTES * trained.size + FEW_BYTES * (layout.size - trained.size) + results
+    has_groups = manifest.model.experts.groups > 1
     few = sum(
         plane.stop - plane.offset
         for plane in layout.planes
-        if is_sharded or by_few or (in_groups and plane.expert is not None)
+        if is_sharded or is_small_sum or (has_groups and plane.expert is not None)
     )
-    return FEW_BYTES * few + MOVES_BYTES[own.delta_codec] * (layout.size - few) + found
+    return FEW_BYTES * few + MOVES_BYTES[local_steps.delta_codec] * (layout.size - few) + results
 
 
-def _moments(inner: InnerOptimizerName, layout: Layout) -> int:
+def _moment_bytes(inner: InnerOptimizerName, layout: Layout) -> int:
     """Return the bytes of a local optimizer's moments: one for Muon, two for AdamW."""
     matrices = sum(entry.size for entry in layout.entries if is_muons(entry.name, entry.shape))
     muons = matrices if inner == "muon" else 0

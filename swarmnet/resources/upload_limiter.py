@@ -3,7 +3,7 @@
 Pieces of messages queue for a token bucket. Control messages go first, then gradients and contributions.
 Neither can fill a link, because gradients follow activations. Activations and snapshots share what is left.
 Each piece has a deadline, which is later for a snapshot, and the earliest deadline is next. A full link
-therefore slows down newcomers first, but never stops them. The module does no IO. Times are seconds.
+therefore slows down newcomers first, but never stops them. The module does no IO. All times are seconds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class UploadShare:
         self._withdrawn: set[int] = set()
 
     def ask(self, size: int, priority: int, now: float) -> int:
-        """Queue `size` bytes for sending and return their ticket."""
+        """Queue `size` bytes for sending. Returns their ticket, a number that `granted` returns later."""
         turn, patience = TURNS[min(max(priority, 0), len(TURNS) - 1)]
         ticket = next(self._order)
         heapq.heappush(self._waiting, (turn, now + patience, ticket, size))
@@ -46,18 +46,19 @@ class UploadShare:
         self._withdrawn.add(ticket)
 
     def granted(self, now: float) -> list[int]:
-        """Return the tickets that may be sent now, in order."""
+        """Return the tickets that may be sent now, in order, and charge their bytes. Pieces are granted while
+        the bucket is positive; the last one may overdraw it. Withdrawn tickets are dropped."""
         self._level = min(self._burst, self._level + (now - self._at) * self.bytes_per_second)
         self._at = now
-        granted = []
+        tickets = []
         while self._waiting and (self._level > 0 or self._waiting[0][2] in self._withdrawn):
             _, _, ticket, size = heapq.heappop(self._waiting)
             if ticket in self._withdrawn:
                 self._withdrawn.discard(ticket)
                 continue
             self._level -= size
-            granted.append(ticket)
-        return granted
+            tickets.append(ticket)
+        return tickets
 
     def next_grant(self, now: float) -> float:
         """Return when the next ticket is granted; infinity if none waits."""

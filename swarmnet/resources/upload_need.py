@@ -1,9 +1,9 @@
 """Decide whether a peer's upload is fast enough for its run, from what the run needs and what arrived in
 time.
 
-A peer adapts its share of microbatches to its link. It cannot adapt the contributions, because each peer of a
-group passes on those of all others. A round does not wait for a slow peer. The module does no IO. Rates are
-bytes per second.
+A peer adapts its share of microbatches to its link. It cannot adapt the contributions (compressed updates),
+because each peer of a group passes on those of all others. A round does not wait for a slow peer. The module
+does no IO. Rates are bytes per second.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ def needed_upload(manifest: Manifest, stage: int, tokens_per_second: float, grou
     wait for it."""
     if group <= 1:
         return 0.0
-    each = contributions_per_second(manifest, tokens_per_second, group) / group
-    return gossip_of(manifest, stage, tokens_per_second, group) + crossings(manifest)[stage].sent * each
+    own_contributions = contributions_per_second(manifest, tokens_per_second, group) / group
+    activations = crossings(manifest)[stage].sent * own_contributions
+    return gossip_of(manifest, stage, tokens_per_second, group) + activations
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ class UploadVerdict:
 
 
 def judge_upload(line: float, need: float, decided: int = 0, late: int = 0) -> UploadVerdict | None:
-    """Return what is wrong with the upload, or None. Contributions in time outweigh an estimate."""
+    """Return a verdict if the upload is too slow, else None. If at least `MIN_DECIDED` contributions are
+    decided, their lateness counts; otherwise the measured rate `line` is compared with `need`."""
     verdict = UploadVerdict(line, need, decided, late)
     if decided >= MIN_DECIDED:
         return verdict if verdict.has_proof else None
@@ -69,7 +71,7 @@ class ContributionFates:
         self._late: dict[Hashable, bool] = {}
 
     def make(self, id: Hashable, round: int) -> None:
-        """Record that an own contribution was made for this round."""
+        """Record an own contribution for this round. The oldest beyond `REMEMBERED` are forgotten."""
         self._rounds[id] = round
         while len(self._rounds) > REMEMBERED:
             oldest = next(iter(self._rounds))

@@ -1,6 +1,6 @@
 """Hours of the day in which a peer may work, in its local time.
 
-A span such as 22:00-08:00 crosses midnight. Times are minutes after midnight; a span's end is exclusive.
+A span such as 22:00-08:00 crosses midnight. All times are minutes after midnight; a span's end is exclusive.
 """
 
 from __future__ import annotations

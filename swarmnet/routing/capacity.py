@@ -2,8 +2,9 @@
 
 A microbatch holds memory on a peer from its forward pass until its backward pass. At most `memory` of them
 fit at a time (TC1 of SkipPipe). It holds the processor during both passes, one microbatch at a time (TC2). A
-peer books the microbatches that other peers requested and sends this list to its neighbours. The neighbours
-compute from the list when a microbatch could start there.
+peer books the microbatches that other peers requested: each booking is the time from the start of the forward
+pass to the end of the backward pass. It sends these bookings to its neighbours. From them the neighbours
+compute when a microbatch could start there.
 
 All times are seconds on one clock. On the wire they are durations from now.
 """
@@ -46,38 +47,44 @@ class Load:
 
 
 def that_counts(load: Load, most: int) -> Load:
-    """Return `load` with at most `most` bookings, without the last ones to end and without their memory."""
+    """Return `load` with at most `most` bookings: those that end first. The bookings left out still occupy
+    memory, so the memory shrinks by their number (to no less than 1)."""
     if len(load.bookings) <= most:
         return load
-    first = sorted(load.bookings, key=lambda booking: booking.release)[:most]
+    first_to_end = sorted(load.bookings, key=lambda booking: booking.release)[:most]
     memory = max(1, load.memory - (len(load.bookings) - most))
-    return Load(memory, load.forward_seconds, load.backward_seconds, tuple(first))
+    return Load(memory, load.forward_seconds, load.backward_seconds, tuple(first_to_end))
 
 
 def earliest_start(load: Load, arrival: float, seconds: float, now: float) -> float:
-    """Return when a microbatch that arrives at `arrival` and holds memory for `seconds` could begin."""
-    held = [Booking(b.start, max(b.release, now + OVERDUE_SECONDS)) for b in load.bookings]
-    moments = sorted({arrival, *(b.release for b in held if b.release > arrival)})
-    start = next(m for m in moments if _fits(held, load.memory, m, m + seconds))
-    if load.memory == 1:
+    """Return the earliest time at which a peer with this load could begin the forward pass of a microbatch.
+    The microbatch arrives at `arrival` and holds memory for `seconds`. Memory becomes free only when a
+    booking ends, so these times are tried. Then the first gap of the processor is searched from there on."""
+    bookings = [Booking(b.start, max(b.release, now + OVERDUE_SECONDS)) for b in load.bookings]
+    times = sorted({arrival, *(b.release for b in bookings if b.release > arrival)})
+    start = next(time for time in times if _is_memory_free(bookings, load.memory, time, time + seconds))
+    if load.memory == 1:  # No other booking overlaps, so the processor is free too.
         return start
-    return _first_gap(_busy(held, load), start, load.forward_seconds)
+    return _first_gap(_processor_intervals(bookings, load), start, load.forward_seconds)
 
 
-def _fits(held: list[Booking], memory: int, start: float, stop: float) -> bool:
-    """Return whether fewer than `memory` bookings overlap at every moment of [start, stop)."""
-    rises = [start, *(b.start for b in held if start < b.start < stop)]
-    return all(sum(b.start <= moment < b.release for b in held) < memory for moment in rises)
+def _is_memory_free(bookings: list[Booking], memory: int, start: float, stop: float) -> bool:
+    """Return whether fewer than `memory` bookings overlap at every moment of [start, stop). Their number
+    grows only where a booking starts, so only these moments are checked."""
+    moments = [start, *(b.start for b in bookings if start < b.start < stop)]
+    return all(sum(b.start <= moment < b.release for b in bookings) < memory for moment in moments)
 
 
-def _busy(held: list[Booking], load: Load) -> list[tuple[float, float]]:
+def _processor_intervals(bookings: list[Booking], load: Load) -> list[tuple[float, float]]:
     """Return the (start, end) intervals in which the processor is taken, sorted by start."""
-    forward = [(b.start, b.start + load.forward_seconds) for b in held]
-    return sorted(forward + [(b.release - load.backward_seconds, b.release) for b in held])
+    forward = [(b.start, b.start + load.forward_seconds) for b in bookings]
+    backward = [(b.release - load.backward_seconds, b.release) for b in bookings]
+    return sorted(forward + backward)
 
 
 def _first_gap(busy: Iterable[tuple[float, float]], start: float, seconds: float) -> float:
-    """Return the earliest time from `start` on at which the processor is free for `seconds`."""
+    """Return the earliest time from `start` on at which the processor is free for `seconds`. `busy` holds
+    the (start, end) intervals in which it is not, sorted by start."""
     for begin, end in busy:
         if begin >= start + seconds:
             break

@@ -3,8 +3,8 @@
     back = hop there + wait for memory and processor + compute + the rest of the path + hop back
 
 The wait follows from the bookings that the neighbour reported (`capacity.py`). The rest comes from the
-neighbour's table of costs. The table gives the seconds of the cheapest round trip from there without waiting,
-for each frontier and number of stages left to visit. A peer computes its own table from its neighbours'
+neighbour's table of costs. For each frontier and number of stages left to visit, the table gives the seconds
+of the cheapest round trip from there without waiting. A peer computes its own table from its neighbours'
 tables and its own hops alone (distance vector routing, Bellman-Ford).
 
 The frontier is the highest stage that the microbatch has visited. A swap is a visit to a skipped stage below
@@ -13,7 +13,7 @@ the frontier (run/path_rules.py).
 Swaps can deadlock: two microbatches that hold memory in stages 1 and 2 can each wait for the stage of the
 other. Therefore no microbatch waits for a stage below its frontier. A swap goes only to a peer that has room
 at once and keeps it. No path is chosen that only a swap could complete. Every wait is then for a higher stage
-than any stage that the microbatch holds, and the highest stage waits for none.
+than any stage that the microbatch holds. The highest stage waits for none.
 """
 
 from __future__ import annotations
@@ -66,21 +66,22 @@ class PathChoice:
 def costs_to_go(
     stage: int, rules: PathRules, neighbours: Iterable[Neighbour]
 ) -> dict[tuple[int, int], float]:
-    """Compute the cost table of a peer of `stage` from the tables of its neighbours. The table contains only
-    ways to higher stages. A swap is a bonus that no estimate counts on."""
+    """Return the cost table of a peer of `stage`, computed from the tables of its neighbours. It maps
+    (frontier, stages left to visit) to the seconds of the cheapest round trip, without waiting. A pair for
+    which no path is known is missing. Only steps to stages above the frontier count, never swaps."""
     table: dict[tuple[int, int], float] = {}
     known = list(neighbours)
     for frontier in range(stage, min(stage + 2, rules.last)):  # The frontier is one stage ahead after a swap.
         for hops in range(1, rules.stages):
             header = PathHeader((0, stage), frontier, 0, hops)
-            ways = [
-                2 * other.hop_seconds + other.load.compute_seconds + rest
-                for other in known
-                if other.stage > frontier and other.stage in choices(header, rules)
-                for rest in (_rest(other, visit(header, other.stage, rules), rules),)
-            ]
-            if ways and min(ways) < NEVER:
-                table[frontier, hops] = min(ways)
+            least_seconds = NEVER
+            for other in known:
+                if other.stage > frontier and other.stage in choices(header, rules):
+                    rest = _seconds_after(other, visit(header, other.stage, rules), rules)
+                    seconds = 2 * other.hop_seconds + other.load.compute_seconds + rest
+                    least_seconds = min(least_seconds, seconds)
+            if least_seconds < NEVER:
+                table[frontier, hops] = least_seconds
     return table
 
 
@@ -92,40 +93,40 @@ def cheapest(
     now: float,
     avoid: Collection[PeerId] = (),
 ) -> PathChoice | None:
-    """Choose the next peer of a microbatch whose forward pass here ends at `ready`. Returns None if no peer
-    can take the microbatch. Peers in `avoid` are never chosen."""
-    legal = {
-        stage: after
-        for stage in choices(header, rules)
-        for after in (visit(header, stage, rules),)
-        if not needs_swap(after, rules)
-    }
-    found: PathChoice | None = None
+    """Choose the next peer of a microbatch whose forward pass on this peer ends at `ready`: the peer from
+    which the gradient is expected back first. Returns None if no neighbour can take the microbatch. Peers in
+    `avoid` are never chosen, nor are paths that only a swap could complete."""
+    headers = {stage: visit(header, stage, rules) for stage in choices(header, rules)}
+    headers = {stage: after for stage, after in headers.items() if not needs_swap(after, rules)}
+    best: PathChoice | None = None
     for other in neighbours:
-        after = legal.get(other.stage)
+        after = headers.get(other.stage)
         if after is None or other.peer in avoid:
             continue
-        if other.stage < header.frontier and not other.load.has_room:
+        if other.stage < header.frontier and not other.load.has_room:  # A swap never waits.
             continue
-        rest = _rest(other, after, rules)
+        rest = _seconds_after(other, after, rules)
         if rest == NEVER:
             continue
         arrival = ready + other.hop_seconds
         seconds = other.load.compute_seconds + rest
-        if found is not None and arrival + seconds + other.hop_seconds >= found.back:
+        if best is not None and arrival + seconds + other.hop_seconds >= best.back:
             # The lower bound without a wait is already too late; the exact start is slow to compute.
             continue
         start = earliest_start(other.load, arrival, seconds, now)
         back = start + seconds + other.hop_seconds
-        if found is None or back < found.back:
-            found = PathChoice(other.peer, after, arrival, start, start + seconds, back)
-    return found
+        if best is None or back < best.back:
+            best = PathChoice(other.peer, after, arrival, start, start + seconds, back)
+    return best
 
 
-def _rest(other: Neighbour, after: PathHeader, rules: PathRules) -> float:
-    """Return the seconds for the path after `other` until the gradient is back there; `NEVER` if `other`
-    reported none."""
-    return 0.0 if other.stage == rules.last else other.to_go.get((after.frontier, after.hops_left), NEVER)
+def _seconds_after(other: Neighbour, header: PathHeader, rules: PathRules) -> float:
+    """Return the seconds from the end of the forward pass on `other` until the gradient is back there.
+    `header` is the microbatch's header there. Returns 0 on the last stage, and `NEVER` if `other` reported no
+    such path."""
+    if other.stage == rules.last:
+        return 0.0
+    return other.to_go.get((header.frontier, header.hops_left), NEVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +143,15 @@ class Onward:
 
 def onward(header: PathHeader, rules: PathRules, live: Collection[int]) -> Onward:
     """Return the stages in `live` that a microbatch may visit next. The header is shortened (more stages are
-    skipped) only if the path cannot be completed otherwise."""
-    shorter: PathHeader | None = header
-    while shorter is not None:
-        results: dict[_PathState, bool] = {}
-        stages = tuple(s for s in choices(shorter, rules) if _leads_on(shorter, s, rules, live, results))
+    skipped) only if the path cannot be completed otherwise. If shortening does not help either, the result
+    has no stages. Its `missing` has all unvisited stages without a live peer."""
+    planned: PathHeader | None = header
+    while planned is not None:
+        known: dict[_PathState, bool] = {}
+        stages = tuple(s for s in choices(planned, rules) if _can_complete(planned, s, rules, live, known))
         if stages:
-            return Onward(shorter, stages)
-        shorter = shorten(shorter, rules)
+            return Onward(planned, stages)
+        planned = shorten(planned, rules)
     dead = [s for s in range(1, rules.stages) if s not in live and s not in header.visited]
     return Onward(header, (), tuple(dead))
 
@@ -159,16 +161,17 @@ _PathState = tuple[int, bool, int, int]
 number of swaps left, and the number of stages left to visit."""
 
 
-def _leads_on(
-    header: PathHeader, stage: int, rules: PathRules, live: Collection[int], results: dict[_PathState, bool]
+def _can_complete(
+    header: PathHeader, stage: int, rules: PathRules, live: Collection[int], known: dict[_PathState, bool]
 ) -> bool:
     """Return whether a microbatch that visits `stage` next can still reach the last stage through `live`
-    stages. `results` caches the answers of this recursion."""
+    stages. `known` caches the results of this recursion."""
     if stage not in live:
         return False
     after = visit(header, stage, rules)
     path_state = (after.frontier, after.frontier - 1 in after.visited, after.swaps_left, after.hops_left)
-    if path_state not in results:
-        onwards = choices(after, rules)  # Empty on the last stage: the path is complete.
-        results[path_state] = not onwards or any(_leads_on(after, s, rules, live, results) for s in onwards)
-    return results[path_state]
+    if path_state not in known:
+        following = choices(after, rules)
+        is_complete = not following  # Only on the last stage no stage may follow.
+        known[path_state] = is_complete or any(_can_complete(after, s, rules, live, known) for s in following)
+    return known[path_state]

@@ -6,8 +6,8 @@ Each peer gets work in proportion to its speed, evenly in time, and senders need
 reference charges the time from request to answer, which depends more on network and queues than on speed. A
 distant peer that pipelines well then gets too little, and a near slow peer too much. This module charges the
 compute time of a microbatch, multiplied by the number of microbatches that wait there. The peer *reports*
-both, because it alone can measure them under concurrency. The network is not charged; credits bound the
-microbatches in flight.
+both, because it alone can measure them under concurrency. The network is not charged. Two limits bound the
+microbatches in flight to a peer: *slots*, which the peer reports, and *earned*, which grows with its answers.
 
 All inputs are local: what was sent, what came back, and three numbers that each peer reports about itself.
 """
@@ -104,32 +104,29 @@ class Router:
     def choose(
         self, candidates: Iterable[PeerId], now: float, avoid: Collection[PeerId] = ()
     ) -> PeerId | None:
-        """Return the peer for the next microbatch, or None if no peer has room. A peer in `avoid` is chosen
-        only if no other peer has room."""
-        usable = [
-            (peer, estimate)
-            for peer in candidates
-            for estimate in (self._estimate(peer),)
-            if estimate.has_room(now)
-        ]
+        """Return the peer whose virtual clock would be the earliest after one more microbatch. Returns None
+        if no peer has room. Chance decides between clocks that differ by less than `TIE`. A peer in `avoid`
+        is chosen only if no other peer has room."""
+        estimates = [(peer, self._estimate(peer)) for peer in candidates]
+        with_room = [(peer, estimate) for peer, estimate in estimates if estimate.has_room(now)]
         if avoid:
-            usable = [entry for entry in usable if entry[0] not in avoid] or usable
-        if not usable:
+            with_room = [entry for entry in with_room if entry[0] not in avoid] or with_room
+        if not with_room:
             return None
-        unknown = self._cost_of_unknown()
-        best, first = None, float("inf")
-        due = []
-        for peer, estimate in usable:
-            cost = self._cost(estimate, unknown)
+        default_seconds = self._default_compute_seconds()
+        best, earliest = None, float("inf")
+        lower_bounds = []
+        for peer, estimate in with_room:
+            cost = self._cost(estimate, default_seconds)
             done = estimate.clock + cost
-            due.append((done - TIE * cost, peer))
-            if done < first:
-                best, first = peer, done
-        tied = [peer for earliest, peer in due if earliest <= first]
+            lower_bounds.append((done - TIE * cost, peer))
+            if done < earliest:
+                best, earliest = peer, done
+        tied = [peer for lower_bound, peer in lower_bounds if lower_bound <= earliest]
         return self.chance.choice(tied) if len(tied) > 1 else best
 
     def has_room(self, candidates: Iterable[PeerId], now: float) -> bool:
-        """Return whether some candidate would take one more microbatch."""
+        """Return whether some candidate would take one more microbatch; a peer never used before would."""
         for peer in candidates:
             estimate = self.peers.get(peer)
             if estimate is None or estimate.has_room(now):
@@ -137,17 +134,16 @@ class Router:
         return False
 
     def room_at(self, candidates: Iterable[PeerId], now: float) -> float:
-        """Return when the first candidate has room whose only obstacle is a pause; infinity if none has."""
-        return min(
-            (
-                estimate.blocked_until
-                for peer in candidates
-                if (estimate := self.peers.get(peer)) is not None
-                and estimate.blocked_until > now
-                and estimate.in_flight < min(estimate.slots, estimate.earned)
-            ),
-            default=float("inf"),
-        )
+        """Return the end of the first pause of a candidate that has room apart from its pause. Returns
+        infinity if no candidate waits only for the end of a pause."""
+        pause_ends = []
+        for peer in candidates:
+            estimate = self.peers.get(peer)
+            if estimate is None or estimate.blocked_until <= now:
+                continue
+            if estimate.in_flight < min(estimate.slots, estimate.earned):
+                pause_ends.append(estimate.blocked_until)
+        return min(pause_ends, default=float("inf"))
 
     def is_usable(self, peer: PeerId, now: float) -> bool:
         """Return whether the peer is in no pause after a failure, a refusal or an outlier."""
@@ -155,23 +151,25 @@ class Router:
         return estimate is None or estimate.blocked_until <= now
 
     def has_earned(self, peer: PeerId, promised: int, now: float) -> bool:
-        """Return whether the peer may be promised one more microbatch in addition to `promised`. The limit
-        follows from what the peer has answered. Where places are reserved ahead
-        (`peers/worker/pipeline/reservations.py`), the reservations replace its slots."""
+        """Return whether the peer may be promised one more microbatch in addition to `promised`. The limit is
+        `earned`. If places are reserved ahead (`peers/worker/pipeline/reservations.py`), the reservations
+        replace its slots."""
         estimate = self.peers.get(peer)
         return promised < FIRST_SLOTS if estimate is None else estimate.has_earned(promised, now)
 
     def sent(self, peer: PeerId) -> None:
-        """Record that a microbatch was sent to `peer`, and advance its clock."""
+        """Record that a microbatch was sent to `peer`, and advance its clock by the cost. A clock that lags
+        by more than `CATCH_UP` microbatches is first moved up, so that the peer is not flooded."""
         estimate = self._estimate(peer)
         estimate.in_flight += 1
         estimate.peak = max(estimate.peak, estimate.in_flight)
-        cost = self._cost(estimate, self._cost_of_unknown())
+        cost = self._cost(estimate, self._default_compute_seconds())
         self.clock = max(self.clock, estimate.clock)
         estimate.clock = max(estimate.clock, self.clock - CATCH_UP * cost) + cost
 
     def answered(self, peer: PeerId, answer_seconds: float) -> None:
-        """Record that an answer came `answer_seconds` after the microbatch was sent."""
+        """Record that an answer came `answer_seconds` after the microbatch was sent. It updates the smoothed
+        time, ends the series of failures, and may raise `earned` by one (slow start)."""
         estimate = self._estimate(peer)
         known = estimate.answer_seconds
         estimate.answer_seconds = (
@@ -183,7 +181,7 @@ class Router:
         estimate.peak = estimate.in_flight
 
     def on_credit(self, peer: PeerId, slots: int, compute_seconds: float, waiting: int) -> None:
-        """Record what a peer reports about itself (CREDIT). Ignored for a peer that was never sent anything.
+        """Record what a peer reports in a CREDIT message. Ignored for a peer that was never sent anything.
         `slots` is how many microbatches it accepts from this sender at a time. `waiting` is how many work
         items wait for compute, and `compute_seconds` is its time per microbatch (0: not measured)."""
         estimate = self.peers.get(peer)
@@ -197,7 +195,8 @@ class Router:
             estimate.compute_seconds = compute_seconds
 
     def overdue(self, peer: PeerId, waited: float) -> None:
-        """Record that no answer came within `waited` seconds. The peer may be slow: extend its deadline."""
+        """Record that no answer came within `waited` seconds. The peer may only be slow, so its expected
+        answer time is raised; the next deadline is a multiple of it."""
         estimate = self._estimate(peer)
         estimate.answer_seconds = max(estimate.answer_seconds or 0.0, OVERDUE * waited)
 
@@ -212,7 +211,8 @@ class Router:
             estimate.in_flight -= 1
 
     def failed(self, peer: PeerId, now: float) -> None:
-        """Pause sends to a peer that refused, was lost or missed a deadline. The pause doubles each time."""
+        """Pause sends to a peer that refused, was lost or missed a deadline, and halve `earned`. The pause
+        doubles each time. A further failure during the pause is ignored."""
         estimate = self._estimate(peer)
         if estimate.failed_until > now:
             return  # One failure counts once, however many microbatches it affects.
@@ -254,12 +254,13 @@ class Router:
             estimate = self.peers[peer] = Estimate(clock=self.clock)
         return estimate
 
-    def _cost(self, estimate: Estimate, unknown: float) -> float:
-        """Return the virtual seconds that one microbatch costs at this peer."""
-        seconds = unknown if estimate.compute_seconds is None else estimate.compute_seconds
+    def _cost(self, estimate: Estimate, default_seconds: float) -> float:
+        """Return the virtual seconds by which one microbatch advances the clock of this peer.
+        `default_seconds` is its compute time if it has reported none."""
+        seconds = default_seconds if estimate.compute_seconds is None else estimate.compute_seconds
         return seconds * (1.0 + estimate.waiting)
 
-    def _cost_of_unknown(self) -> float:
+    def _default_compute_seconds(self) -> float:
         """Return the compute seconds to assume for a peer that has not reported any: those of the fastest."""
         known = [e.compute_seconds for e in self.peers.values() if e.compute_seconds is not None]
         return min(known, default=1.0)

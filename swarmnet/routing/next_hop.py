@@ -1,7 +1,8 @@
 """Choose where a microbatch goes next from one peer, and the implementation for runs that skip no stage.
 
-`NextHop` is the interface that the data path uses. In runs that may skip or reorder stages, `Skipping`
-(`skipping.py`) implements it. The choice between the two is made once, when a worker is assembled.
+A microbatch passes the stages of the pipeline from peer to peer. Its header lists the stages that it has
+visited. `NextHop` is the interface that decides which peers may be next. `Straight` implements it for runs in
+which every microbatch visits all stages. `Skipping` (`skipping.py`) is for runs that skip or reorder stages.
 """
 
 from __future__ import annotations
@@ -40,17 +41,18 @@ class NextHop(Protocol):
         """Raise IllegalPath unless a microbatch may come here with this header."""
 
     def came_otherwise(self, key: MicrobatchId, header: PathHeader) -> bool:
-        """Return whether the microbatch is here already by another path, so that its answer does not fit."""
+        """Return whether this microbatch arrived here before by another path. If so, the result computed for
+        that path is no answer to this request."""
 
     def arrive(self, key: MicrobatchId, header: PathHeader) -> Passage:
         """Keep a checked header until `forget`."""
 
     def candidates(self, key: MicrobatchId | None, tried: Collection[PeerId] = ()) -> Collection[PeerId]:
-        """Return live peers that the microbatch may be sent to; None asks for one that would be started now.
-        If it was sent to peers that failed (`tried`), other peers come first."""
+        """Return live peers that the microbatch may be sent to; `key` None stands for a new microbatch. If it
+        was sent to peers that failed (`tried`), other peers are preferred."""
 
     def header_for(self, key: MicrobatchId, stage: int) -> PathHeader:
-        """Return the header to send with it to a peer of `stage`. Raises IllegalPath if it is not allowed."""
+        """Return the microbatch's header for a peer of `stage`. Raises IllegalPath if it may not go there."""
 
     def missing(self) -> tuple[int, ...]:
         """Return stages without a peer that the next microbatch would wait for; empty if there are none."""
@@ -85,7 +87,9 @@ class Straight:
 
     def candidates(self, key: MicrobatchId | None, tried: Collection[PeerId] = ()) -> Collection[PeerId]:
         live = self.live(self.stage + 1)
-        return ([peer for peer in live if peer not in tried] or live) if tried else live
+        if not tried:
+            return live
+        return [peer for peer in live if peer not in tried] or live
 
     def header_for(self, key: MicrobatchId, stage: int) -> PathHeader:
         if self._next is None or stage != self.stage + 1:
@@ -93,8 +97,8 @@ class Straight:
         return self._next
 
     def missing(self) -> tuple[int, ...]:
-        there = self._next is None or self.live(self.stage + 1)
-        return () if there else (self.stage + 1,)
+        is_served = self._next is None or self.live(self.stage + 1)
+        return () if is_served else (self.stage + 1,)
 
     def forget(self, key: MicrobatchId) -> None:
         pass

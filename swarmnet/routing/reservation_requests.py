@@ -1,15 +1,17 @@
 """Reserve a place for every microbatch on its next peer before its body is sent.
 
-A body takes seconds for a hop and a request takes milliseconds. When a microbatch's forward pass begins on
-its origin, the origin requests a place on the cheapest next peer at the expected time (`reservations.py`).
-That peer refuses, or it books the place and requests one on the following stage in turn. A peer knows its own
-bookings, the reported bookings and cost tables of its neighbours, and the hop times that it measured.
+A body takes seconds for a hop and a request takes milliseconds. Therefore the origin of a microbatch requests
+a place when its forward pass begins: on the cheapest next peer, at the expected time (`reservations.py`). The
+next peer refuses, or it books the place and requests one on the following stage in turn. A peer knows its own
+bookings and hop times, and the bookings and cost tables that its neighbours reported.
 `cheapest_path.cheapest` makes the choice.
 
-Swaps are never requested: nothing may wait for them (`cheapest_path.py`), and they gain nothing in a live
-run.
+A *body* is the tensor that a microbatch sends: hidden states or gradients. A *hop* is the time of one body
+between two peers. A *quest* is the search for a place for one microbatch; it may take several requests. A
+*way* is one sequence of stages by which a path can be completed. A *swap* is a visit to a skipped stage that
+lies behind. Swaps are never requested: no microbatch may wait for one (`cheapest_path.py`).
 
-The module does no IO. Times are seconds on the caller's clock.
+The module does no IO. All times are seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -24,22 +26,22 @@ from swarmnet.routing.cheapest_path import Neighbour, PathChoice, ToGo, cheapest
 from swarmnet.run.path_rules import PathHeader, PathRules, ways_on
 
 MAX_QUESTIONS = 4
-"""Number of the request from which on a place at any time is accepted."""
+"""From the request with this number on, a place at any time is accepted: the request is firm."""
 GIVE_UP_QUESTIONS = 8
 """After this many requests the router chooses, as it does when no peer has reported anything."""
 ANSWER_SECONDS = 1.0
 """Seconds to wait for an answer, in addition to two round trips."""
 MEASUREMENTS_KEPT = 5
-"""Number of measurements kept for each hop. By their median one lost packet does no lasting harm."""
+"""Number of measurements kept for each hop. Their median hides the delay after a lost packet."""
 TIE = 0.01
-"""Ways whose times differ by less than this share are equal, and the less visited stage is next. By cost
-alone the same stage of equal ones would always be left out, and it would learn nothing."""
+"""Ways whose times differ by less than this share are equal, and the less visited stage is next. If cost
+alone decided, the same stage of equal ones would always be left out, and it would learn nothing."""
 MIN_SHARE = 0.25
 """Minimum fraction of its fair share that a stage gets of the microbatches from here, unless it is `DEAR`.
 The fair share is proportional to the number of ways that lead through the stage. If more microbatches take
 full paths, fewer are left to train without a stage; the minimum is then `PathRules.full_path_fraction`. A
-stage that is never visited is not trained, and its first slow passes remain its measured speed. By cost
-alone two of four equal peers got 3 and 6 of 1,000 microbatches on real processes (measured)."""
+stage that is never visited is not trained, and its first slow passes remain its measured speed. When cost
+alone decided, two of four equal peers got 3 and 6 of 1,000 microbatches on real processes (measured)."""
 DEAR = 2.0
 """Factor on the time of the cheapest way above which a stage does not get its minimum share."""
 VISITS_KEPT = 0.98
@@ -62,7 +64,7 @@ class KnownNeighbour:
     measured: tuple[float, ...] = ()
     """Newest measurements of `hop`."""
     measured_at: int | None = None
-    """Value of `PathSearch.gone_on` at the last measurement."""
+    """Value of `PathSearch.granted_places` at the last measurement."""
 
 
 @dataclass(slots=True)
@@ -106,14 +108,14 @@ class RequestToSend:
 
 
 class PathSearch:
-    """Knowledge and place requests of one peer."""
+    """What one peer knows about its neighbours, and its place requests to them."""
 
     def __init__(self, rules: PathRules, stage: int) -> None:
         self.rules = rules
         self.stage = stage
         self.seen: dict[PeerId, KnownNeighbour] = {}
         self.quests: dict[MicrobatchId, PathQuery] = {}
-        self.gone_on = 0
+        self.granted_places = 0
         """Number of microbatches that got a place on the next stage."""
         self.visits: dict[int, float] = {}
         """Number of microbatches sent from here to each stage when there was a choice. Old ones decay."""
@@ -122,19 +124,20 @@ class PathSearch:
     # -- knowledge about neighbours ----------------------------------------------------------------------
 
     def on_load_report(self, peer: PeerId, load: Load, to_go: ToGo, latency: float, now: float) -> None:
-        """Record the load and cost table that a peer reported. Its bookings are seconds from the moment of
-        sending, `latency` seconds ago."""
-        since = now - latency
-        bookings = tuple(Booking(b.start + since, b.release + since) for b in load.bookings)
-        seen = self._seen(peer)
-        seen.load = Load(load.memory, load.forward_seconds, load.backward_seconds, bookings)
-        seen.to_go, seen.latency = to_go, latency
+        """Record the load and cost table that a peer reported. Its bookings are in seconds from the moment
+        of sending, which was `latency` seconds ago. They are kept as times on the local clock."""
+        sent_at = now - latency
+        bookings = tuple(Booking(b.start + sent_at, b.release + sent_at) for b in load.bookings)
+        neighbour = self._known_neighbour(peer)
+        neighbour.load = Load(load.memory, load.forward_seconds, load.backward_seconds, bookings)
+        neighbour.to_go, neighbour.latency = to_go, latency
 
     def measured(self, peer: PeerId, hop: float) -> None:
-        """Record a measured hop, in seconds: half the time for a body there and its gradient back."""
-        seen = self._seen(peer)
-        seen.measured = (*seen.measured, hop)[-MEASUREMENTS_KEPT:]
-        seen.hop, seen.measured_at = median(seen.measured), self.gone_on
+        """Record a measured hop to `peer` in seconds: half the transfer time of a body there and its gradient
+        back. The median of the newest measurements becomes the estimate."""
+        neighbour = self._known_neighbour(peer)
+        neighbour.measured = (*neighbour.measured, hop)[-MEASUREMENTS_KEPT:]
+        neighbour.hop, neighbour.measured_at = median(neighbour.measured), self.granted_places
 
     def forget(self, peer: PeerId) -> None:
         self.seen.pop(peer, None)
@@ -144,7 +147,7 @@ class PathSearch:
         return costs_to_go(self.stage, self.rules, self._neighbours(live))
 
     def rest(self, header: PathHeader, table: ToGo) -> float:
-        """Return the expected seconds after the end of the own forward pass; 0 if unknown."""
+        """Return the expected seconds from the end of the forward pass here to the gradient; 0 if unknown."""
         return table.get((header.frontier, header.hops_left), 0.0)
 
     # -- place requests -----------------------------------------------------------------------------------
@@ -153,23 +156,26 @@ class PathSearch:
         self, key: MicrobatchId, live: Iterable[tuple[PeerId, int]], now: float,
         avoid: Collection[PeerId] = (),
     ) -> RequestToSend | None:  # fmt: skip
-        """Return the next place request for a microbatch with a quest; None if no known peer can take it."""
+        """Return the next place request for a microbatch with a quest. It goes to the best peer in `live`
+        (pairs of peer and stage). Peers in `avoid` come last. Returns None if no known peer can take the
+        microbatch, or after `GIVE_UP_QUESTIONS` requests."""
         quest = self.quests[key]
         quest.asked = quest.granted = None
         if quest.question >= GIVE_UP_QUESTIONS:
             return None
         ahead = [other for other in self._neighbours(live) if other.stage > quest.header.frontier]
         ready = max(quest.ready, now)
-        choice = self._choice(quest, ahead, ready, now, quest.silent.union(avoid))
+        choice = self._choose_next(quest, ahead, ready, now, quest.silent.union(avoid))
         if choice is None and avoid:
-            choice = self._choice(quest, ahead, ready, now, quest.silent)
+            choice = self._choose_next(quest, ahead, ready, now, quest.silent)
         if choice is None:
             return None
         quest.question += 1
         quest.asked, quest.choice = choice.peer, choice
-        quest.until = now + ANSWER_SECONDS + 4 * self._seen(choice.peer).latency
-        if self._seen(choice.peer).hop is None:  # One microbatch is enough to measure the distance.
-            self._seen(choice.peer).hop = max((s.hop for s in self.seen.values() if s.hop), default=None)
+        chosen = self._known_neighbour(choice.peer)
+        quest.until = now + ANSWER_SECONDS + 4 * chosen.latency
+        if chosen.hop is None:  # Until the hop is measured, assume the longest: one microbatch measures it.
+            chosen.hop = max((other.hop for other in self.seen.values() if other.hop), default=None)
         self.asked += 1
         firm = quest.question >= MAX_QUESTIONS
         return RequestToSend(
@@ -179,8 +185,9 @@ class PathSearch:
     def answered(
         self, peer: PeerId, key: MicrobatchId, question: int, start: float | None
     ) -> PathQuery | None:
-        """Record an answer and return its quest, or None if that answer was not awaited. `start` is the
-        granted start time; None is a refusal."""
+        """Record a peer's answer to a place request. `start` is the granted start of the forward pass; None
+        is a refusal. Returns the quest, or None if this answer was not awaited. A peer that refuses a firm
+        request gets no further one. A grant counts as a visit to its stage if there was a choice."""
         quest = self.quests.get(key)
         if quest is None or quest.asked != peer or quest.question != question or quest.choice is None:
             return None
@@ -191,20 +198,22 @@ class PathSearch:
                 quest.silent.add(peer)
             return quest
         quest.granted = peer
-        self.gone_on += 1
+        self.granted_places += 1
         if quest.stages > 1:
-            stage = quest.choice.header.visited[-1]
-            self.visits = {s: VISITS_KEPT * count for s, count in self.visits.items()}
+            stage = quest.choice.header.visited[-1]  # The chosen stage.
+            self.visits = {other: VISITS_KEPT * count for other, count in self.visits.items()}
             self.visits[stage] = self.visits.get(stage, 0.0) + 1.0
         return quest
 
     def back(self, quest: PathQuery, start: float) -> float:
-        """Return when the gradient is expected here if the forward pass there begins at `start`."""
+        """Return the time at which the gradient is expected back if the chosen peer begins the forward pass
+        at `start`: the planned time plus the delay of the start."""
         assert quest.choice is not None
         return quest.choice.back + max(0.0, start - quest.choice.start)
 
     def overdue(self, now: float) -> list[MicrobatchId]:
-        """Return the microbatches whose request was not answered in time. They need another request."""
+        """Return the microbatches whose request was not answered in time. They need another request, which
+        will not go to the silent peer."""
         late = []
         for key, quest in self.quests.items():
             if quest.asked is not None and now >= quest.until:
@@ -215,15 +224,16 @@ class PathSearch:
         return late
 
     def lost(self, peer: PeerId) -> list[MicrobatchId]:
-        """Return the microbatches that had requested or got a place on a lost peer: they need another."""
-        hit = []
+        """Forget the places that were requested or granted on a lost peer. Returns their microbatches, except
+        those whose body was already sent. They need another place."""
+        affected = []
         for key, quest in self.quests.items():
             if peer in (quest.asked, quest.granted) and not quest.sent:
                 quest.asked = quest.granted = None
-                hit.append(key)
-        return hit
+                affected.append(key)
+        return affected
 
-    def _choice(
+    def _choose_next(
         self,
         quest: PathQuery,
         ahead: Iterable[Neighbour],
@@ -231,54 +241,50 @@ class PathSearch:
         now: float,
         avoid: Collection[PeerId],
     ) -> PathChoice | None:
-        """Return the cheapest choice, or one of nearly equal cost through a less visited stage."""
+        """Return the best of the cheapest choices at each stage; None if there is none. A stage that gets too
+        few microbatches comes first, unless it is too slow (`DEAR`). Otherwise the fastest choice is
+        taken, or among nearly equal ones (`TIE`) that of the least visited stage."""
         by_stage: dict[int, list[Neighbour]] = {}
-        # Near peers first: they rule out others.
+        # Near peers first: `cheapest` then rules out farther ones without computing their exact start.
         for other in sorted(ahead, key=lambda other: other.hop_seconds):
             by_stage.setdefault(other.stage, []).append(other)
-        found = [
-            choice
-            for others in by_stage.values()
-            for choice in (cheapest(quest.header, self.rules, others, ready, now, avoid),)
-            if choice is not None
-        ]
-        quest.stages, ways = len(found), sum(ways_on(choice.header, self.rules) for choice in found)
-        least = min((choice.back for choice in found), default=0.0)
-        scarce = [
-            choice for choice in found
-            if self._is_scarce(choice, ways)
-            and choice.back - ready <= DEAR * (least - ready)
-        ]  # fmt: skip
-        if scarce:
-            return min(scarce, key=lambda choice: choice.back)
-        near = [choice for choice in found if choice.back <= least + TIE * (least - ready)]
-        return min(near, default=None, key=lambda c: (self._had(c), c.back))
+        best = [cheapest(quest.header, self.rules, others, ready, now, avoid) for others in by_stage.values()]
+        candidates = [choice for choice in best if choice is not None]
+        quest.stages, ways = len(candidates), sum(ways_on(each.header, self.rules) for each in candidates)
+        earliest = min((choice.back for choice in candidates), default=0.0)
+        undervisited = [choice for choice in candidates if self._is_undervisited(choice, ways)]
+        affordable = [c for c in undervisited if c.back - ready <= DEAR * (earliest - ready)]
+        if affordable:
+            return min(affordable, key=lambda choice: choice.back)
+        tied = [choice for choice in candidates if choice.back <= earliest + TIE * (earliest - ready)]
+        return min(tied, default=None, key=lambda choice: (self._visits_per_way(choice), choice.back))
 
-    def _had(self, choice: PathChoice) -> float:
+    def _visits_per_way(self, choice: PathChoice) -> float:
         """Return how many microbatches the chosen stage got from here, per way that continues from it."""
         return self.visits.get(choice.header.visited[-1], 0.0) / max(1, ways_on(choice.header, self.rules))
 
-    def _is_scarce(self, choice: PathChoice, ways: int) -> bool:
-        """Return whether the chosen stage gets too few of the microbatches that leave here by `ways` ways."""
-        least = max(MIN_SHARE, self.rules.full_path_fraction)
-        return self._had(choice) * ways < least * sum(self.visits.values())
+    def _is_undervisited(self, choice: PathChoice, ways: int) -> bool:
+        """Return whether the chosen stage got less than its minimum share of the microbatches sent from here.
+        `ways` is the number of ways through all candidate stages together."""
+        least_share = max(MIN_SHARE, self.rules.full_path_fraction)
+        return self._visits_per_way(choice) * ways < least_share * sum(self.visits.values())
 
-    def _seen(self, peer: PeerId) -> KnownNeighbour:
+    def _known_neighbour(self, peer: PeerId) -> KnownNeighbour:
         return self.seen.setdefault(peer, KnownNeighbour())
 
     def _neighbours(self, live: Iterable[tuple[PeerId, int]]) -> list[Neighbour]:
         """Return the live neighbours that have reported a load."""
-        return [
-            Neighbour(peer, stage, self._hop(seen), seen.load, seen.to_go)
-            for peer, stage in live
-            for seen in (self.seen.get(peer),)
-            if seen is not None and seen.load is not None
-        ]
+        neighbours = []
+        for peer, stage in live:
+            known = self.seen.get(peer)
+            if known is not None and known.load is not None:
+                neighbours.append(Neighbour(peer, stage, self._hop_seconds(known), known.load, known.to_go))
+        return neighbours
 
-    def _hop(self, seen: KnownNeighbour) -> float:
-        """Return the estimated seconds of a hop, at least the latency. An unmeasured hop counts as the
-        latency alone, so that the peer is tried."""
-        hop = 0.0 if seen.hop is None else seen.hop
-        if seen.measured_at is not None:
-            hop *= 0.5 ** ((self.gone_on - seen.measured_at) / HALVED_VISITS)
-        return max(seen.latency, hop)
+    def _hop_seconds(self, neighbour: KnownNeighbour) -> float:
+        """Return the estimated seconds of a hop to this neighbour, at least its latency. An unmeasured hop
+        counts as the latency alone, and an old measurement decays, so that the peer is tried again."""
+        hop = 0.0 if neighbour.hop is None else neighbour.hop
+        if neighbour.measured_at is not None:
+            hop *= 0.5 ** ((self.granted_places - neighbour.measured_at) / HALVED_VISITS)
+        return max(neighbour.latency, hop)

@@ -1,14 +1,14 @@
 """Reserve places on one peer for microbatches that are here or on their way.
 
-A sender requests a place before it sends a body (`reservation_requests.py`). The answer follows from the
-bookings alone: the time at which a microbatch that arrives then could begin. The request is refused if that
-is later than the sender expected, or if the sender has its maximum number of places. A place is kept until
-its microbatch is done, until the sender returns it or disconnects, or until its expected end has passed.
+A sender requests a place before it sends a body: the hidden states of a microbatch. The answer is the time at
+which the microbatch could begin, computed from the bookings alone. The request is refused if that is later
+than the sender expected, or if the sender has its maximum of places. A place is kept until its microbatch is
+done. It ends earlier if the sender returns it or disconnects, or if its expected end has passed.
 
 Claims of other peers decide little. This peer computes from its own cost table how long a microbatch stays. A
 sender whose bodies do not come loses the right to places for a time that doubles.
 
-The module does no IO. Times are seconds on the caller's clock.
+The module does no IO. All times are seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAX_SHUNNED = 1024
 
 @dataclass(slots=True)
 class HeldReservation:
-    """A reserved place. `asker` sends the body, and `came` is true once it has arrived."""
+    """A reserved place. `asker` is the peer that sends the body; `came` tells whether the body arrived."""
 
     asker: PeerId
     header: PathHeader
@@ -62,7 +62,7 @@ class ReservationTable:
         self.is_last = is_last
         self.forward_seconds = self.backward_seconds = 0.0
         self.held: dict[MicrobatchId, HeldReservation] = {}
-        self._lapsed: dict[PeerId, tuple[int, float]] = {}
+        self._failed_senders: dict[PeerId, tuple[int, float]] = {}
         """Maps a sender to (times in a row that bodies did not come, end of its pause); newest last."""
 
     @property
@@ -88,17 +88,17 @@ class ReservationTable:
         firm: bool,
         now: float,
     ) -> float | None:
-        """Return when a microbatch that arrives at `arrival` begins; None refuses it. `wanted` is the start
-        that the sender expected. A much later start is refused unless the request is `firm`. `rest` is the
-        time that the path takes after the forward pass here, without compute here."""
-        known = self.held.get(key)
-        if known is not None and (known.came or known.asker != asker):
+        """Book a place and return the start of its forward pass; None refuses it. The body arrives at
+        `arrival`, and its sender expects the start at `wanted`. A much later start is refused unless the
+        request is `firm`. `rest` is the time from the forward pass to the gradient's arrival here."""
+        held = self.held.get(key)
+        if held is not None and (held.came or held.asker != asker):
             return None  # A peer cannot take another's place by naming its microbatch.
-        if not self._may_have(asker, key, now) or arrival > now + LONGEST_SECONDS:
+        if not self._may_reserve(asker, key, now) or arrival > now + LONGEST_SECONDS:
             return None
         load = self.load
-        if known is not None:
-            others = tuple(place.booking for k, place in self.held.items() if k != key)
+        if held is not None:  # A repeated request replaces its own booking.
+            others = tuple(place.booking for other, place in self.held.items() if other != key)
             load = Load(self.memory, self.forward_seconds, self.backward_seconds, others)
         seconds = min(LONGEST_SECONDS, load.compute_seconds + rest)
         start = earliest_start(load, max(arrival, now), seconds, now)
@@ -110,16 +110,17 @@ class ReservationTable:
         return start
 
     def came(self, key: MicrobatchId, sender: PeerId, header: PathHeader, rest: float, now: float) -> None:
-        """Record that a body arrived and was accepted, whether or not it had a place."""
+        """Record that a body from `sender` arrived and was accepted. Without a place it gets one that starts
+        now. The sender's earlier failures to deliver are forgiven."""
         place = self.held.get(key)
         if place is None:
             seconds = min(LONGEST_SECONDS, self.load.compute_seconds + rest)
             place = self.held[key] = HeldReservation(sender, header, Booking(now, now + seconds))
         place.asker, place.header, place.came = sender, header, True
-        self._lapsed.pop(sender, None)
+        self._failed_senders.pop(sender, None)
 
     def begins(self, key: MicrobatchId, start: float) -> None:
-        """Set the booking to the known start of the forward pass."""
+        """Set the booking's start to the known start of the forward pass. A delay also moves its end."""
         place = self.held.get(key)
         if place is not None:
             late = max(0.0, start - place.booking.start)
@@ -141,7 +142,8 @@ class ReservationTable:
         return self.held.pop(key, None) is not None
 
     def gone(self, asker: PeerId, now: float) -> list[MicrobatchId]:
-        """Free the places of a lost sender whose bodies had not come. Returns their microbatches."""
+        """Free the places of a lost sender whose bodies have not arrived. Returns their microbatches. If
+        there are any, the sender's next requests are refused for a while."""
         lost = [key for key, place in self.held.items() if place.asker == asker and not place.came]
         for key in lost:
             del self.held[key]
@@ -150,7 +152,8 @@ class ReservationTable:
         return lost
 
     def lapse(self, now: float) -> list[MicrobatchId]:
-        """Free the places that have expired without a body. Returns their microbatches."""
+        """Free the places whose time has passed without a body, and refuse places to their senders for a
+        while. Returns their microbatches."""
         late = [
             key for key, place in self.held.items()
             if not place.came and now >= place.booking.release + LATE_SECONDS
@@ -161,17 +164,18 @@ class ReservationTable:
 
     def _shun(self, asker: PeerId, now: float) -> None:
         """Refuse places to `asker` for a pause that doubles each time."""
-        times, _ = self._lapsed.pop(asker, (0, 0.0))
+        times, _ = self._failed_senders.pop(asker, (0, 0.0))
         pause = doubled(FIRST_SHUN_SECONDS, times, LONGEST_SHUN_SECONDS)
-        self._lapsed[asker] = (times + 1, now + pause)
-        if len(self._lapsed) > MAX_SHUNNED:
-            del self._lapsed[next(iter(self._lapsed))]
+        self._failed_senders[asker] = (times + 1, now + pause)
+        if len(self._failed_senders) > MAX_SHUNNED:
+            oldest = next(iter(self._failed_senders))
+            del self._failed_senders[oldest]
 
-    def _may_have(self, asker: PeerId, key: MicrobatchId, now: float) -> bool:
+    def _may_reserve(self, asker: PeerId, key: MicrobatchId, now: float) -> bool:
         """Return whether `asker` is in no pause and has fewer places than its maximum."""
-        if self._lapsed.get(asker, (0, 0.0))[1] > now:
+        if self._failed_senders.get(asker, (0, 0.0))[1] > now:
             return False
-        expected = [place.asker for k, place in self.held.items() if not place.came and k != key]
+        expected = [place.asker for other, place in self.held.items() if not place.came and other != key]
         return len(expected) < self.most and expected.count(asker) < max(1, SHARE * self.most)
 
 

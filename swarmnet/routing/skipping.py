@@ -1,8 +1,9 @@
 """Choose where a microbatch goes next in a run that may skip stages.
 
-A microbatch's header (`run/path_rules.py`) is checked when it arrives and kept as long as its job. A
-microbatch goes around stages without a live peer within the run's budget. Otherwise it waits, and `missing`
-names the stages.
+A microbatch carries a header: the stages that it has visited, and how many it still has to visit. The header
+is checked against the run's rules (`run/path_rules.py`) when it arrives, and kept until the microbatch is
+done. A microbatch goes around stages without a live peer, as far as the rules let it skip stages. Otherwise
+it waits, and `missing` names the stages.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from swarmnet.run.path_rules import PathHeader, PathRules, begin, check, needs_s
 
 
 class Skipping:
-    """The headers on one peer of `stage`. `live(s)` names the peers of stage s that take microbatches now."""
+    """The headers of the microbatches on one peer of `stage`. `live(s)` returns the peers of stage s that
+    accept microbatches now."""
 
     def __init__(
         self, rules: PathRules, stage: int, live: Live, round: Callable[[], int] = lambda: 0
@@ -36,8 +38,8 @@ class Skipping:
         """Stage to which each microbatch was sent last."""
 
     def start(self, key: MicrobatchId) -> Passage:
-        """Begin a microbatch on this origin. The rules decide how many stages it visits."""
-        header = self._first()
+        """Begin a microbatch on this peer of the first stage. The rules decide how many stages it visits."""
+        header = self._new_path_header()
         self.begun += 1
         return self.arrive(key, header)
 
@@ -46,29 +48,31 @@ class Skipping:
         check(header, self.stage, self.rules)
 
     def came_otherwise(self, key: MicrobatchId, header: PathHeader) -> bool:
-        """Return whether the microbatch is here already by another path, so that its answer does not fit."""
+        """Return whether this microbatch arrived here before by another path. If so, the result computed for
+        that path is no answer to this request."""
         known = self.headers.get(key)
         return known is not None and known.visited != header.visited
 
     def arrive(self, key: MicrobatchId, header: PathHeader) -> Passage:
-        """Keep a checked header until `forget`."""
+        """Keep a checked header until `forget`. Returns what the path means for this stage."""
         self.headers[key] = header
         return Passage(header.length, self.rules.branch_scale(self.stage, header.length))
 
     def candidates(self, key: MicrobatchId | None, tried: Collection[PeerId] = ()) -> list[PeerId]:
-        """Return live peers that the microbatch may be sent to; None asks for one that would be started now.
-        After a failed attempt it goes to other peers of the same stage if there are any. A peer that has
-        already computed it on that path can repeat its answer. For another path it has no answer."""
-        way = self._onward(key)
-        if key is not None and tried and self.sent.get(key) in way.stages:
+        """Return live peers that the microbatch may be sent to; `key` None stands for a new microbatch. After
+        attempts that failed (`tried`), other peers of the same stage are preferred. They keep the path the
+        same, so peers further on that have computed the microbatch can repeat their answers."""
+        following = self._next_stages(key)
+        if key is not None and tried and self.sent.get(key) in following.stages:
             others = [peer for peer in self.live(self.sent[key]) if peer not in tried]
             if others:
                 return others
-        return [peer for stage in way.stages for peer in self.live(stage)]
+        return [peer for stage in following.stages for peer in self.live(stage)]
 
     def header_for(self, key: MicrobatchId, stage: int) -> PathHeader:
-        """Return the header to send with it to a peer of `stage`. Raises IllegalPath if it is not allowed."""
-        header = visit(self._onward(key).header, stage, self.rules)
+        """Return the header to send with the microbatch to a peer of `stage`, and remember the stage. Raises
+        IllegalPath if the rules forbid this stage."""
+        header = visit(self._next_stages(key).header, stage, self.rules)
         self.sent[key] = stage
         return header
 
@@ -76,33 +80,38 @@ class Skipping:
         """Return the stages that the next microbatch here would wait for; empty if there are none."""
         if self.stage == self.rules.last:
             return ()
-        return self._onward(None).missing
+        return self._next_stages(None).missing
 
     def forget(self, key: MicrobatchId) -> None:
         self.headers.pop(key, None)
         self.sent.pop(key, None)
 
-    def _onward(self, key: MicrobatchId | None) -> Onward:
+    def _next_stages(self, key: MicrobatchId | None) -> Onward:
+        """Return the stages that may follow for this microbatch, or for a new one if `key` is not known."""
         header = None if key is None else self.headers.get(key)
-        return self.onward(self._typical() if header is None else header)
+        return self.onward(self._header_of_new() if header is None else header)
 
     def onward(self, header: PathHeader) -> Onward:
-        """Return the stages that a microbatch with this header may go to from here."""
+        """Return the stages that a microbatch with this header may go to from here. Stages after which only
+        going back could complete the path are returned only if there are no others."""
         known = range(max(1, self.stage - self.reach), min(self.stage + self.reach, self.rules.last) + 1)
         live = {stage for stage in known if self.live(stage)}
-        # Peers that can see those stages decide.
+        # This peer does not know the peers of farther stages, so it assumes that these stages are live.
         live.update(range(self.stage + self.reach + 1, self.rules.stages))
-        way = onward(header, self.rules, live)
-        # A microbatch that waits for a stage below its frontier can deadlock (`cheapest_path.py`), so such
-        # ways come last.
-        ahead = tuple(s for s in way.stages if not needs_swap(visit(way.header, s, self.rules), self.rules))
-        return Onward(way.header, ahead or way.stages, way.missing)
+        found = onward(header, self.rules, live)
+        # A microbatch that waits to go back to an earlier stage can deadlock (`cheapest_path.py`).
+        without_swap = tuple(
+            stage
+            for stage in found.stages
+            if not needs_swap(visit(found.header, stage, self.rules), self.rules)
+        )
+        return Onward(found.header, without_swap or found.stages, found.missing)
 
-    def _typical(self) -> PathHeader:
+    def _header_of_new(self) -> PathHeader:
         """Return the header of the next new microbatch on stage 0; elsewhere, one that skipped no stage."""
         if self.stage == 0:
-            return self._first()
+            return self._new_path_header()
         return straight(self.rules, self.stage)
 
-    def _first(self) -> PathHeader:
+    def _new_path_header(self) -> PathHeader:
         return begin(self.rules, self.rules.length(self.round(), self.begun))

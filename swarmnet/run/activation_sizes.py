@@ -1,4 +1,4 @@
-"""Compute how many bytes a microbatch takes between stages.
+"""Compute how many bytes a microbatch takes when it is sent from one pipeline stage to the next.
 
 They are encoded hidden states (`model/activation_codec.py`) and labels.
 """
@@ -22,7 +22,8 @@ LABEL_BYTES = 4
 
 
 def encoded_bytes(shape: tuple[int, ...], codec: Codec) -> int:
-    """Return the encoded bytes of hidden states of `shape`, or of their gradient."""
+    """Return the number of bytes that `codec` needs for hidden states of `shape`, or for their gradient. It
+    includes the scales of int8 blocks, and the minimum and step of each tile."""
     values = prod(shape)
     if codec == "int8":
         return values + 4 * -(-values // BLOCK)

@@ -1,6 +1,9 @@
-"""Configuration of narrow boundaries, at which fewer numbers per token cross than the model is wide.
+"""Configuration of the hidden states that are sent between pipeline stages: whole, or compressed.
 
-This module has the keys of the run file and their checks. The mathematics is in `swarmnet/model/boundary.py`.
+A *boundary* is the place between two layers where hidden states may go from one stage to the next. At a
+*narrow* boundary fewer values per token are sent than the hidden size. An *anchor* is a learned vector per
+token that both sides know. Only the difference from it is sent. This module has the keys of the run
+file and their checks. The mathematics is in `swarmnet/model/boundary.py`.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ class Boundary:
 def contradictions(
     boundary: Boundary, width: int, vocabulary: int, stages: Sequence[int], leaves_order: bool
 ) -> Iterator[str]:
-    """Yield what does not fit a model of this width and vocabulary. `stages` has the layers of each stage.
+    """Yield an error message for each key of `boundary` that does not fit the model. `width` is the model's
+    hidden size, `vocabulary` its number of tokens, and `stages` the number of layers of each stage.
     `leaves_order` means that microbatches may skip or swap stages."""
     if not boundary.is_narrow:
         if boundary != Boundary():
@@ -57,14 +61,15 @@ def contradictions(
         yield (
             f"model.boundary.width is {boundary.width}; it must lie between 1 and model.hidden_size, {width}"
         )
-    places = boundary.after
-    if not places or any(one >= other for one, other in pairwise(places)):
-        yield f"model.boundary.after is {list(places)}; name at least one place, in ascending order"
-    elif not 1 <= places[0] <= places[-1] < layers:
-        yield f"model.boundary.after is {list(places)}; a boundary stands between two of {layers} layers"
-    elif missing := sorted(set(cuts) - set(places)):
+    after = boundary.after
+    missing = sorted(set(cuts) - set(after))
+    if not after or any(layer >= following for layer, following in pairwise(after)):
+        yield f"model.boundary.after is {list(after)}; name at least one place, in ascending order"
+    elif not 1 <= after[0] <= after[-1] < layers:
+        yield f"model.boundary.after is {list(after)}; a boundary stands between two of {layers} layers"
+    elif missing:
         yield (
-            f"model.boundary.after is {list(places)}, and stages are cut after layers {cuts}: add {missing}, "
+            f"model.boundary.after is {list(after)}, and stages are cut after layers {cuts}: add {missing}, "
             "because hidden states of full width do not cross"
         )
     rows, half = boundary.anchor_rows, boundary.anchor_rows // 2

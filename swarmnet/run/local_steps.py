@@ -18,7 +18,7 @@ ResidualName = Literal["local", "error-feedback", "drop"]
 """What happens to the part of a delta that was not sent."""
 THOUSAND = 1000
 BITS: Mapping[DeltaCodecName, int] = {"sign": 1, "e3m0": 4, "int8": 8}
-"""Bits per number of codecs that send all numbers of a part."""
+"""Bits per number of codecs that send all numbers of a fragment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class LocalStepConfig:
 
     inner_optimizer: InnerOptimizerName
     fragments: int
-    """Number of parts of the weights. Each round covers one of them, in turn."""
+    """Number of fragments of the weights. Each round covers one of them, in turn."""
     delta_codec: DeltaCodecName
     residual: ResidualName
     outer_lr: float = 1.0
@@ -35,7 +35,7 @@ class LocalStepConfig:
     outer_momentum: float = 0.0
     """Nesterov momentum of the group, settled like the weights; 0 if there is none."""
     is_steady: bool = False
-    """Whether parts have their turns at equal distances; otherwise in an order drawn for each cycle."""
+    """Whether fragments have their turns at equal distances; otherwise in an order drawn for each cycle."""
 
     @property
     def outer_thousandths(self) -> tuple[int, int]:

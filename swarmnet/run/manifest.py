@@ -250,7 +250,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """When the peers of a stage step together. Times are in seconds."""
+    """When the peers of a stage step together. All times are in seconds."""
 
     global_batch_tokens: int = 2048
     """Tokens after which a round closes, summed over the peers of a stage."""
@@ -387,8 +387,8 @@ class Sync:
 
     @property
     def local_steps(self) -> LocalStepConfig | None:
-        """Configuration of the local steps: the method's preset with the keys that override it. None for
-        other methods."""
+        """Configuration of the local steps, in which a peer steps its own optimizer between exchanges. It is
+        the method's preset with the keys that override it. None for methods without local steps."""
         if self.method not in PRESETS:
             return None
         preset = PRESETS[self.method]
@@ -396,11 +396,10 @@ class Sync:
             preset = replace(
                 preset, outer_lr=self.outer_lr or preset.outer_lr, outer_momentum=self.outer_momentum
             )
+        inner_optimizer = preset.inner_optimizer if self.inner_optimizer == "method" else self.inner_optimizer
         return replace(
             preset,
-            inner_optimizer=preset.inner_optimizer
-            if self.inner_optimizer == "method"
-            else self.inner_optimizer,
+            inner_optimizer=inner_optimizer,
             fragments=self.fragments or preset.fragments,
             delta_codec=preset.delta_codec if self.delta_codec == "method" else self.delta_codec,
             residual=preset.residual if self.residual == "method" else self.residual,
@@ -479,7 +478,7 @@ class Manifest:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of the tokens that are sent down with hidden states.
+        """Bytes of the tokens that are sent to the next stage with a microbatch's hidden states.
 
         With full boundaries these are labels, which only the last stage reads. With narrow ones, every stage
         needs each sequence and the token that follows it, packed.
@@ -500,10 +499,11 @@ class Manifest:
         return encoded_bytes(self.hidden_shape, self.effective_gradient_codec)
 
     def neighbour_stages(self, stage: int) -> tuple[int, ...]:
-        """Return the stages whose peers work directly with peers of `stage`."""
+        """Return the stages whose peers exchange microbatches directly with peers of `stage`. These are the
+        two adjacent stages, and farther ones if microbatches may skip stages."""
         reach = self.path_rules().reach
         near = range(max(0, stage - reach), min(len(self.stages), stage + reach + 1))
-        return tuple(each for each in near if each != stage)
+        return tuple(other for other in near if other != stage)
 
     def path_rules(self) -> PathRules:
         """Return the rules for the paths of microbatches."""
@@ -523,16 +523,17 @@ class Manifest:
 
 
 def _plain_data(value: object) -> object:
-    """Return plain data, like `asdict`, but without `ADDED` keys at their default.
+    """Return a value as dictionaries, lists and scalars, like `asdict`. Keys that were added later (`ADDED`)
+    and have their default are left out.
 
-    Runs that were published before such a key existed keep their id. Older programs understand runs that do
-    not use it.
+    Runs that were published before such a key existed therefore keep their id. Older programs understand runs
+    that do not use it.
     """
     if is_dataclass(value):
         return {
-            each.name: _plain_data(getattr(value, each.name))
-            for each in fields(value)
-            if not (each.metadata.get(ADDED) and getattr(value, each.name) == each.default)
+            key.name: _plain_data(getattr(value, key.name))
+            for key in fields(value)
+            if not (key.metadata.get(ADDED) and getattr(value, key.name) == key.default)
         }
     return [_plain_data(item) for item in value] if isinstance(value, tuple) else value
 
@@ -554,5 +555,5 @@ def learning_rate(sync: Sync, round: int) -> float:
     """
     if round < sync.warmup_rounds:
         return sync.learning_rate * (round + 1) / sync.warmup_rounds
-    passed = min(1.0, (round - sync.warmup_rounds) / max(1, sync.decay_rounds - sync.warmup_rounds))
-    return sync.learning_rate * (sync.min_lr_ratio + (1 - sync.min_lr_ratio) * 0.5 * (1 + cos(pi * passed)))
+    progress = min(1.0, (round - sync.warmup_rounds) / max(1, sync.decay_rounds - sync.warmup_rounds))
+    return sync.learning_rate * (sync.min_lr_ratio + (1 - sync.min_lr_ratio) * 0.5 * (1 + cos(pi * progress)))

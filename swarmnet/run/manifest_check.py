@@ -1,7 +1,8 @@
 """Check that the keys of a manifest do not contradict each other.
 
-Each row of the tables has a condition that must be false and the message of the error. A message starts with
-the key, so that `peers/config/run_file.py` finds its line in the run file. It ends with what to write.
+The manifest is the file with all settings of a run. Each row of the tables has a condition that must be false
+and the message of the error. A message starts with the key, so that `peers/config/run_file.py` finds its line
+in the run file. It ends with what to write.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def check(manifest: Manifest) -> None:
          "gradient_codec: int8, int4-tiles or int6-tiles"),
         (not manifest.data.sources, "data.sources is empty; name at least one"),
         (any(source.bytes < 0 for source in manifest.data.sources), "data.sources: bytes cannot be negative"),
-        *_of_data(manifest.data),
+        *_data_rows(manifest.data),
         (rounds.global_batch_tokens < 1 or rounds.window < 1 or rounds.snapshot_interval < 1,
          "rounds: global_batch_tokens, window and snapshot_interval must be at least 1"),
         (not 0.0 <= paths.skip_ratio < 1.0, f"paths.skip_ratio is {paths.skip_ratio}; it must lie in [0, 1)"),
@@ -107,9 +108,9 @@ def check(manifest: Manifest) -> None:
         (paths.swaps > 0 and len(manifest.stages) < 4,
          f"paths.swaps is {paths.swaps}; the first and the last stage cannot be swapped, so there must be 4 "
          f"stages, and there are {len(manifest.stages)}"),
-        *_of_experts(model, sync),
-        *_of_start(manifest),
-        *_of_sync(sync),
+        *_experts_rows(model, sync),
+        *_initial_weights_rows(manifest),
+        *_sync_rows(sync),
         (not 0.0 <= manifest.model.residual_init_scale <= 1.0,
          f"model.residual_init_scale is {manifest.model.residual_init_scale:g}; it must lie in [0, 1]"),
         *((True, problem) for problem in contradictions(
@@ -122,7 +123,7 @@ def check(manifest: Manifest) -> None:
             raise ManifestError(message)
 
 
-def _of_experts(model: ModelShape, sync: Sync) -> list[tuple[bool, str]]:
+def _experts_rows(model: ModelShape, sync: Sync) -> list[tuple[bool, str]]:
     """Return the rows for `model.experts`: condition and message."""
     experts = model.experts
     return [
@@ -165,16 +166,16 @@ def _of_experts(model: ModelShape, sync: Sync) -> list[tuple[bool, str]]:
     ]  # fmt: skip
 
 
-def _of_start(manifest: Manifest) -> list[tuple[bool, str]]:
-    """Return the rows for `init_checkpoint`, `model.lora` and `sync.trainable`."""
+def _initial_weights_rows(manifest: Manifest) -> list[tuple[bool, str]]:
+    """Return the rows for `init_checkpoint`, `model.lora` and `sync.trainable`: condition and message."""
     init_checkpoint, model, lora = manifest.init_checkpoint, manifest.model, manifest.model.lora
     targets, patterns = lora.targets, manifest.sync.trainable
     described = init_checkpoint.sha256, init_checkpoint.origin, init_checkpoint.digests
-    hashes = [one for one in (init_checkpoint.sha256, *init_checkpoint.digests) if one]
+    hashes = [digest for digest in (init_checkpoint.sha256, *init_checkpoint.digests) if digest]
     return [
         (not init_checkpoint.path and described != ("", "", ()),
          "init_checkpoint: sha256 and origin have no effect without a path; set init_checkpoint.path"),
-        (any(len(one) != 64 or not set(one) <= HEXADECIMAL for one in hashes)
+        (any(len(digest) != 64 or not set(digest) <= HEXADECIMAL for digest in hashes)
          or "" in init_checkpoint.digests,
          "init_checkpoint: sha256 is no SHA-256 (64 hexadecimal digits); leave it out, and publishing "
          "fills it in"),
@@ -195,7 +196,7 @@ def _of_start(manifest: Manifest) -> list[tuple[bool, str]]:
         (lora.rank > 0 and not init_checkpoint.path,
          "model.lora: needs init_checkpoint.path; without it the frozen matrices would stay random"),
         (len(patterns) > MAX_PATTERNS
-         or any(not 0 < len(one) <= MAX_PATTERN_CHARACTERS for one in patterns),
+         or any(not 0 < len(pattern) <= MAX_PATTERN_CHARACTERS for pattern in patterns),
          f"sync.trainable: at most {MAX_PATTERNS} patterns of 1 to {MAX_PATTERN_CHARACTERS} characters are "
          "allowed"),
         (bool(patterns) and model.num_hidden_layers > MAX_LAYERS,
@@ -204,10 +205,11 @@ def _of_start(manifest: Manifest) -> list[tuple[bool, str]]:
     ]  # fmt: skip
 
 
-def _of_data(data: Data) -> list[tuple[bool, str]]:
+def _data_rows(data: Data) -> list[tuple[bool, str]]:
     """Return the rows for `data`: condition and message."""
-    weights, indexes = [one.weight for one in data.sources], [one.index for one in data.sources if one.index]
-    pinned_library = any(one.index and one.path == STANDARD_LIBRARY for one in data.sources)
+    weights = [source.weight for source in data.sources]
+    indexes = [source.index for source in data.sources if source.index]
+    has_library_index = any(source.index and source.path == STANDARD_LIBRARY for source in data.sources)
     return [
         (data.sampling == "random" and any(weights),
          "data.sampling is random, which ignores the weights in data.sources; set it to epoch, or leave "
@@ -216,19 +218,19 @@ def _of_data(data: Data) -> list[tuple[bool, str]]:
          "data.sources: weight cannot be negative or infinite"),
         (any(weights) and not all(weights),
          "data.sources: weight is for all sources or for none: a source of weight 0 would never be read"),
-        (any(len(one) != 64 or not set(one) <= HEXADECIMAL for one in indexes),
+        (any(len(index) != 64 or not set(index) <= HEXADECIMAL for index in indexes),
          "data.sources: index is no SHA-256 (64 hexadecimal digits); `swarmnet index FOLDER` prints it"),
-        (pinned_library,
+        (has_library_index,
          f"data.sources: {STANDARD_LIBRARY} differs between versions of Python, so it has no index; leave it "
          "out"),
-        (len({one.name for one in data.sources}) < len(data.sources),
+        (len({source.name for source in data.sources}) < len(data.sources),
          "data.sources: each needs a name of its own; two have the same"),
     ]  # fmt: skip
 
 
-def _of_sync(sync: Sync) -> list[tuple[bool, str]]:
+def _sync_rows(sync: Sync) -> list[tuple[bool, str]]:
     """Return the rows for `sync`: condition and message."""
-    own = sync.local_steps
+    local_steps = sync.local_steps
     methods = ", ".join(PRESETS)
     return [
         (
@@ -245,7 +247,7 @@ def _of_sync(sync: Sync) -> list[tuple[bool, str]]:
             f"sync.fragments is {sync.fragments}; it must be a power of two up to 64, or 0",
         ),
         (
-            own is None and (sync.delta_codec, sync.residual) != ("method", "method"),
+            local_steps is None and (sync.delta_codec, sync.residual) != ("method", "method"),
             f"sync.delta_codec and sync.residual work with local-step methods only: {methods}",
         ),
         (
@@ -269,12 +271,14 @@ def _of_sync(sync: Sync) -> list[tuple[bool, str]]:
             f"sync.outer_lr and sync.outer_momentum are for {' and '.join(MOMENTUM_PRESETS)}",
         ),
         (
-            sync.topology == "sharded-reduce" and own is None,
+            sync.topology == "sharded-reduce" and local_steps is None,
             f"sync.topology: sharded-reduce works with local-step methods only; set sync.method to one of "
             f"{methods}",
         ),
         (
-            sync.topology == "sharded-reduce" and own is not None and own.delta_codec == "topk-2bit",
+            sync.topology == "sharded-reduce"
+            and local_steps is not None
+            and local_steps.delta_codec == "topk-2bit",
             "sync.topology: with topk-2bit each peer sends other values, so their mean takes more bytes than "
             "they do; write all-gather, or set sync.delta_codec",
         ),

@@ -3,6 +3,9 @@
 No order changes what a group has settled, so the time of arrival does not matter. Most orders stop new
 microbatches, links or documents. A learning rate is part of the sets that a group settles afterwards
 (`rates.py`). An end is a round after which the group makes no contributions.
+
+`pause`, `resume`, `checkpoint`, `ban`, `unban`, `withdraw`, `revoke`, `rate` and `end` return the next
+document: the orders in force (`held`) with one change. They raise OrderError if nothing would change.
 """
 
 from __future__ import annotations
@@ -83,59 +86,60 @@ def next_sequence(held: OwnerOrders, now_seconds: float) -> int:
 
 
 def pause(held: OwnerOrders, reason: str) -> OwnerOrders:
-    _check(reason, held.paused, "the run is paused already")
+    _check_change(reason, held.paused, "the run is paused already")
     return replace(held, reason=reason, paused=True)
 
 
 def resume(held: OwnerOrders, reason: str) -> OwnerOrders:
-    _check(reason, not held.paused, "the run is not paused")
+    _check_change(reason, not held.paused, "the run is not paused")
     return replace(held, reason=reason, paused=False)
 
 
 def checkpoint(held: OwnerOrders, reason: str) -> OwnerOrders:
-    _check(reason)
+    _check_change(reason)
     return replace(held, reason=reason, checkpoint=held.checkpoint + 1)
 
 
 def ban(held: OwnerOrders, peer: PeerId, reason: str) -> OwnerOrders:
-    _check(reason, held.banned(peer) is not None, f"{peer} is banned already")
+    _check_change(reason, held.banned(peer) is not None, f"{peer} is banned already")
     return replace(held, reason=reason, bans=(*held.bans, Ban(peer, reason)))
 
 
 def unban(held: OwnerOrders, peer: PeerId, reason: str) -> OwnerOrders:
     bans = _without(held.bans, lambda ban: ban.peer == peer)
-    _check(reason, bans == held.bans, f"{peer} is not banned")
+    _check_change(reason, bans == held.bans, f"{peer} is not banned")
     return replace(held, reason=reason, bans=bans)
 
 
 def withdraw(held: OwnerOrders, document: str, reason: str) -> OwnerOrders:
     if not _DIGEST.fullmatch(document):
         raise OrderError(f"{document!r} is no SHA-256 (64 hexadecimal digits); sha256sum FILE prints it")
-    there = any(withdrawal.document == document for withdrawal in held.withdrawn)
-    _check(reason, there, f"{document} is withdrawn already")
+    is_withdrawn = any(withdrawal.document == document for withdrawal in held.withdrawn)
+    _check_change(reason, is_withdrawn, f"{document} is withdrawn already")
     return replace(held, reason=reason, withdrawn=(*held.withdrawn, Withdrawal(document, reason)))
 
 
 def revoke(held: OwnerOrders, invite: str, reason: str) -> OwnerOrders:
     if not _INVITE.fullmatch(invite):
         raise OrderError(f"{invite!r} is no id of an invite (32 hexadecimal digits); `invite` printed it")
-    _check(reason, invite in held.revoked, f"the invite {invite} is revoked already")
+    _check_change(reason, invite in held.revoked, f"the invite {invite} is revoked already")
     return replace(held, reason=reason, revoked=(*held.revoked, invite))
 
 
 def rate(held: OwnerOrders, factor: int, from_round: int, reason: str) -> OwnerOrders:
-    """Set the learning rate to `factor` thousandths of the manifest's, from a round on."""
+    """Return the orders with a learning rate of `factor` thousandths of the manifest's, from a round on.
+    Only the newest `MAX_RATES` changes are kept. Raises OrderError."""
     if not 1 <= factor <= LARGEST_FACTOR:
         largest = in_words(LARGEST_FACTOR)
         raise OrderError(f"a factor of {in_words(factor)}; it must lie between 0.001 and {largest}")
     ordered = RateChange(from_round, factor)
-    _check(reason, held.rates[-1:] == (ordered,), f"{_describe_rate(ordered)} already")
+    _check_change(reason, held.rates[-1:] == (ordered,), f"{_describe_rate(ordered)} already")
     return replace(held, reason=reason, rates=(*held.rates, ordered)[-MAX_RATES:])
 
 
 def end(held: OwnerOrders, last_round: int, reason: str) -> OwnerOrders:
-    """End the run: no contribution is made for any later round."""
-    _check(reason, held.ends == last_round, f"the run ends at round {last_round} already")
+    """Return the orders that end the run: no contribution is made for any round after `last_round`."""
+    _check_change(reason, held.ends == last_round, f"the run ends at round {last_round} already")
     return replace(held, reason=reason, ends=last_round)
 
 
@@ -148,8 +152,9 @@ def _without(items: tuple[Item, ...], gone: Callable[[Item], bool]) -> tuple[Ite
     return tuple(item for item in items if not gone(item))
 
 
-def _check(reason: str, pointless: bool = False, why: str = "") -> None:
-    """Raise OrderError if a change has no effect (`pointless`) or the reason is no valid line."""
+def _check_change(reason: str, pointless: bool = False, why: str = "") -> None:
+    """Raise OrderError with the message `why` if a change has no effect (`pointless`). Raise it also if the
+    reason is longer than `REASON_LIMIT` or not one printable line."""
     if pointless:
         raise OrderError(why)
     if len(reason) > REASON_LIMIT or not reason.isprintable():
@@ -157,18 +162,19 @@ def _check(reason: str, pointless: bool = False, why: str = "") -> None:
 
 
 def describe_changes(old: OwnerOrders, new: OwnerOrders) -> list[str]:
-    """Return what an order changes, as lines for users."""
+    """Return what the orders `new` change, compared with `old`: one line for users per change, or one that
+    says that nothing changes."""
     lines = []
     if new.paused != old.paused:
         lines.append("the run is paused" if new.paused else "the run goes on")
     if new.checkpoint > old.checkpoint:
         lines.append("everybody writes a checkpoint")
     lines += [f"{ban.peer} is banned: {ban.reason}" for ban in new.bans if ban not in old.bans]
-    peers = {ban.peer for ban in new.bans}
-    lines += [f"{ban.peer} is no longer banned" for ban in old.bans if ban.peer not in peers]
-    fresh = len(new.documents() - old.documents())
-    if fresh:
-        lines.append(f"documents withdrawn from the text: {fresh}")
+    banned_peers = {ban.peer for ban in new.bans}
+    lines += [f"{ban.peer} is no longer banned" for ban in old.bans if ban.peer not in banned_peers]
+    newly_withdrawn = len(new.documents() - old.documents())
+    if newly_withdrawn:
+        lines.append(f"documents withdrawn from the text: {newly_withdrawn}")
     lines += [f"the invite {invite} is revoked" for invite in new.revoked if invite not in old.revoked]
     lines += [_describe_rate(rate) for rate in new.rates if rate not in old.rates]
     if new.ends != old.ends:

@@ -52,12 +52,11 @@ class PathRules:
         full_path_warmup_rounds: int = 0,
         full_path_fraction: float = 0.0,
     ) -> Self:
-        """Return the rules for a manifest's keys. `skip_ratio` of all stages may be skipped, rounded down
-        (1/3 of 6 are 2), but never the first or the last."""
-        skipped = int(skip_ratio * stages + 1e-9)  # 1/3 is a little less than a third.
-        return cls(
-            stages, max(0, min(skipped, stages - 2)), swaps, full_path_warmup_rounds, full_path_fraction
-        )
+        """Return the rules for a manifest's keys. The share `skip_ratio` of all stages may be skipped,
+        rounded down (1/3 of 6 are 2). The first and the last stage are never skipped."""
+        by_ratio = int(skip_ratio * stages + 1e-9)  # The float 1/3 is a little less than a third.
+        most_skipped = max(0, min(by_ratio, stages - 2))
+        return cls(stages, most_skipped, swaps, full_path_warmup_rounds, full_path_fraction)
 
     @property
     def last(self) -> int:
@@ -70,11 +69,14 @@ class PathRules:
         return max(self.stages - self.most_skipped, longest_jumps)
 
     def length(self, round: int, begun: int) -> int:
-        """Return how many stages a microbatch visits that starts in this round, after `begun` others. A run
-        that first trains full paths learns better than one that skips from the start (progressive layer
-        dropping, arXiv:2010.13369; docs/decisions/0016-whole-first.md)."""
-        its_turn = int((begun + 1) * self.full_path_fraction) > int(begun * self.full_path_fraction)
-        return self.stages if round < self.full_path_warmup_rounds or its_turn else self.shortest
+        """Return how many stages a microbatch visits that starts in this round, after `begun` others. It
+        visits all of them in the warm-up rounds, and as one of the later `full_path_fraction`, which are
+        evenly spaced. All others take shortest paths. A run that first trains full paths learns better
+        (progressive layer dropping, arXiv:2010.13369; docs/decisions/0016-whole-first.md)."""
+        full_paths_before = int(begun * self.full_path_fraction)
+        is_next_full = int((begun + 1) * self.full_path_fraction) > full_paths_before
+        is_warmup = round < self.full_path_warmup_rounds
+        return self.stages if is_warmup or is_next_full else self.shortest
 
     def mean_length(self, round: int) -> float:
         """Return the mean length of the paths that start in this round of the first stage."""
@@ -82,8 +84,8 @@ class PathRules:
         return share * self.stages + (1.0 - share) * self.shortest
 
     def visit_share(self, stage: int, round: int) -> float:
-        """Return the share of the microbatches started in this round that visit `stage`, if all middle stages
-        are visited equally often."""
+        """Return the share of the microbatches started in this round that visit `stage`. All middle stages
+        are assumed to be visited equally often."""
         middle = 0 < stage < self.last
         return (self.mean_length(round) - 2) / (self.stages - 2) if middle else 1.0
 
@@ -110,11 +112,15 @@ class PathRules:
 
     @property
     def reach(self) -> int:
-        """Distance between neighbours on a path. A peer must know peers this many stages ahead and behind."""
-        ahead = min(LONGEST_JUMP, self.most_skipped + 1 + (self.most_swaps > 0))
+        """Maximum distance, in stages, between two successive stages of a path. A peer must know peers this
+        many stages ahead and behind. A step may pass one stage more than the skipped ones if a swap returns
+        to that stage. The step after a swap starts `LONGEST_SWAP` below the frontier."""
         if not self.most_swaps:
-            return ahead
-        return max(ahead, LONGEST_SWAP + min(LONGEST_JUMP, self.most_skipped + 1 + (self.most_swaps > 1)))
+            return min(LONGEST_JUMP, self.most_skipped + 1)
+        from_frontier = min(LONGEST_JUMP, self.most_skipped + 2)
+        is_another_swap_left = self.most_swaps > 1
+        beyond_frontier = min(LONGEST_JUMP, self.most_skipped + 1 + int(is_another_swap_left))
+        return max(from_frontier, LONGEST_SWAP + beyond_frontier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +142,8 @@ class PathHeader:
 
 
 def ways_on(header: PathHeader, rules: PathRules) -> int:
-    """Return the number of ways ahead from here, without the limit on jumps."""
+    """Return in how many ways the path can be completed: the number of choices of the stages to visit between
+    frontier and last stage. Swaps and the limit on jumps are ignored."""
     between = max(0, rules.last - 1 - header.frontier)
     return comb(between, max(0, header.hops_left - 1))
 
@@ -155,26 +162,27 @@ def straight(rules: PathRules, stage: int) -> PathHeader:
 
 
 def visit(header: PathHeader, stage: int, rules: PathRules) -> PathHeader:
-    """Return the header for `stage` as the next one. Raises IllegalPath."""
-    violation = _violation(header, stage, rules)
+    """Return the header after a visit to `stage` as the next stage. Raises IllegalPath if it is forbidden."""
+    violation = _find_violation(header, stage, rules)
     if violation is not None:
         raise IllegalPath(f"stage {stage} after {list(header.visited)}: {violation}")
-    return _after(header, stage)
+    return _header_after(header, stage)
 
 
 def choices(header: PathHeader, rules: PathRules) -> tuple[int, ...]:
     """Return the stages that may be visited next, ascending; empty on the last stage only."""
     lowest = max(1, header.frontier - LONGEST_SWAP)
     highest = min(rules.last, header.frontier + LONGEST_JUMP)
-    return tuple(s for s in range(lowest, highest + 1) if _violation(header, s, rules) is None)
+    return tuple(s for s in range(lowest, highest + 1) if _find_violation(header, s, rules) is None)
 
 
 def shorten(header: PathHeader, rules: PathRules) -> PathHeader | None:
-    """Return the header with one stage less to visit; None if the budget of skips is used up."""
+    """Return the header with one stage less to visit; None if the shorter path would not be legal."""
     if header.length <= rules.shortest:
         return None
     shorter = PathHeader(header.visited, header.frontier, header.swaps_left, header.hops_left - 1)
-    return shorter if shorter.hops_left > 0 and _completable(shorter, rules) else None
+    is_legal = shorter.hops_left > 0 and _is_completable(shorter, rules)
+    return shorter if is_legal else None
 
 
 def needs_swap(header: PathHeader, rules: PathRules) -> bool:
@@ -201,7 +209,7 @@ def check(header: PathHeader, stage: int, rules: PathRules) -> None:
         )
 
 
-def _violation(header: PathHeader, stage: int, rules: PathRules) -> str | None:
+def _find_violation(header: PathHeader, stage: int, rules: PathRules) -> str | None:
     """Return the reason why `stage` may not be next; None if it may."""
     if stage in header.visited:
         return "it was visited before"
@@ -214,26 +222,30 @@ def _violation(header: PathHeader, stage: int, rules: PathRules) -> str | None:
         return f"more than {LONGEST_JUMP} stages beyond the frontier"
     if distance < 0 and (-distance > LONGEST_SWAP or header.swaps_left < 1):
         return f"{-distance} stages below the frontier with {header.swaps_left} swaps left"
-    if not _completable(_after(header, stage), rules):
+    if not _is_completable(_header_after(header, stage), rules):
         return "the path could not be completed from there"
     return None
 
 
-def _after(header: PathHeader, stage: int) -> PathHeader:
+def _header_after(header: PathHeader, stage: int) -> PathHeader:
+    """Return the header after a visit to `stage`, without a check of the rules."""
     return PathHeader(
         (*header.visited, stage),
         max(header.frontier, stage),
-        header.swaps_left - (stage < header.frontier),
+        header.swaps_left - int(stage < header.frontier),
         header.hops_left - 1,
     )
 
 
-def _completable(header: PathHeader, rules: PathRules) -> bool:
-    """Return whether enough stages remain: all those ahead, and one behind if it may be swapped in. A way
-    ahead never costs a stage that could be visited, so counting is enough; jumps give the lower bound."""
-    ahead = rules.last - header.frontier  # Includes the last stage.
-    if ahead == 0:
+def _is_completable(header: PathHeader, rules: PathRules) -> bool:
+    """Return whether the path can end at the last stage after exactly `hops_left` more visits.
+
+    At most the stages ahead can be visited, and the stage just below the frontier by a swap. At least as many
+    visits are needed as jumps of maximum length to the last stage. Any number between works."""
+    stages_ahead = rules.last - header.frontier  # Includes the last stage.
+    if stages_ahead == 0:
         return header.hops_left == 0
-    behind = header.frontier - 1
-    swappable = header.swaps_left > 0 and behind > 0 and behind not in header.visited
-    return 1 <= header.hops_left <= ahead + swappable and ahead <= LONGEST_JUMP * header.hops_left
+    below = header.frontier - 1
+    can_swap = header.swaps_left > 0 and below > 0 and below not in header.visited
+    most_visits = stages_ahead + int(can_swap)
+    return 1 <= header.hops_left <= most_visits and stages_ahead <= LONGEST_JUMP * header.hops_left

@@ -1,7 +1,8 @@
 """Changes of the learning rate by the run's owner, each from a round on.
 
-A factor is an integer number of thousandths and scales the integer step (`model/fixed_point.py`), so that all
-peers get the same bits on any machine. A round's factor is part of its set: the digest of the set covers it
+Weights lie on a fixed-point grid, and a *unit* is the distance of two grid points (`model/fixed_point.py`). A
+factor is an integer number of thousandths and scales the learning rate in units. Therefore all peers get the
+same bits on any machine. A round's factor is part of its set: the digest of the set covers it
 (`rounds/contribution_sets.py`), and the group settles it. A peer that gets an order late adopts what is
 settled.
 """
@@ -33,12 +34,12 @@ Rates = tuple[RateChange, ...]
 
 
 def factor_of(rates: Rates, round: int) -> int:
-    """Return the factor of a round in thousandths."""
+    """Return the factor of a round in thousandths: the newest that covers it, or `WHOLE`."""
     return next((rate.factor for rate in reversed(rates) if rate.from_round <= round), WHOLE)
 
 
 def factors(rates: Rates) -> tuple[int, ...]:
-    """Return all factors that some round may have been settled with."""
+    """Return all factors that some round may have been settled with, each once."""
     return tuple(dict.fromkeys((WHOLE, *(rate.factor for rate in reversed(rates)))))
 
 

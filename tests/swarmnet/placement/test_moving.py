@@ -108,10 +108,14 @@ def test_a_slow_peer_does_not_move_for_the_little_that_it_brings():
 def test_among_few_peers_8_percent_more_for_the_poorest_stage_are_worth_a_move():
     rules = MoveRules((2.0, 2.0, 1.36))
     move = Intent(ME, 1, 2, leaves=1 / 2, brings=1 / 1.36)
-    assert worthwhile((3 / 2, 3 / 2, 1.2 / 1.36), move, rules, 0.0, one=1 / 1.36), "one gone, another slow"
-    assert not worthwhile((3 / 2, 3 / 2, 1.27 / 1.36), move, rules, 0.0, one=1 / 1.36)
+    assert worthwhile((3 / 2, 3 / 2, 1.2 / 1.36), move, rules, 0.0, median_brings=1 / 1.36), (
+        "one gone, another slow"
+    )
+    assert not worthwhile((3 / 2, 3 / 2, 1.27 / 1.36), move, rules, 0.0, median_brings=1 / 1.36)
     slow = Intent(ME, 2, 1, leaves=0.2 / 1.36, brings=0.2 / 2)
-    assert worthwhile((3 / 2, 2 / 2, 2.2 / 1.36), slow, rules, 0.0, one=1 / 2), "a tenth more, at no cost"
+    assert worthwhile((3 / 2, 2 / 2, 2.2 / 1.36), slow, rules, 0.0, median_brings=1 / 2), (
+        "a tenth more, at no cost"
+    )
 
 
 def test_what_a_peer_brings_follows_from_the_work_of_the_stage():

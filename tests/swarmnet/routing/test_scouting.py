@@ -96,7 +96,7 @@ def test_one_slow_answer_keeps_nobody_away_and_who_was_far_is_tried_again():
     for hop in (1.0, 1.0, 60.0):
         scouts.measured(C, hop)
     assert scouts.seen[C].hop == 1.0
-    scouts.gone_on += int(3 * HALVED_VISITS)  # None of them went by b.
+    scouts.granted_places += int(3 * HALVED_VISITS)  # None of them went by b.
     for peer in (C, C2):
         scouts.measured(peer, 2.0)
         scouts.measured(peer, 2.0)
