@@ -65,9 +65,9 @@ def _meaning(kind: type[Event]) -> str:
     return words if codes is None else f"{words} Codes: {codes.title[0].lower()}{codes.title[1:]}."
 
 
-CODES_HEAD = """A code in the log, a metric or a message gives the reason for an event. Its level is
-`info` unless the table says otherwise; routine codes are not shown to people. Without a fix, there is
-nothing to do. *Tell the owner*: the run's owner can type `swarmnet order ban RUN PEER`.
+CODES_HEAD = """A *code* in the log, a metric or a message gives the reason for an event. Its level is `info` unless
+the table says otherwise; routine codes are not shown to people. If the column "fix" is empty, you
+need do nothing. *Tell the owner* means that the run's owner can type `swarmnet order ban RUN PEER`.
 """
 SHARED_TITLE = "Codes of several tables"
 
@@ -80,9 +80,9 @@ def codes() -> str:
     for table in TABLES:
         own = {code: reason for code, reason in table.items() if shared.get(code) != reason}
         also = [f"`{code}`" for code in table if code not in own]
-        lines += [f"### {table.title}", "", f"In {_where(table)}.", ""]
+        lines += [f"### {table.title}", "", f"These codes occur in {_where(table)}.", ""]
         lines += [*_code_table(own), ""] if own else []
-        lines += [f"[Also](#{_anchor(SHARED_TITLE)}): {', '.join(also)}.", ""] if also else []
+        lines += [f"Codes of the [common table](#{_anchor(SHARED_TITLE)}) that occur here: {', '.join(also)}.", ""] if also else []
     return "\n".join(lines)
 
 
@@ -113,4 +113,4 @@ def _anchor(title: str) -> str:
 def _where(table: Codes) -> str:
     events = ", ".join(f"`{name}`" for name, kind in NOTED.items() if kind.codes is table)
     metric = f"`swarmnet_{table.metric}`" if table.metric else ""
-    return "; ".join(words for words in (f"events {events}" if events else "", metric) if words)
+    return " and in ".join(words for words in (f"the events {events}" if events else "", metric) if words)
