@@ -70,6 +70,7 @@ the table says otherwise; routine codes are not shown to people. If the column "
 need do nothing. *Tell the owner* means that the run's owner can type `swarmnet order ban RUN PEER`.
 """
 SHARED_TITLE = "Codes of several tables"
+SHARED_LINK = "[common table](#codes-of-several-tables)"
 
 
 def codes() -> str:
@@ -82,7 +83,7 @@ def codes() -> str:
         also = [f"`{code}`" for code in table if code not in own]
         lines += [f"### {table.title}", "", f"These codes occur in {_where(table)}.", ""]
         lines += [*_code_table(own), ""] if own else []
-        lines += [f"Codes of the [common table](#{_anchor(SHARED_TITLE)}) that occur here: {', '.join(also)}.", ""] if also else []
+        lines += [f"Codes of the {SHARED_LINK} that occur here: {', '.join(also)}.", ""] if also else []
     return "\n".join(lines)
 
 
@@ -103,11 +104,6 @@ def _code_table(reasons: Mapping[str, Reason]) -> list[str]:
         cure = "" if reason.cure == NOTHING else f" {reason.cure}".replace(BAN, "tell the owner")
         rows.append(f"| `{code}`{level} | {reason.meaning} |{cure} |")
     return rows
-
-
-def _anchor(title: str) -> str:
-    """Return the anchor that GitHub gives to a heading."""
-    return title.lower().replace(" ", "-")
 
 
 def _where(table: Codes) -> str:
