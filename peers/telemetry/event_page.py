@@ -14,11 +14,12 @@ from peers.telemetry.reasons import BAN, NOTHING, TABLES, Codes, Reason
 
 HEAD = """# Events
 
-A peer's event log, `events.jsonl` in its state folder, has one JSON object a line: `time` (Unix time in
-seconds), `monotonic` (seconds of the process's clock), `event` (the name), and the fields below, text unless
-noted. Durations are seconds, losses nats per token, ids and digests hexadecimal; a field with `?` is
-optional. See also [codes](watching.md#codes). A file after another one starts with `continued`, whose
-`standing` lists the lines that still hold. Generated from peers/telemetry/events.py by `scripts/docs`.
+A peer writes events to its event log, `events.jsonl` in its state folder. Each line is a JSON object with
+`time` (Unix time in seconds), `monotonic` (seconds of the process's clock), `event` (its name) and the
+fields below. Fields are text unless the table says otherwise; a field with `?` is optional. Durations are in
+seconds, losses in nats per token, ids and digests in hexadecimal. [Watching](watching.md#codes) explains the
+codes. When a log file is full, the next one starts with the event `continued`, whose `standing` lists the
+lines that still hold. `scripts/docs` generates this page from peers/telemetry/events.py.
 """
 TYPES = {
     "collections.abc.Sequence[str]": "text list", "collections.abc.Sequence[int]": "int list",
@@ -35,11 +36,11 @@ def document() -> str:
         "",
         "## Lines for people",
         "",
-        "`text` is the line as it was shown.",
+        "These events are lines that the peer printed; `text` is the line.",
         "",
         *_table(SAID),
         "",
-        f"Without other fields: {topics}.",
+        f"These events have no field but `text`: {topics}.",
         "",
     ])  # fmt: skip
 
@@ -65,12 +66,12 @@ def _meaning(kind: type[Event]) -> str:
     return words if codes is None else f"{words} Codes: {codes.title[0].lower()}{codes.title[1:]}."
 
 
-CODES_HEAD = """A *code* in the log, a metric or a message gives the reason for an event. Its level is `info` unless
-the table says otherwise; routine codes are not shown to people. If the column "fix" is empty, you
-need do nothing. *Tell the owner* means that the run's owner can type `swarmnet order ban RUN PEER`.
+CODES_HEAD = """A *code* in the log, a metric or a message gives the reason for an event. Its level is `info`
+unless the table says otherwise; routine codes are not shown to people. If the column "fix" is empty,
+you need do nothing. *Tell the owner* means that the run's owner can type `swarmnet order ban RUN PEER`.
 """
 SHARED_TITLE = "Codes of several tables"
-SHARED_LINK = "[common table](#codes-of-several-tables)"
+SHARED_LINK = "[shared codes](#codes-of-several-tables)"
 
 
 def codes() -> str:
@@ -83,7 +84,7 @@ def codes() -> str:
         also = [f"`{code}`" for code in table if code not in own]
         lines += [f"### {table.title}", "", f"These codes occur in {_where(table)}.", ""]
         lines += [*_code_table(own), ""] if own else []
-        lines += [f"Codes of the {SHARED_LINK} that occur here: {', '.join(also)}.", ""] if also else []
+        lines += [f"These {SHARED_LINK} occur here, too: {', '.join(also)}.", ""] if also else []
     return "\n".join(lines)
 
 
