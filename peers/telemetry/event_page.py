@@ -62,8 +62,7 @@ def _shown(field: FieldInfo) -> str:
 
 
 def _meaning(kind: type[Event]) -> str:
-    words, codes = " ".join(str(kind.__doc__).split()), kind.codes
-    return words if codes is None else f"{words} Codes: {codes.title[0].lower()}{codes.title[1:]}."
+    return " ".join(str(kind.__doc__).split())
 
 
 CODES_HEAD = """A *code* in the log, a metric or a message gives the reason for an event. Its level is `info`
