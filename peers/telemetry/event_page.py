@@ -16,11 +16,12 @@ from peers.telemetry.reasons import BAN, NOTHING, TABLES, Codes, Reason
 
 HEAD = """# Events
 
-A peer's event log, `events.jsonl` in its state folder, has one JSON object a line: `time` (Unix time in
-seconds), `monotonic` (seconds of the process's clock), `event` (the name), and the fields below, text unless
-noted. Durations are seconds, losses nats per token, ids and digests hexadecimal; a field with `?` is
-optional. See also [codes](watching.md#codes). A file after another one starts with `continued`, whose
-`standing` lists the lines that still hold. Generated from peers/telemetry/events.py by `scripts/docs`.
+A peer writes events to its event log, `events.jsonl` in its state folder. Each line is a JSON object with
+`time` (Unix time in seconds), `monotonic` (seconds of the process's clock), `event` (its name) and the
+fields below. Fields are text unless the table says otherwise; a field with `?` is optional. Durations are in
+seconds, losses in nats per token, ids and digests in hexadecimal. [Watching](watching.md#codes) explains the
+codes. When a log file is full, the next one starts with the event `continued`, whose `standing` lists the
+lines that still hold. `scripts/docs` generates this page from peers/telemetry/events.py.
 """
 TYPES = {
     "collections.abc.Sequence[str]": "text list", "collections.abc.Sequence[int]": "int list",
@@ -37,11 +38,11 @@ def document() -> str:
         "",
         "## Lines for people",
         "",
-        "`text` is the line as it was shown.",
+        "These events are lines that the peer printed; `text` is the line.",
         "",
         *_event_table(SAID),
         "",
-        f"Without other fields: {topics}.",
+        f"These events have no field but `text`: {topics}.",
         "",
     ])  # fmt: skip
 
@@ -65,15 +66,15 @@ def _describe_field(field: FieldInfo) -> str:
 
 
 def _describe_event(kind: type[Event]) -> str:
-    words, codes = " ".join(str(kind.__doc__).split()), kind.codes
-    return words if codes is None else f"{words} Codes: {codes.title[0].lower()}{codes.title[1:]}."
+    return " ".join(str(kind.__doc__).split())
 
 
-CODES_HEAD = """A code in the log, a metric or a message gives the reason for an event. Its level is
-`info` unless the table says otherwise; routine codes are not shown to people. Without a fix, there is
-nothing to do. *Tell the owner*: the run's owner can type `swarmnet order ban RUN PEER`.
+CODES_HEAD = """A *code* in the log, a metric or a message gives the reason for an event. Its level is `info`
+unless the table says otherwise; routine codes are not shown to people. If the column "fix" is empty,
+you need do nothing. *Tell the owner* means that the run's owner can type `swarmnet order ban RUN PEER`.
 """
 SHARED_TITLE = "Codes of several tables"
+SHARED_LINK = "[shared codes](#codes-of-several-tables)"
 
 
 def codes() -> str:
@@ -84,11 +85,11 @@ def codes() -> str:
     for table in TABLES:
         unshared = {code: reason for code, reason in table.items() if shared.get(code) != reason}
         explained_before = [f"`{code}`" for code in table if code not in unshared]
-        lines += [f"### {table.title}", "", f"In {_users_of_table(table)}.", ""]
+        lines += [f"### {table.title}", "", f"These codes occur in {_users_of_table(table)}.", ""]
         if unshared:
             lines += [*_code_table(unshared), ""]
         if explained_before:
-            lines += [f"[Also](#{_anchor(SHARED_TITLE)}): {', '.join(explained_before)}.", ""]
+            lines += [f"These {SHARED_LINK} occur here, too: {', '.join(explained_before)}.", ""]
     return "\n".join(lines)
 
 
@@ -112,13 +113,8 @@ def _code_table(reasons: Mapping[str, Reason]) -> list[str]:
     return rows
 
 
-def _anchor(title: str) -> str:
-    """Return the anchor that GitHub gives to a heading."""
-    return title.lower().replace(" ", "-")
-
-
 def _users_of_table(table: Codes) -> str:
     """Return the events and the metric that use the codes of this table."""
     events = ", ".join(f"`{name}`" for name, kind in NOTED.items() if kind.codes is table)
     metric = f"`swarmnet_{table.metric}`" if table.metric else ""
-    return "; ".join(words for words in (f"events {events}" if events else "", metric) if words)
+    return " and in ".join(words for words in (f"the events {events}" if events else "", metric) if words)

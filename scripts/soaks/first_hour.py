@@ -195,7 +195,7 @@ class Play:
     def train(self) -> None:
         hour = self.hour
         hour.title("Start four workers")
-        hour.tell("Each worker chooses its stage. This one is the fourth:")
+        hour.tell("Each worker chooses its stage of the model. This is the output of the fourth worker:")
         for name in self.workers:
             command = self.worker(name)
         hour.until("all four train", 180, lambda: all(trains(hour, name) for name in self.workers))
@@ -206,7 +206,7 @@ class Play:
 
     def doctor(self) -> None:
         self.hour.title("Check the computer")
-        self.hour.tell("Each problem comes with its fix. A warning does not stop a peer.")
+        self.hour.tell("`doctor` prints a fix for each problem. A warning does not stop a peer.")
         self.hour.run(
             [SWARMNET, "doctor", "--run", str(self.run), "--bootstrap", self.bootstrap], 180, last=9
         )
@@ -214,12 +214,12 @@ class Play:
     def watch(self, pictures: Path) -> None:
         hour = self.hour
         hour.title("Watch one peer, and the whole swarm")
-        hour.tell("`top` shows a peer of this computer and its neighbours:")
+        hour.tell("`swarmnet top` shows a peer of this computer and its neighbours:")
         hour.run([SWARMNET, "top", f"states/{self.workers[0]}"], 60, first=16)
-        hour.tell("With `--run` it shows all peers, as their records describe them:")
+        hour.tell("With `--run`, `swarmnet top` shows all peers, as their signed records describe them:")
         hour.run([SWARMNET, "top", "--run", str(self.run), "--bootstrap", self.bootstrap], 90)
         hour.until("the observer sees four workers", 60, lambda: counted_workers() == WORKERS)
-        photograph(hour, pictures / "observer.png", "The observer's page shows the same in a browser:")
+        photograph(hour, pictures / "observer.png", "The observer's page shows the same peers in a browser:")
 
     def kill(self) -> tuple[str, str]:
         """(who was killed, who holds the same stage)."""
@@ -236,7 +236,8 @@ class Play:
         thinned = time.monotonic() - killed
         hour.until("rounds continue", 130, lambda: newest_round(hour, survivor) > rounds)
         hour.tell(
-            f"The observer's page showed the loss {thinned:.1f} s later. You should see the peer as `gone`:"
+            f"The observer's page showed {thinned:.1f} s later that a worker was missing. You should see the "
+            "peer as `gone`:"
         )
         hour.run([SWARMNET, "top", f"states/{survivor}"], 60, first=8)
         return victim, survivor
@@ -244,7 +245,7 @@ class Play:
     def come_back(self, victim: str, survivor: str) -> None:
         hour = self.hour
         hour.title("Start it again; pause and resume another")
-        hour.tell("The same command starts it from its checkpoint:")
+        hour.tell("The same command as before starts the killed worker from its checkpoint:")
         command = self.worker(victim)
         hour.until("it trains again", 120, lambda: trains(hour, victim))
         hour.show(command, text_of(hour, victim), last=5)
@@ -255,16 +256,16 @@ class Play:
     def take_home(self) -> None:
         hour = self.hour
         hour.title("Take the model home")
-        hour.tell("Stop the workers; the other three leave in the same way:")
+        hour.tell("Stop each worker with `leave`. The other three leave in the same way:")
         for name in self.workers:
             before = len(hour.lines)
             hour.run([SWARMNET, "leave", f"states/{name}"], 90)
             del hour.running[name]
             if name != self.workers[0]:
                 del hour.lines[before:]
-        hour.tell("The export is checked against transformers and scored:")
+        hour.tell("`export` compares the model with transformers and scores it:")
         hour.run([SWARMNET, "export", "--from", "states", "--hf", "model"], 240)
-        hour.tell("It has a model card:")
+        hour.tell("The exported model has a model card:")
         hour.show("cat model/README.md", (hour.folder / "model" / "README.md").read_text(), first=22)
         loaded = hour.run([str(BIN / "python"), "-c", LOAD.strip()], 180)
         if "LlamaForCausalLM" not in loaded:
@@ -362,9 +363,9 @@ def main() -> int:
         (hour.folder / "pictures").mkdir()
         hour.tell("# The first hour")
         hour.tell(
-            "This page shows the commands of a first hour with their real output, on one computer. It is "
-            "made by `scripts/first-hour`; do not edit it. Options that only keep the peers on 127.0.0.1 "
-            "are left out, and long lines are cut."
+            "This page shows the commands of a first hour with their real output, on one computer. The "
+            "script `scripts/first-hour` writes the page; do not edit it. It leaves out options that only "
+            "keep the peers on 127.0.0.1, and cuts long lines."
         )
         try:
             shutil.copytree(ROOT / "configs", hour.folder / "configs")
