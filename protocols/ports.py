@@ -63,16 +63,17 @@ class Link(Protocol):
 FindChunk = Callable[[bytes, int], memoryview | None]
 """Maps (digest of settled weights, chunk index) to the chunk, or to None if this peer does not have it."""
 Arrived = Callable[[PeerId, bytes, int, bytes | None], None]
-"""Receives (holder, digest, index, chunk) in answer to `Carries.ask`. The chunk is None if none came."""
+"""Receives (holder, digest, index, chunk) in answer to `ChunkDownloader.ask`. The chunk is None if none
+came."""
 Progressed = Callable[[PeerId], None]
 """Called when a holder has sent another part of a chunk."""
 
 
-class Carries(Protocol):
+class ChunkDownloader(Protocol):
     """Separate connections for downloading chunks (protocols/p2pd/chunk_streams.py)."""
 
     @property
-    def lanes_per_holder(self) -> int:
+    def requests_per_holder(self) -> int:
         """Number of chunks that can be in flight from one holder at the same time."""
 
     def ask(self, holder: PeerId, addresses: Sequence[str], digest: bytes, index: int) -> None:
@@ -95,7 +96,7 @@ class Transport(Protocol):
         """Return the public /24 or /48 from which the peer's links come. If the links come through a relay,
         this is the relay's range. Empty for private addresses and for a peer without links."""
 
-    def when_moved(self, told: Callable[[], None]) -> None:
+    def on_address_change(self, told: Callable[[], None]) -> None:
         """Call `told` whenever `addresses` has changed; it replaces the previous callback."""
 
     def listen(self, receiver: Receiver, terms: Terms = ANYTHING) -> None:
@@ -113,7 +114,7 @@ class Transport(Protocol):
         """Answer chunk requests of other peers with `find(digest, index)`. Uploads that are still running for
         a previous `find` are cut off."""
 
-    async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> Carries | None:
+    async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> ChunkDownloader | None:
         """Open extra connections for fetching chunks. Returns None where one connection is enough."""
 
     async def open(

@@ -15,7 +15,7 @@ from peers.archivist.archivist import Archivist, Policy
 from peers.archivist.links import ArchivistLinks
 from peers.archivist.sampler import ArchiveObserver
 from peers.archivist.serve import NewcomerService
-from peers.config.remote_files import until_reached
+from peers.config.remote_files import retry_until_reached
 from peers.network.discovery.announcer import OPERATION_SECONDS, RecordAnnouncer
 from peers.network.discovery.bootstrap import find_manifest
 from peers.network.discovery.claims import Claims, plain_name
@@ -50,7 +50,7 @@ class ArchivistRole(Role):
         assert config.run is not None, "checked by PeerFile"
         notify = partial(process.notify, "archive")
         open_archive_store = partial(asyncio.to_thread, open_store, config.archive)
-        store = await until_reached(open_archive_store, StoreUnreachable, notify)
+        store = await retry_until_reached(open_archive_store, StoreUnreachable, notify)
         archive = Archive(store)
         await network.join(process)
         signed = await find_manifest(config.run, directory, config.state / "run.json", process.notify)
@@ -90,7 +90,7 @@ class ArchivistRole(Role):
         )
         links.listen()
         try:
-            await until_reached(archivist.open, StoreUnreachable, notify)
+            await retry_until_reached(archivist.open, StoreUnreachable, notify)
             process.notify("archive", f"archives the run {signed.manifest.name} in {archive.store.url}")
             await until_one_ends(
                 archivist=archivist.run(),

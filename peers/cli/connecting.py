@@ -34,7 +34,7 @@ def check_bootstraps(bootstraps: Sequence[str]) -> None:
             bootstrap_multiaddr(address)
 
 
-def ways_in(run: str, bootstraps: Sequence[str]) -> PeerCache:
+def remembered_peers(run: str, bootstraps: Sequence[str]) -> PeerCache:
     """Return the peer addresses that this machine saved when it took part in a run; empty if it never did.
     `run` is a run id or a published file. Raises UserError if an address in `bootstraps` is invalid, or if
     there is no address at all."""

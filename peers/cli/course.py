@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peers.cli.owner import Bootstraps, Key, Reason, Run, order_as_planned
+from peers.cli.owner import Bootstraps, Key, Reason, Run, give_planned_order
 from peers.errors import UserError
 
 if TYPE_CHECKING:
-    from peers.network.discovery.visitor_session import Reached
+    from peers.network.discovery.visitor_session import RunConnection
     from peers.tools.owner.round_ahead import Chosen
     from swarmnet.run.owner_orders import OwnerOrders
 
@@ -46,12 +46,12 @@ def rate(
 
     thousandths = _thousandths(factor)
 
-    async def prepare_rate(connection: Reached) -> Callable[[OwnerOrders], OwnerOrders]:
+    async def prepare_rate(connection: RunConnection) -> Callable[[OwnerOrders], OwnerOrders]:
         first = await _choose_round(connection, from_round)
         typer.echo(f"from   round {first.round}: {first.why}")
         return lambda orders: owner_orders.rate(orders, thousandths, first.round, reason)
 
-    order_as_planned(run, key, bootstrap, prepare_rate)
+    give_planned_order(run, key, bootstrap, prepare_rate)
 
 
 def end(
@@ -65,7 +65,7 @@ def end(
     from peers.cli.model import warn
     from swarmnet.run import owner_orders
 
-    async def prepare_end(connection: Reached) -> Callable[[OwnerOrders], OwnerOrders]:
+    async def prepare_end(connection: RunConnection) -> Callable[[OwnerOrders], OwnerOrders]:
         """Choose the last round, warn if no archivist saves the run, and return the change of the orders."""
         end_before = await _choose_round(connection, from_round)
         if end_before.round < 1:
@@ -75,7 +75,7 @@ def end(
             warn(_no_archivist_warning(connection.signed.run_id, bootstrap))
         return lambda orders: owner_orders.end(orders, end_before.round - 1, reason)
 
-    order_as_planned(run, key, bootstrap, prepare_end)
+    give_planned_order(run, key, bootstrap, prepare_end)
 
 
 def _no_archivist_warning(run: str, bootstraps: Sequence[str] | None) -> str:
@@ -91,7 +91,7 @@ def _no_archivist_warning(run: str, bootstraps: Sequence[str] | None) -> str:
     )
 
 
-async def is_archived(found: Reached) -> bool:
+async def is_archived(found: RunConnection) -> bool:
     """Return whether the directory lists an archivist (a peer that saves checkpoints). Raises WireError."""
     from peers.network.discovery.record_reader import look
     from peers.state.archivists import ROLE
@@ -100,7 +100,7 @@ async def is_archived(found: Reached) -> bool:
     return any(signed.record.role == ROLE for signed in records.values())
 
 
-async def _choose_round(connection: Reached, wanted: int | None) -> Chosen:
+async def _choose_round(connection: RunConnection, wanted: int | None) -> Chosen:
     """Return the first round for an order: `wanted`, or one some minutes ahead. The latter depends on the
     speed of the peers, so wait up to SPEED_SECONDS for it. Raises UserError for a past round."""
     from peers.network.discovery.record_reader import look

@@ -11,8 +11,8 @@ import typer
 
 from peers.cli.run import Bootstraps, Settings, overrides
 from peers.config.atomic_files import is_file
-from peers.config.peer_file import PeerFile, check_typed, load, run_id_of
-from peers.config.yaml_lines import Typed, overlay
+from peers.config.peer_file import PeerFile, load, run_id_of, validate_peer_file
+from peers.config.yaml_lines import ParsedYaml, override_values
 from peers.errors import UserError, as_user_errors
 from peers.runtime.find_running import peer_file_of, running_here
 
@@ -58,7 +58,7 @@ def doctor(
 
 def _newcomer_config(run: str | None, bootstrap: list[str] | None, settings: list[str] | None) -> PeerFile:
     """Return the configuration that `swarmnet join` would create for a new peer. Raises ConfigError."""
-    typed = Typed(
+    typed = ParsedYaml(
         "doctor", {"bootstrap": list(bootstrap or ())}, {("bootstrap",): "--bootstrap", ("run",): "--run"}
     )
     if run is not None:
@@ -66,8 +66,8 @@ def _newcomer_config(run: str | None, bootstrap: list[str] | None, settings: lis
     else:
         typed.data["role"] = "bootstrap"  # The only role that needs no run.
     set_options = overrides(settings)
-    overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in set_options.items()})
-    return check_typed(typed, Path().absolute(), _state_name(run), os.environ)
+    override_values(typed, {tuple(key.split(".")): (text, "--set") for key, text in set_options.items()})
+    return validate_peer_file(typed, Path().absolute(), _state_name(run), os.environ)
 
 
 def _state_name(run: str | None) -> str:

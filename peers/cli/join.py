@@ -19,9 +19,9 @@ import typer
 
 from peers.cli.run import Bootstraps, InviteText, Settings, overrides, start
 from peers.config.atomic_files import is_file, is_there, write_atomically
-from peers.config.peer_file import PeerFile, check_typed, default_state, load, run_id_of
-from peers.config.rewriting import set_private
-from peers.config.yaml_lines import Typed, overlay
+from peers.config.peer_file import PeerFile, default_state, load, run_id_of, validate_peer_file
+from peers.config.rewriting import set_key
+from peers.config.yaml_lines import ParsedYaml, override_values
 from peers.errors import UnknownRun, UserError, as_user_errors
 from peers.runtime.find_running import PEER_FILE, states_here
 from swarmnet.identifiers import RUN_DIGITS, RunId
@@ -95,10 +95,10 @@ def join(
     if not bootstrap and signed is not None and run is not None:
         data["bootstrap"] = list(signed.bootstraps)
     data = {"run": run_id, "state": ".", **data}
-    typed = Typed("join", dict(data), {(key,): f"--{key}" for key in data})
-    overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in set_options.items()})
+    typed = ParsedYaml("join", dict(data), {(key,): f"--{key}" for key in data})
+    override_values(typed, {tuple(key.split(".")): (text, "--set") for key, text in set_options.items()})
     has_name = "name" in typed.data
-    config = check_typed(typed, folder, run_id[:16], os.environ)
+    config = validate_peer_file(typed, folder, run_id[:16], os.environ)
     if signed is not None:
         _require_possible(config, signed)
     if not (config.bootstrap or from_archive is not None or alone or config.lan is True):
@@ -120,12 +120,12 @@ def _restart(file: Path, run_id: RunId, options: dict[str, str], invite: str | N
     """Start the peer of an earlier `join`, whose peer file is `file`. `options` (YAML text by key) apply to
     this start only; the invite is also saved. Raises UserError if the peer file is for another run."""
     config = _load_peer_file(file, run_id, options)
-    if invite and set_private(file, "invite", invite, MEANINGS["invite"]):
+    if invite and set_key(file, "invite", invite, MEANINGS["invite"]):
         typer.echo(f"wrote  the invite into {file}: it is used at every start from now on", err=True)
     start(config, _bootstrap_saver(file, config.bootstrap))
 
 
-def _write_peer_file(file: Path, typed: Typed, signed: SignedManifest | None) -> None:
+def _write_peer_file(file: Path, typed: ParsedYaml, signed: SignedManifest | None) -> None:
     """Write the peer file, and next to it the published run if it is known. Raises UserError."""
     from peers.config.run_file import published_text
 
@@ -221,7 +221,7 @@ def _bootstrap_saver(file: Path, tried: Sequence[str]) -> Callable[[], str]:
                 pass
             elif set(in_peer_file) & set(responded_before):
                 notice = f"for this start only: {file} names another bootstrap, which has answered before"
-            elif set_private(file, "bootstrap", list(tried), MEANINGS["bootstrap"]):
+            elif set_key(file, "bootstrap", list(tried), MEANINGS["bootstrap"]):
                 notice = f"wrote  the bootstrap into {file}: it is used at every start from now on"
             addresses = list(dict.fromkeys([*tried, *responded_before]))[:REMEMBERED_PEERS]
             write_atomically(responded_file, json.dumps({"addresses": addresses}, indent=1).encode())

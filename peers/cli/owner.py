@@ -22,7 +22,7 @@ from peers.errors import UserError, as_user_errors
 
 if TYPE_CHECKING:
     from peers.config.run_file import SignedManifest
-    from peers.network.discovery.visitor_session import Reached
+    from peers.network.discovery.visitor_session import RunConnection
     from peers.tools.owner.run_facts import RunFacts
     from protocols.signed.identity import Identity
     from swarmnet.identifiers import PeerId
@@ -129,31 +129,31 @@ def _give_order(
 ) -> None:
     """Sign and send an order. `change` returns the new orders from those in force. Raises UserError."""
 
-    async def prepare_change(_connection: Reached) -> Callable[[OwnerOrders], OwnerOrders]:
+    async def prepare_change(_connection: RunConnection) -> Callable[[OwnerOrders], OwnerOrders]:
         return change
 
-    order_as_planned(run, key, bootstrap, prepare_change)
+    give_planned_order(run, key, bootstrap, prepare_change)
 
 
-def order_as_planned(
+def give_planned_order(
     run: str, key: Path | None, bootstrap: list[str] | None,
-    planned: Callable[[Reached], Awaitable[Callable[[OwnerOrders], OwnerOrders]]],
+    planned: Callable[[RunConnection], Awaitable[Callable[[OwnerOrders], OwnerOrders]]],
 ) -> None:  # fmt: skip
     """Sign and send an order that may depend on the progress of the run. `planned` receives the connection to
     the run and returns a function from the orders in force to the new ones. Raises UserError."""
-    from peers.cli.connecting import NOT_REACHED, notify, ways_in
-    from peers.network.discovery.visitor_session import reaching
+    from peers.cli.connecting import NOT_REACHED, notify, remembered_peers
+    from peers.network.discovery.visitor_session import visit_run
     from peers.tools.owner.give_order import check_owner, give, newest
     from protocols.errors import WireError
     from swarmnet.run.owner_orders import describe_changes
 
     path, identity = _load_owner_key(key)
     bootstraps = bootstrap or []
-    cache = ways_in(run, bootstraps)
+    cache = remembered_peers(run, bootstraps)
 
     async def connect_and_order() -> None:
         """Send the order, print what it changes, and raise UserError if nothing has stored it."""
-        async with reaching(run, bootstraps, cache, notify) as connection:
+        async with visit_run(run, bootstraps, cache, notify) as connection:
             check_owner(connection.signed, identity, path)
             saved_orders = _state_home() / "orders" / f"{connection.signed.run_id[:16]}.bin"
             change = await planned(connection)
@@ -176,16 +176,16 @@ def show_orders(run: Run, bootstrap: Bootstraps = None, as_json: AsJson = False)
     """Show the current orders of a run's owner: pause, bans, withdrawn documents, revoked invites."""
     from dataclasses import asdict
 
-    from peers.cli.connecting import NOT_REACHED, notify, ways_in
-    from peers.network.discovery.visitor_session import reaching
+    from peers.cli.connecting import NOT_REACHED, notify, remembered_peers
+    from peers.network.discovery.visitor_session import visit_run
     from peers.tools.owner.give_order import newest
     from protocols.errors import WireError
 
     bootstraps = bootstrap or []
-    cache = ways_in(run, bootstraps)
+    cache = remembered_peers(run, bootstraps)
 
     async def fetch_orders() -> OwnerOrders:
-        async with reaching(run, bootstraps, cache, notify) as connection:
+        async with visit_run(run, bootstraps, cache, notify) as connection:
             return (await newest(connection, None, notify)).public
 
     with as_user_errors(*NOT_REACHED, WireError):
@@ -250,7 +250,7 @@ def registry_list(
 
     from peers.cli.connecting import NOT_REACHED, check_bootstraps, notify
     from peers.network.discovery.bootstrap import PeerCache
-    from peers.network.discovery.visitor_session import entering
+    from peers.network.discovery.visitor_session import join_as_visitor
     from peers.tools.owner.registry import runs
     from protocols.errors import WireError
 
@@ -261,7 +261,7 @@ def registry_list(
     cache = PeerCache(_state_home() / "registry-peers.json")
 
     async def fetch_runs() -> tuple[list[SignedManifest], int]:
-        async with entering(bootstrap, cache, notify) as (_, directory):
+        async with join_as_visitor(bootstrap, cache, notify) as (_, directory):
             return await runs(directory, limit, Random())
 
     with as_user_errors(*NOT_REACHED, WireError):
@@ -286,15 +286,15 @@ def registry_list(
 
 def registry_show(run: Run, bootstrap: Bootstraps = None) -> None:
     """Print a run's manifest as verified, readable JSON."""
-    from peers.cli.connecting import NOT_REACHED, notify, ways_in
+    from peers.cli.connecting import NOT_REACHED, notify, remembered_peers
     from peers.config.run_file import published_text
-    from peers.network.discovery.visitor_session import reaching
+    from peers.network.discovery.visitor_session import visit_run
 
     bootstraps = bootstrap or []
-    cache = ways_in(run, bootstraps)
+    cache = remembered_peers(run, bootstraps)
 
     async def fetch_manifest() -> str:
-        async with reaching(run, bootstraps, cache, notify) as connection:
+        async with visit_run(run, bootstraps, cache, notify) as connection:
             return published_text(connection.signed)
 
     with as_user_errors(*NOT_REACHED):
@@ -346,15 +346,15 @@ def report(
 def _live_run_facts(run: str, bootstraps: list[str]) -> RunFacts:
     """Return what the report needs to know of a run, from the directory and live peers. Raises UserError if
     peers of a stage or the orders are missing."""
-    from peers.cli.connecting import NOT_REACHED, notify, ways_in
-    from peers.network.discovery.visitor_session import reaching
+    from peers.cli.connecting import NOT_REACHED, notify, remembered_peers
+    from peers.network.discovery.visitor_session import visit_run
     from peers.tools.owner.run_facts import from_directory
     from protocols.errors import WireError
 
-    cache = ways_in(run, bootstraps)
+    cache = remembered_peers(run, bootstraps)
 
     async def fetch_facts() -> RunFacts:
-        async with reaching(run, bootstraps, cache, notify) as connection:
+        async with visit_run(run, bootstraps, cache, notify) as connection:
             try:
                 return await from_directory(connection.signed, connection.directory)
             except WireError as error:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peers.config.peer_file import DemoOptions, PeerFile, check_typed, default_state, load
-from peers.config.yaml_lines import Typed
+from peers.config.peer_file import DemoOptions, PeerFile, default_state, load, validate_peer_file
+from peers.config.yaml_lines import ParsedYaml
 from peers.errors import ConfigError, UserError, as_user_errors
 from swarmnet.run.local_steps import PRESETS
 from swarmnet.run.manifest import MethodName
@@ -151,7 +151,7 @@ def publish(
     through = " --bootstrap ".join(bootstrap or ["MULTIADDR"])
     _print_run(signed, owner_key, path)
     text_options = runs.text_settings(signed.manifest, run_file.parent, tokenizer)
-    model_option = runs.start_setting(signed.manifest, run_file.parent, model_folder)
+    model_option = runs.initial_model_option(signed.manifest, run_file.parent, model_folder)
     typer.echo(f"first  swarmnet join {path} --bootstrap {through}{text_options}{model_option}")
     typer.echo(f"join   swarmnet join {signed.run_id} --bootstrap {through}")
     if text_options:
@@ -176,8 +176,8 @@ def _print_run(signed: SignedManifest, owner_key: Path, path: Path) -> None:
 
 def _require_valid_bootstraps(bootstrap: Sequence[str] | None) -> None:
     """Raise ConfigError if an address of `--bootstrap` is invalid: check it as the key of a peer file."""
-    typed = Typed("--bootstrap", {"role": "bootstrap", "state": ".", "bootstrap": list(bootstrap or ())})
-    check_typed(typed, Path(), "bootstrap", {})
+    typed = ParsedYaml("--bootstrap", {"role": "bootstrap", "state": ".", "bootstrap": list(bootstrap or ())})
+    validate_peer_file(typed, Path(), "bootstrap", {})
 
 
 def demo(

@@ -19,7 +19,7 @@ from typing import TypedDict
 
 import typer
 
-from peers.cli.connecting import NOT_REACHED, notify, ways_in
+from peers.cli.connecting import NOT_REACHED, notify, remembered_peers
 from peers.data.documents import TextError
 from peers.errors import as_user_errors
 from peers.telemetry.beside import Beside
@@ -57,7 +57,7 @@ def invite_of(text: str | None) -> bytes:
 @contextmanager
 def fetched(run: str, bootstraps: Sequence[str], invite: str | None) -> Iterator[Path]:
     """Yield a temporary folder with the newest checkpoint of every stage of the run. Raises UserError."""
-    cache, invite_data = ways_in(run, bootstraps), invite_of(invite)
+    cache, invite_data = remembered_peers(run, bootstraps), invite_of(invite)
     with tempfile.TemporaryDirectory(prefix=prefix("export")) as folder:
         with as_user_errors(*EXPECTED):
             asyncio.run(fetch_checkpoints(run, bootstraps, cache, notify, Path(folder), invite_data))
@@ -75,7 +75,7 @@ def generate(
 ) -> None:
     """Continue each prompt by `tokens` tokens, and print the texts, caveats and speed. A single text is
     streamed; of several, each is printed when it is complete. Raises UserError."""
-    cache, invite_data = ways_in(run, bootstraps), invite_of(invite)
+    cache, invite_data = remembered_peers(run, bootstraps), invite_of(invite)
     out = Beside(sys.stdout, sys.stderr, shutil.get_terminal_size().columns)
     notify = out.notify
 
@@ -144,7 +144,7 @@ def evaluate(
     After Ctrl+C or SIGTERM, prints the score so far and exits. Once the run is known, `found` is called with
     whether it trains only on Python's library.
     """
-    cache, invite_data = ways_in(run, bootstraps), invite_of(invite)
+    cache, invite_data = remembered_peers(run, bootstraps), invite_of(invite)
     progress, conversation = ScoreProgress(), Conversation()
 
     async def connect_and_score() -> Score:

@@ -45,16 +45,16 @@ def _watch_swarm(console: object, run: str, bootstraps: Sequence[str]) -> None:
     """Connect to a run and show its peers until the user stops. `run` is a run id or a published file."""
     from rich.console import Console
 
-    from peers.cli.connecting import NOT_REACHED, notify, ways_in
-    from peers.network.discovery.visitor_session import reaching
+    from peers.cli.connecting import NOT_REACHED, notify, remembered_peers
+    from peers.network.discovery.visitor_session import visit_run
     from peers.tools.top.live import swarm
     from protocols.errors import WireError
 
     assert isinstance(console, Console)
-    cache = ways_in(run, bootstraps)
+    cache = remembered_peers(run, bootstraps)
 
     async def connect_and_watch() -> None:
-        async with reaching(run, bootstraps, cache, notify) as connection:
+        async with visit_run(run, bootstraps, cache, notify) as connection:
             await swarm(console, connection)
 
     with as_user_errors(*NOT_REACHED, WireError):

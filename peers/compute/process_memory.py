@@ -26,7 +26,7 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-async def let_go(of: Callable[[], object | None]) -> int:
+async def free_until_deleted(of: Callable[[], object | None]) -> int:
     """Free memory repeatedly until the object of the weak reference `of` is deleted, and once more then.
     Returns the process's resident bytes. Gives up after 1.5 s if something still holds the object."""
     for _ in range(MAX_LOOKS):

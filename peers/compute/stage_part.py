@@ -142,7 +142,7 @@ class StagePart:
 MakePart = Callable[[Manifest, int], StagePart]
 
 
-def real_part(
+def build_stage_part(
     manifest: Manifest, stage: int, device: torch.device | str = "cpu", computing: Computing = PLAIN
 ) -> StagePart:
     """Return the stage as the manifest describes it, on one device. `computing` has the peer file's choices,

@@ -10,7 +10,7 @@ from textwrap import fill
 from typing import Literal
 
 from peers.config.peer_file import PeerFile, load
-from peers.config.schema import element, keys, kind_text, section, typed_text
+from peers.config.schema import element, keys, section, type_text, yaml_text
 from peers.config.yaml_lines import read
 from swarmnet.run.manifest import Manifest
 
@@ -45,7 +45,7 @@ def lines(cls: type, prefix: str = "") -> Iterator[ExplainedKey]:
             default = "the file's name"
         if name == "data.sources":
             default = "modules of each peer's Python"
-        yield ExplainedKey(name, kind_text(key.kind), default, key.meaning)
+        yield ExplainedKey(name, type_text(key.kind), default, key.meaning)
         if item_class is not None:
             yield from lines(item_class, f"{name}[].")
 
@@ -68,7 +68,7 @@ def explain_file(path: Path, environment: Mapping[str, str], overrides: Mapping[
         value: object = config
         for step in line.name.split("."):
             value = getattr(value, step)
-        text.append(f"{line.name}: {typed_text(value)}")
+        text.append(f"{line.name}: {yaml_text(value)}")
         text.append(fill(line.meaning, 100, initial_indent="    # ", subsequent_indent="    # "))
     return "\n".join(text) + "\n"
 

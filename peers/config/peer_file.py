@@ -36,7 +36,7 @@ from peers.config.quantities import (
 )
 from peers.config.schema import TypeLabel
 from peers.config.validation import validate
-from peers.config.yaml_lines import Typed, overlay, read
+from peers.config.yaml_lines import ParsedYaml, override_values, read
 from peers.errors import ConfigError, UserError
 from swarmnet.identifiers import RunId
 from swarmnet.run.manifest import MethodName
@@ -395,12 +395,16 @@ def load(
     if typed.data.keys() >= {"run_id", "signature", "manifest"}:
         join = f"swarmnet join {path} --bootstrap MULTIADDR"
         raise ConfigError([f"{path}: is a published run, not a peer file; join it with `{join}`"])
-    overlay(typed, _from_environment(environment))
-    overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in (overrides or {}).items()})
-    return check_typed(typed, path.absolute().parent, path.stem, environment)
+    override_values(typed, _from_environment(environment))
+    override_values(
+        typed, {tuple(key.split(".")): (text, "--set") for key, text in (overrides or {}).items()}
+    )
+    return validate_peer_file(typed, path.absolute().parent, path.stem, environment)
 
 
-def check_typed(typed: Typed, folder: Path, stem: str, environment: Mapping[str, str]) -> PeerFile:
+def validate_peer_file(
+    typed: ParsedYaml, folder: Path, stem: str, environment: Mapping[str, str]
+) -> PeerFile:
     """Return the validated content of a peer file. Relative paths start in `folder`. A missing name becomes
     `stem`, and a missing state folder the default one for the name. Raises ConfigError."""
     name = typed.data.setdefault("name", stem)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from peers.config.run_url import may_follow, without_secret
+from peers.config.run_url import may_redirect, without_secret
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession, TraceRequestRedirectParams
@@ -34,7 +34,7 @@ def is_web(url: str) -> bool:
     return urlsplit(url).scheme in _WEB
 
 
-def web_options(url: str, silence_seconds: float = SILENCE_SECONDS) -> dict[str, Any]:
+def fsspec_options(url: str, silence_seconds: float = SILENCE_SECONDS) -> dict[str, Any]:
     """Return fsspec's options for a URL: limits of time and redirects for http and https, none for other
     schemes. A read fails after `silence_seconds` without data. Raises ImportError without aiohttp."""
     if not is_web(url):
@@ -57,7 +57,7 @@ async def _open_session(**options: Any) -> ClientSession:  # noqa: ANN401 - what
 async def _check_redirect(
     _session: ClientSession, _context: SimpleNamespace, request: TraceRequestRedirectParams
 ) -> None:
-    """Raise RedirectRefused if `may_follow` forbids a redirect. aiohttp calls this before each redirect."""
+    """Raise RedirectRefused if `may_redirect` forbids a redirect. aiohttp calls this before each redirect."""
     from yarl import URL
 
     headers, before = request.response.headers, request.url
@@ -65,7 +65,7 @@ async def _check_redirect(
     if not wanted:
         return
     after = before.join(URL(wanted))
-    if not await asyncio.to_thread(may_follow, str(before), str(after)):
+    if not await asyncio.to_thread(may_redirect, str(before), str(after)):
         request.response.close()
         raise RedirectRefused(
             f"the server redirects to {str(after.with_user(None))[:200]}, which is not followed: give that "
@@ -90,7 +90,7 @@ def connect(
     import fsspec  # Installed with torch.
 
     try:
-        files, root = fsspec.core.url_to_fs(url, **web_options(url, silence_seconds), **options)
+        files, root = fsspec.core.url_to_fs(url, **fsspec_options(url, silence_seconds), **options)
     except (ImportError, ValueError) as error:
         raise failed(f"{without_secret(url)} cannot be opened: {error}") from None
     return files, root.rstrip("/")
@@ -132,7 +132,7 @@ def reason_of(error: BaseException) -> str:
 Result = TypeVar("Result")
 
 
-async def until_reached(
+async def retry_until_reached(
     attempt: Callable[[], Awaitable[Result]], unreachable: type[Exception], notify: Callable[[str], None]
 ) -> Result:
     """Repeat `attempt` until it does not raise `unreachable`, and return its result. Pauses grow from 5 s to

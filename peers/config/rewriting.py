@@ -10,7 +10,7 @@ from peers.config.yaml_lines import parse, span
 from peers.errors import ConfigError, UserError
 
 
-def set_private(file: Path, key: str, value: str | list[str], meaning: str) -> bool:
+def set_key(file: Path, key: str, value: str | list[str], meaning: str) -> bool:
     """Set a top-level key of a YAML file and return whether the file changed. After a change only the file's
     owner can read it.
 

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from peers.config.atomic_files import is_file, is_there, write_atomically
 from peers.config.quantities import bootstrap_multiaddr
 from peers.config.validation import validate
-from peers.config.yaml_lines import Location, Typed, overlay, read
+from peers.config.yaml_lines import Location, ParsedYaml, override_values, read
 from peers.errors import ConfigError, UserError
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.model.parameters import check_trained
@@ -89,7 +89,9 @@ def load_manifest(path: Path, owner: PeerId, overrides: Mapping[str, str] | None
     """Return the manifest that a run file describes. `overrides` maps dotted keys to YAML text. Raises
     ConfigError with file and line."""
     typed = read(path)
-    overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in (overrides or {}).items()})
+    override_values(
+        typed, {tuple(key.split(".")): (text, "--set") for key, text in (overrides or {}).items()}
+    )
     for key in ("owner", "wire_version"):
         if key in typed.data:
             raise ConfigError([f"{typed.place((key,))}: {key}: {FILLED_IN}"])
@@ -114,7 +116,7 @@ def _check(manifest: Manifest) -> None:
     check_trained(manifest)
 
 
-def _require_names(manifest: Manifest, typed: Typed) -> None:
+def _require_names(manifest: Manifest, typed: ParsedYaml) -> None:
     """Raise ConfigError if the path of a source, the tokenizer or the initial model may leave its folder.
 
     A published run must not choose which files other peers read: it only names a text, and each peer file
@@ -155,7 +157,7 @@ def beside(folder: Path, name: str) -> Path | None:
     return path if is_there(path) else None
 
 
-def source_beside(folder: Path, source: TextSource) -> str | None:
+def find_source_text(folder: Path, source: TextSource) -> str | None:
     """Return the path of a source's text in the folder of the run file; None if it is not there. The text of
     Python's own library has no path but the name STANDARD_LIBRARY."""
     if source.path == STANDARD_LIBRARY:
@@ -184,7 +186,7 @@ def text_settings(manifest: Manifest, folder: Path, tokenizer: Path | None = Non
     return "".join(f" --set {shlex.quote(setting)}" for setting in settings)
 
 
-def start_setting(manifest: Manifest, folder: Path, given: Path | None = None) -> str:
+def initial_model_option(manifest: Manifest, folder: Path, given: Path | None = None) -> str:
     """Return the `--set` option that names this computer's copy of the run's initial model; empty if the run
     starts from random weights. The copy is `given`, or in the run file's `folder`, else written as PATH."""
     if not manifest.init_checkpoint.path:
@@ -213,7 +215,7 @@ def as_key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z][\w.-]*", name, re.ASCII) else json.dumps(name)
 
 
-def _with_place(message: str, typed: Typed) -> str:
+def _with_place(message: str, typed: ParsedYaml) -> str:
     """Return an error message with file and line in front: those of the first key in the message that the
     file sets, else those of the whole file."""
     words: list[Location] = [tuple(word.split(".")) for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message)]

@@ -71,20 +71,20 @@ def fetch_run(url: str) -> SignedManifest:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows the redirects that `may_follow` allows."""
+    """Follows the redirects that `may_redirect` allows."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str,
         headers: http.client.HTTPMessage, newurl: str,
     ) -> urllib.request.Request | None:  # fmt: skip
-        """Return the request for the new URL. Raises HTTPError if `may_follow` forbids the redirect."""
-        if not may_follow(req.full_url, newurl):
+        """Return the request for the new URL. Raises HTTPError if `may_redirect` forbids the redirect."""
+        if not may_redirect(req.full_url, newurl):
             reason = f"{msg}, and leads to {newurl[:200]}, which is not followed (type it, if you know it)"
             raise urllib.error.HTTPError(req.full_url, code, reason, headers, fp)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def may_follow(before: str, after: str) -> bool:
+def may_redirect(before: str, after: str) -> bool:
     """Return whether a request for the URL `before` may be redirected to the URL `after`.
 
     Allowed are https URLs on the public internet, and the same server. The author of a URL must not choose

@@ -82,37 +82,37 @@ def element(kind: object) -> object:
     return None
 
 
-def kind_text(kind: object) -> str:
+def type_text(kind: object) -> str:
     """Return the type of a key in words: `whole number`, `list of multiaddr`, `worker | bootstrap`. A
     `TypeLabel` in the annotation replaces them."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         labels = [item.text for item in arguments[1:] if isinstance(item, TypeLabel)]
-        return labels[0] if labels else kind_text(arguments[0])
+        return labels[0] if labels else type_text(arguments[0])
     if origin is Literal:
         return " | ".join(map(str, arguments))
     if origin in (Union, UnionType):
-        return " | ".join(kind_text(item) for item in arguments if item is not NoneType)
+        return " | ".join(type_text(item) for item in arguments if item is not NoneType)
     if origin is dict:
-        return f"map of name to {kind_text(arguments[1])}"
+        return f"map of name to {type_text(arguments[1])}"
     if (item := element(kind)) is not None:
-        return f"list of {kind_text(item)}"
+        return f"list of {type_text(item)}"
     if isinstance(kind, NewType):
-        return kind_text(kind.__supertype__)
+        return type_text(kind.__supertype__)
     if section(kind) is not None:
         return "section"
     return _WORDS.get(kind, str(kind))
 
 
-def typed_text(value: object) -> str:
+def yaml_text(value: object) -> str:
     """Return a value as it would be written in YAML, on one line."""
     if isinstance(value, BaseModel) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
         fields = {key.name: getattr(value, key.name) for key in keys(type(value))}
-        return "{" + ", ".join(f"{name}: {typed_text(item)}" for name, item in fields.items()) + "}"
+        return "{" + ", ".join(f"{name}: {yaml_text(item)}" for name, item in fields.items()) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(typed_text, value)) + "]"
+        return "[" + ", ".join(map(yaml_text, value)) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {typed_text(item)}" for name, item in value.items()) + "}"
+        return "{" + ", ".join(f"{name}: {yaml_text(item)}" for name, item in value.items()) + "}"
     if isinstance(value, bool):
         return str(value).lower()
     if value is None or value == "":
@@ -128,15 +128,15 @@ def _default(info: FieldInfo) -> str | None:
         return str(extra["default"])
     if info.is_required():
         return None
-    return typed_text(info.get_default(call_default_factory=True))
+    return yaml_text(info.get_default(call_default_factory=True))
 
 
 def _dataclass_default(item: dataclasses.Field[Any]) -> str | None:
     """Return the default of a dataclass field as text; None if the field is required."""
     if item.default is not dataclasses.MISSING:
-        return typed_text(item.default)
+        return yaml_text(item.default)
     if item.default_factory is not dataclasses.MISSING:
-        return typed_text(item.default_factory())
+        return yaml_text(item.default_factory())
     return None
 
 

@@ -1,6 +1,6 @@
 """Validate what a person typed against a pydantic model, and report each problem in one line with its place.
-`Typed` is the parsed data with the place (`file:line`) of every value. A location is the path to a value: a
-tuple of keys and of positions in lists."""
+`ParsedYaml` is the parsed data with the place (`file:line`) of every value. A location is the path to a
+value: a tuple of keys and of positions in lists."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from peers.config.schema import element, keys, section
-from peers.config.yaml_lines import Location, Typed
+from peers.config.yaml_lines import Location, ParsedYaml
 from peers.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def validate(model: type[Model], typed: Typed, context: object = None, inside: Location = ()) -> Model:
+def validate(model: type[Model], typed: ParsedYaml, context: object = None, inside: Location = ()) -> Model:
     """Return an instance of `model` with the typed values. If only a part of the model was typed, `inside` is
     the location of that part. `context` is handed to pydantic's validators.
 

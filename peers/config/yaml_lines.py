@@ -36,7 +36,7 @@ _CORE = "tag:yaml.org,2002:"
 
 
 @dataclass(slots=True)
-class Typed:
+class ParsedYaml:
     """What a person wrote: plain data, and for every value the place it came from (`file:line`)."""
 
     origin: str
@@ -65,7 +65,7 @@ class Typed:
         self.places[location] = place
 
 
-def read(path: Path) -> Typed:
+def read(path: Path) -> ParsedYaml:
     """Return the mapping in a YAML file, with the place of every value. Raises ConfigError with a line."""
     try:
         raw = path.read_bytes()[: FILE_LIMIT + 1]
@@ -85,14 +85,14 @@ def read(path: Path) -> Typed:
     return parse(text, str(path))
 
 
-def parse(text: str, origin: str) -> Typed:
+def parse(text: str, origin: str) -> ParsedYaml:
     """Return the mapping in the YAML `text`, with the place of every value. Raises ConfigError."""
     root = _compose(text, origin)
     if root is None:
         raise ConfigError([f"{origin}:1: is empty; expected `key: value` lines"])
     if not isinstance(root, MappingNode):
         raise ConfigError([f"{origin}:{_line_number(root)}: is not a mapping; expected `key: value` lines"])
-    typed = Typed(origin, places={(): f"{origin}:1"})
+    typed = ParsedYaml(origin, places={(): f"{origin}:1"})
     reader = _Reader(origin, typed.places)
     typed.data = reader.mapping(root, ())
     if reader.problems:
@@ -127,7 +127,7 @@ def parse_value(text: str, place: str) -> object:
     return value
 
 
-def overlay(typed: Typed, values: Mapping[tuple[str, ...], tuple[str, str]]) -> None:
+def override_values(typed: ParsedYaml, values: Mapping[tuple[str, ...], tuple[str, str]]) -> None:
     """Override values of the file. `values` maps the path of each key to its YAML text and the text's origin,
     such as `--set`. Raises ConfigError."""
     for location, (text, place) in values.items():

@@ -80,7 +80,7 @@ def require_text(manifest: Manifest, config: PeerFile) -> None:
         raise UserError(missing)
 
 
-def never_held(manifest: Manifest, config: PeerFile, missing: str) -> frozenset[int]:
+def unservable_stages(manifest: Manifest, config: PeerFile, missing: str) -> frozenset[int]:
     """Return the stages that this machine cannot serve without the text that is `missing` (see
     `missing_text`). A stage that the user chose is never among them, nor is the only stage of a run."""
     excludes_first = bool(missing) and not _must_read_text(manifest, config)

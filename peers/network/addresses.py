@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocols.daemon.multiaddr import is_circuit
-from protocols.reachability.fresh_dial import ADDRESSES, Dialled
+from protocols.reachability.fresh_dial import ADDRESSES, DialOutcome
 from swarmnet.membership.address_ranges import NAME_KINDS, beginning, host_ip, ip_of, is_public
 
 TRIED = ("reached", "refused", "silent", "no_way", "other_peer", "not_libp2p")
@@ -65,7 +65,7 @@ class Addresses:
         return tuple(each for each in self.announced if is_circuit(each))
 
 
-def in_the_open(address: str) -> bool:
+def is_public_address(address: str) -> bool:
     """Return True if the address is on the public internet. A host name counts as public. Text that is
     neither a host name nor an IP does not, because other peers' records may contain anything."""
     kind, host = beginning(address)
@@ -73,10 +73,10 @@ def in_the_open(address: str) -> bool:
     return kind in NAME_KINDS if ip is None else is_public(ip)
 
 
-def has_untried(dialled: Sequence[Dialled]) -> bool:
+def has_untried(dialled: Sequence[DialOutcome]) -> bool:
     """Return True if a helper did not try a public address. For example, it saw the peer at an IPv6 address
     and skipped an IPv4 one. It then cannot prove that the peer is unreachable."""
-    return any(each.outcome == "not_tried" and in_the_open(each.address) for each in dialled)
+    return any(each.outcome == "not_tried" and is_public_address(each.address) for each in dialled)
 
 
 def tcp_port(address: str) -> int:

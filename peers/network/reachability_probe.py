@@ -15,12 +15,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import Literal
 
-from peers.network.addresses import LOOPBACK, TRIED, Addresses, has_untried, in_the_open
+from peers.network.addresses import LOOPBACK, TRIED, Addresses, has_untried, is_public_address
 from protocols.daemon.multiaddr import is_circuit
 from protocols.daemon.p2pd import DAEMON_ERRORS
 from protocols.errors import WireError
-from protocols.reachability.dial_back import DialBack
-from protocols.reachability.fresh_dial import Dialled
+from protocols.reachability.dial_back import DialBackResult
+from protocols.reachability.fresh_dial import DialOutcome
 from swarmnet.identifiers import PeerId
 
 Connections = Callable[[float], Awaitable[Sequence[tuple[PeerId, str]]]]
@@ -53,7 +53,7 @@ TEXTS = {
     "unknown": "unknown whether others can connect: no peer could check",
 }
 
-Asks = Callable[[PeerId, Callable[[str], Sequence[str]]], Awaitable[DialBack]]
+Asks = Callable[[PeerId, Callable[[str], Sequence[str]]], Awaitable[DialBackResult]]
 """`ask_dial_back` of this peer: takes a helper, and a function from observed to requested addresses."""
 
 
@@ -62,7 +62,7 @@ def has_a_network(addresses: Sequence[str]) -> bool:
     return any(not address.startswith(LOOPBACK) for address in addresses)
 
 
-def leads_here(addresses: Addresses, dialled: Sequence[Dialled]) -> bool | None:
+def reached_an_announced(addresses: Addresses, dialled: Sequence[DialOutcome]) -> bool | None:
     """Return True if the helper reached an announced address, and False if it tried and reached none. Returns
     None if it tried no address, or left out a public one."""
     outcomes = {each.address: each.outcome for each in dialled if each.outcome in TRIED}
@@ -71,13 +71,13 @@ def leads_here(addresses: Addresses, dialled: Sequence[Dialled]) -> bool | None:
     return False if outcomes and not has_untried(dialled) else None
 
 
-def in_order(connections: Sequence[tuple[PeerId, str]], chance: Random) -> list[PeerId]:
+def order_helpers(connections: Sequence[tuple[PeerId, str]], chance: Random) -> list[PeerId]:
     """Return the connected peers in the order in which to ask them, at random within each kind. The kinds are
     public, private, and behind a relay. A public peer reaches only what any peer reaches. A peer behind a
     relay does not see this peer's address."""
     rank_of: dict[PeerId, int] = {}
     for peer, address in chance.sample(connections, len(connections)):
-        is_private = not in_the_open(address)
+        is_private = not is_public_address(address)
         rank = 2 if is_circuit(address) else int(is_private)
         rank_of[peer] = min(rank, rank_of.get(peer, rank))
     return sorted(rank_of, key=rank_of.__getitem__)
@@ -120,7 +120,7 @@ class ReachabilityProbe:
         could."""
         failures = 0
         try:
-            helpers = in_order(await self._connections(CONNECTIONS_SECONDS), self._chance)
+            helpers = order_helpers(await self._connections(CONNECTIONS_SECONDS), self._chance)
         except WireError:
             return None  # p2pd is about to be started again.
         for helper in helpers[:HELPERS]:
@@ -129,7 +129,7 @@ class ReachabilityProbe:
                 answer = await self._ask_dial_back(helper, addresses.to_ask)
             except (WireError, *DAEMON_ERRORS):
                 continue
-            was_reached = leads_here(addresses, answer.dialled)
+            was_reached = reached_an_announced(addresses, answer.dialled)
             if was_reached:
                 return True
             if was_reached is False:

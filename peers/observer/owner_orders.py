@@ -12,7 +12,7 @@ from peers.config.run_file import SignedManifest
 from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.network.orders.order_book import OrderBook
 from peers.telemetry import events
-from peers.telemetry.snapshot import UNASKED, Happened, Ordered, Pause
+from peers.telemetry.snapshot import ORDERS_NOT_READ, OwnerOrdersView, Pause, ShownEvent
 from protocols.errors import WireError
 from protocols.ports import Directory
 from swarmnet.run.owner_orders import OwnerOrders, describe_changes
@@ -24,7 +24,7 @@ LONGEST_TEXT = 200
 """Characters of an event's text; an order may contain hundreds of bans."""
 
 
-def as_json(ordered: Ordered) -> dict[str, object]:
+def as_json(ordered: OwnerOrdersView) -> dict[str, object]:
     """Return the orders as plain data of bounded size, for the page. Reasons are what the owner typed."""
     order, pause = ordered.order, ordered.pause
     return {
@@ -51,14 +51,14 @@ class Orders:
     """Reads the newest order. It stays when the directory does not respond later, or has lost it."""
 
     def __init__(
-        self, signed: SignedManifest, log_event: events.LogEvent, happened: Callable[[Happened], None]
+        self, signed: SignedManifest, log_event: events.LogEvent, happened: Callable[[ShownEvent], None]
     ) -> None:
         """`happened` is called with each newer order as text."""
         self.book = OrderBook(signed, None, log_event, lambda *_: None)
         self.book.heard.append(self._on_order)
         self.log_event = log_event
         self.happened = happened
-        self.ordered = UNASKED
+        self.ordered = ORDERS_NOT_READ
 
     async def look(self, directory: Directory) -> None:
         """Read the newest order from the directory. A failure is logged."""
@@ -74,7 +74,7 @@ class Orders:
         self.ordered = replace(self.ordered, order=now, pause=self._current_pause(before, now))
         how = "new order of the owner" if before.sequence else "the owner's newest order"
         text = f"{how}: {'; '.join(describe_changes(before, now))} ({now.reason or 'no reason given'})"
-        self.happened(Happened(now.sequence / 1e6, "order", text[:LONGEST_TEXT]))
+        self.happened(ShownEvent(now.sequence / 1e6, "order", text[:LONGEST_TEXT]))
 
     def _current_pause(self, before: OwnerOrders, now: OwnerOrders) -> Pause | None:
         """Return the pause in force after the order `now`. None without a pause, or if its reason is unknown

@@ -12,7 +12,7 @@ import msgspec
 
 from peers.config.run_file import SignedManifest
 from peers.observer import owner_orders
-from peers.telemetry.snapshot import UNASKED, Curve, ExpertGroup, SwarmSnapshot, as_json
+from peers.telemetry.snapshot import ORDERS_NOT_READ, Curve, ExpertGroup, SwarmSnapshot, as_json
 
 SHOWN_PEERS = 100
 """Rows in one response; the others are found by searching."""
@@ -67,7 +67,7 @@ class Board:
             is_searchable = len(search) <= LONGEST_SEARCH
             rows = tuple(row for row in rows if is_searchable and row.fits(search))
         return msgspec.json.encode({
-            **as_json(replace(snapshot, rows=rows[:SHOWN_PEERS], experts=(), ordered=UNASKED)),
+            **as_json(replace(snapshot, rows=rows[:SHOWN_PEERS], experts=(), ordered=ORDERS_NOT_READ)),
             "run": self._describe_run(),
             "ordered": owner_orders.as_json(snapshot.ordered),
             "peers": snapshot.peers,

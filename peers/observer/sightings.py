@@ -16,7 +16,7 @@ from typing import Literal
 from peers.network.discovery.claimed_tokens import Contributions
 from peers.telemetry.event import short
 from peers.telemetry.reasons import DEPARTURES
-from peers.telemetry.snapshot import Happened
+from peers.telemetry.snapshot import ShownEvent
 from protocols.signed.peer_record import PeerRecord
 from protocols.signed.records import ANNOUNCE_SECONDS, RECORD_SECONDS, SignedRecord
 from swarmnet.identifiers import PeerId
@@ -76,7 +76,7 @@ class PeerObservations:
     """Departure code -> number since the observer started; only grows."""
     away: dict[PeerId, str] = field(default_factory=dict)
     """Peers that left and have not come back -> departure code."""
-    events: deque[Happened] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
+    events: deque[ShownEvent] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     """Arrivals and departures, oldest first."""
     left_out: int = 0
     """Records beyond MAX_PEERS in the last walk."""
@@ -201,7 +201,7 @@ class PeerObservations:
         """Append an event to the list for people; `what` says what the peer did."""
         where = f" of stage {record.stage}" if record.stage >= 0 else ""
         text = f"{record.name or short(record.peer)}{where}: {what}"
-        self.events.append(Happened(now, code, text, level))
+        self.events.append(ShownEvent(now, code, text, level))
 
     # -- queries --------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from random import Random
 
 from peers.config.run_file import SignedManifest
-from peers.network.discovery.claims import line_of
+from peers.network.discovery.claims import claimed_bandwidth
 from peers.network.discovery.expert_groups import expert_groups
 from peers.network.discovery.record_reader import (
     eval_loss,
@@ -29,11 +29,11 @@ from peers.telemetry.reasons import stuck_lines
 from peers.telemetry.snapshot import (
     HOLDING,
     IN_STEP,
+    ORDERS_NOT_READ,
     ROLES,
     STATES,
-    UNASKED,
     OldestCheckpoint,
-    Ordered,
+    OwnerOrdersView,
     PeerRow,
     SwarmSnapshot,
     capped_sum,
@@ -50,10 +50,15 @@ NO_BOOTSTRAPS: Mapping[str, bool] = {}
 
 
 def snapshot_of(
-    sightings: PeerObservations, signed: SignedManifest, now: float, ordered: Ordered = UNASKED, *,
-    own_eval_loss: float | None = None, walked_at: float = 0.0,
+    sightings: PeerObservations,
+    signed: SignedManifest,
+    now: float,
+    ordered: OwnerOrdersView = ORDERS_NOT_READ,
+    *,
+    own_eval_loss: float | None = None,
+    walked_at: float = 0.0,
     bootstraps: Mapping[str, bool] = NO_BOOTSTRAPS,
-) -> SwarmSnapshot:  # fmt: skip
+) -> SwarmSnapshot:
     """Return the snapshot at time `now`. `own_eval_loss` is this observer's newest score, as its own record
     is not among the observations. `walked_at` is when all records were last read; `bootstraps` maps addresses
     to whether they respond."""
@@ -149,14 +154,14 @@ def _weakest_stage(holding: Sequence[PeerObservation], signed: SignedManifest, n
     for observed in holding:
         record, age = observed.record, max(0.0, now - observed.signed_at)
         rate = record.tokens_per_second / microbatch_tokens
-        link = line_of(record)
+        link = claimed_bandwidth(record)
         waits = waits_for_weights(record)
         peer = policy.ObservedPeer(record.stage, rate, record.moving_to, age, record.round, link, waits)
         candidates.append((PeerId(record.peer), peer))
     if not candidates:
         return None
     rules = policy.move_rules(signed.manifest)
-    return policy.choose_stage(policy.view_of(candidates, rules), rules, Random(0))
+    return policy.choose_stage(policy.summarize_records(candidates, rules), rules, Random(0))
 
 
 def _oldest_checkpoint(peers: Iterable[PeerObservation], stages: int, now: float) -> OldestCheckpoint | None:

@@ -27,10 +27,10 @@ from peers.role import Process, Role
 from peers.runtime.control_server import Control, Request
 from peers.runtime.http_server import Exporter
 from peers.runtime.liveness import Pulse
-from peers.runtime.state_lock import only_one
+from peers.runtime.state_lock import lock_state_folder
 from peers.runtime.supervision import FAULT, FatalError, Watchdog, reason
 from peers.telemetry import events as events
-from peers.telemetry.console import Reporter, hear_libraries, open_report
+from peers.telemetry.console import Reporter, open_report, report_library_logs
 from peers.telemetry.event_log import EventLog
 from peers.telemetry.metrics import PeerMetrics
 from protocols.errors import CannotStart
@@ -73,10 +73,10 @@ def run_peer_file(config: PeerFile, joined: Callable[[], str] = str, others: Rol
     bootstrap has answered, and returns a line for the user or an empty string. `others` are additional roles.
     Raises UserError for what a person can fix."""
     report = open_report(config.log, sys.stderr, time.time, config.name)
-    hear_libraries(report)
+    report_library_logs(report)
     _use_batch_scheduling()
     with (
-        contextlib.closing(report), only_one(config.state, config.role, to_the_end=True) as was_open,
+        contextlib.closing(report), lock_state_folder(config.state, config.role, to_the_end=True) as was_open,
         as_user_errors(CannotStart, IdentityError),
     ):  # fmt: skip
         if was_open:

@@ -31,7 +31,7 @@ from protocols.dht.directory import DhtDirectory
 from protocols.errors import CannotStart
 from protocols.framing.upload_turns import Upload
 from protocols.p2pd.transport import P2pdTransport
-from protocols.reachability.dial_back import DialBack, ask_dial_back
+from protocols.reachability.dial_back import DialBackResult, ask_dial_back
 from protocols.reachability.relay_client import circuits_through
 from swarmnet.identifiers import PeerId
 
@@ -140,7 +140,7 @@ class Sessions:
         process, config, gauges = self.process, self.config, self.process.metrics.network.reachable
         only(gauges, WAYS, "unknown")
 
-        async def ask(helper: PeerId, addresses: Callable[[str], Sequence[str]]) -> DialBack:
+        async def ask(helper: PeerId, addresses: Callable[[str], Sequence[str]]) -> DialBackResult:
             return await ask_dial_back(transport.daemon, helper, process.identity, addresses)
 
         def report(way: Way) -> None:

@@ -17,7 +17,7 @@ _ADVICE = "give this peer another state folder: --state FOLDER of `join`, key `s
 
 
 @contextlib.contextmanager
-def only_one(state: Path, role: str = "", to_the_end: bool = False) -> Iterator[bool]:
+def lock_state_folder(state: Path, role: str = "", to_the_end: bool = False) -> Iterator[bool]:
     """Hold the lock of a state folder, because two peers with one identity would contradict each other.
     Yields whether other users had access to the folder before. Raises UserError if another peer holds the
     lock. With `to_the_end`, the lock is held until the process ends, not only until the end of the context.

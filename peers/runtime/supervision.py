@@ -85,7 +85,7 @@ async def until_one_ends(**coroutines: Coroutine[Any, Any, object]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def hear_loop(loop: asyncio.AbstractEventLoop, failed: asyncio.Future[BaseException]) -> None:
+def report_memory_errors(loop: asyncio.AbstractEventLoop, failed: asyncio.Future[BaseException]) -> None:
     """Install the loop's exception handler. It logs exceptions of callbacks and tasks as usual. A lack of
     memory is put into `failed` instead, because it is fatal."""
 

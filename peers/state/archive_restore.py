@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
-from peers.config.remote_files import until_reached
+from peers.config.remote_files import retry_until_reached
 from peers.config.run_file import SignedManifest
 from peers.config.run_url import without_secret
 from peers.state import checkpoint_file
@@ -69,7 +69,7 @@ class Restoring:
                     "archive", await asyncio.to_thread(self._copy_newest, folder, stage, layout, damaged)
                 )
 
-        await until_reached(attempt, StoreUnreachable, partial(self.notify, "archive"))
+        await retry_until_reached(attempt, StoreUnreachable, partial(self.notify, "archive"))
 
     def _copy_newest(self, folder: Path, stage: int, layout: Layout, damaged: Collection[Path]) -> str:
         """Copy the archive's newest usable checkpoint of the stage into `folder`, unless a file there is as

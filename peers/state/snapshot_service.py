@@ -47,7 +47,7 @@ from protocols.messages.table import (
     SnapshotOffer,
     SnapshotRoot,
 )
-from protocols.ports import Carries, Transport
+from protocols.ports import ChunkDownloader, Transport
 from protocols.signed import msgpack_guard
 from protocols.signed.envelope import EnvelopeKind, open_envelope
 from protocols.signed.token_count import tokens_in
@@ -171,7 +171,7 @@ class SnapshotService:
         self._root: SnapshotRoot | None = None
         self._download: Download | None = None
         self._fetch_ended = asyncio.Event()
-        self._carriers: Carries | None = None
+        self._carriers: ChunkDownloader | None = None
         self._timer = Timer(self._drop_stalled, self.clock)
         neighbourhood.transport.serve_chunks(self.chunk)
 
@@ -352,7 +352,7 @@ class SnapshotService:
         self.kept_bytes = self.fetched_bytes = sum(len(download.part(index)) for index in resumed)
         self._fetch_ended.clear()
         carriers = self._carriers = await self._open_carriers(root.size - self.kept_bytes)
-        at_once = carriers.lanes_per_holder if carriers is not None else ASKED_AT_ONCE
+        at_once = carriers.requests_per_holder if carriers is not None else ASKED_AT_ONCE
         self._fetch = SnapshotFetch(hashes, holders, at_once, resumed)
         self.log_event(
             events.Fetching(round=root.round, size=root.size, kept=self.kept_bytes, holders=len(holders))
@@ -394,7 +394,7 @@ class SnapshotService:
                 self._asked.add(peer)
                 self.neighbourhood.post(peer, "group", GetState())
 
-    async def _open_carriers(self, size: int) -> Carries | None:
+    async def _open_carriers(self, size: int) -> ChunkDownloader | None:
         """Open extra connections if at least `CARRIED_BYTES` are to be fetched. Returns None if fewer, or if
         they cannot be opened: the fetch then only takes longer."""
         if size < CARRIED_BYTES:

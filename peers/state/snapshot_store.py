@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from peers.state.checkpoint_file import state_digest
-from peers.state.unnamed_file import laid_down
+from peers.state.unnamed_file import store_unnamed
 from protocols.messages.table import SnapshotRoot
 from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.identity import Identity
@@ -148,7 +148,7 @@ class Snapshots:
         size = chunk_bytes(len(view))
         hashes = [hashlib.sha256(view[at : at + size]).digest() for at in range(0, len(view), size)]
         root = SnapshotRoot(round, self.stage, len(view), digest, chain, hashes)
-        data = laid_down([view], self._folder)[0]
+        data = store_unnamed([view], self._folder)[0]
         signed = seal(
             self.identity,
             self.run_id,

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 
-def laid_down(parts: Sequence[bytes | memoryview], folder: Path | None) -> list[bytes | memoryview]:
+def store_unnamed(parts: Sequence[bytes | memoryview], folder: Path | None) -> list[bytes | memoryview]:
     """Store these parts one after another in one unnamed file in `folder`. Returns a memory-mapped view of
     each. Returns copies in memory instead if `folder` is None, the disk refuses, or all parts are empty."""
     ends = list(accumulate(map(len, parts)))

@@ -185,7 +185,7 @@ class LogToReporter(logging.Handler):
         self._report.notify("log", f"{record.name}: {text}", level)
 
 
-def hear_libraries(report: Reporter) -> None:
+def report_library_logs(report: Reporter) -> None:
     """Send warnings of hivemind, p2pd and this program's loggers to the report only."""
     for logger in (logging.getLogger(), logging.getLogger("hivemind")):  # hivemind's does not propagate
         logger.handlers = [LogToReporter(report)]

@@ -74,7 +74,7 @@ def short(peer: object) -> str:
     return f"...{text[-6:]}" if len(text) > 12 else text
 
 
-def words_of(event: Event) -> EventText | None:
+def event_text(event: Event) -> EventText | None:
     """Return the text of an event with its level and cure. None if people need not see the event, or if this
     version does not know its code."""
     if not event.sentence:

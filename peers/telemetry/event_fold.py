@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import deque
 
 from peers.telemetry import events
-from peers.telemetry.event import Event, words_of
+from peers.telemetry.event import Event, event_text
 from peers.telemetry.event_log import LogLine
-from peers.telemetry.snapshot import Curve, Happened
+from peers.telemetry.snapshot import Curve, ShownEvent
 from swarmnet.pipeline.ledger import RecentLoss
 from swarmnet.resources.upload_need import ContributionFates
 
@@ -40,7 +40,7 @@ class PeerTimeline:
         self.recent = RecentLoss()
         self.losses: Curve[float] = Curve()
         self.contributions = ContributionFates()
-        self.events: deque[Happened] = deque(maxlen=MAX_EVENTS)
+        self.events: deque[ShownEvent] = deque(maxlen=MAX_EVENTS)
 
     def take(self, line: LogLine) -> None:
         """Process the next line of the log: update the history, and keep the event if it is news."""
@@ -69,12 +69,12 @@ class PeerTimeline:
             case _:
                 pass
 
-    def _news_of(self, line: LogLine) -> Happened | None:
+    def _news_of(self, line: LogLine) -> ShownEvent | None:
         """Return the log line as text for people, or None if the event is not news."""
         event = line.event
-        words = words_of(event)
+        words = event_text(event)
         if words is not None:
-            return Happened(line.time, words.code, words.text, words.level)
+            return ShownEvent(line.time, words.code, words.text, words.level)
         if isinstance(event, events.Notice) and event.name not in events.NOT_AMONG_NEWS:
-            return Happened(line.time, event.name, event.text[:200])
+            return ShownEvent(line.time, event.name, event.text[:200])
         return None

@@ -24,8 +24,8 @@ import msgspec
 from peers.errors import UserError
 from peers.telemetry.event import Event, Unknown
 from peers.telemetry.events import (
-    NOTED,
-    SAID,
+    EVENT_CLASSES,
+    NOTICE_CLASSES,
     Assembled,
     Listening,
     LogRewritten,
@@ -256,7 +256,7 @@ def parse(name: str, fields: Mapping[str, Any]) -> Event:
 
     A line with a `text` and an unknown name is a `TextNotice`. Any other line is `Unknown` if this version of
     the program has no event of that name with such fields."""
-    classes: Mapping[str, type[Event]] = SAID if "text" in fields else NOTED
+    classes: Mapping[str, type[Event]] = NOTICE_CLASSES if "text" in fields else EVENT_CLASSES
     kind = classes.get(name)
     with contextlib.suppress(msgspec.ValidationError):
         if kind is not None:

@@ -11,7 +11,7 @@ from typing import get_args
 from msgspec.structs import FieldInfo, fields
 
 from peers.telemetry.event import Event
-from peers.telemetry.events import NOTED, SAID, Topic
+from peers.telemetry.events import EVENT_CLASSES, NOTICE_CLASSES, Topic
 from peers.telemetry.reasons import BAN, NOTHING, TABLES, Codes, Reason
 
 HEAD = """# Events
@@ -34,13 +34,13 @@ def document() -> str:
     topics = ", ".join(f"`{topic}`" for topic in get_args(Topic))
     return "\n".join([
         HEAD,
-        *_event_table(NOTED),
+        *_event_table(EVENT_CLASSES),
         "",
         "## Lines for people",
         "",
         "These events are lines that the peer printed; `text` is the line.",
         "",
-        *_event_table(SAID),
+        *_event_table(NOTICE_CLASSES),
         "",
         f"These events have no field but `text`: {topics}.",
         "",
@@ -115,6 +115,6 @@ def _code_table(reasons: Mapping[str, Reason]) -> list[str]:
 
 def _users_of_table(table: Codes) -> str:
     """Return the events and the metric that use the codes of this table."""
-    events = ", ".join(f"`{name}`" for name, kind in NOTED.items() if kind.codes is table)
+    events = ", ".join(f"`{name}`" for name, kind in EVENT_CLASSES.items() if kind.codes is table)
     metric = f"`swarmnet_{table.metric}`" if table.metric else ""
     return " and in ".join(words for words in (f"the events {events}" if events else "", metric) if words)

@@ -572,10 +572,10 @@ NOT_AMONG_NEWS = frozenset(
     {"run", "listening", "metrics", "text", "trains", "weights", "checkpoint", "holder"}
 )
 """Lines shown at the start, or in addition to another event."""
-NOTED = {
+EVENT_CLASSES = {
     kind.tag(): kind for kind in Event.__subclasses__() if kind.__module__ == __name__ and kind is not Notice
 }
 """Event classes by name."""
-SAID = {kind.tag(): kind for kind in Notice.__subclasses__() if kind is not TextNotice}
+NOTICE_CLASSES = {kind.tag(): kind for kind in Notice.__subclasses__() if kind is not TextNotice}
 """Classes of lines for people, by name. `order` is in both: as an event with its number, and as a line of
 text."""

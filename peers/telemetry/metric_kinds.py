@@ -117,7 +117,7 @@ class Declare:
         return LabelledMetric(metric.labels, labels)
 
 
-class Sometimes:
+class OptionalGauges:
     """Gauges that appear with their first value, so that an unknown value has no series instead of a false
     0."""
 

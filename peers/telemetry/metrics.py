@@ -17,7 +17,7 @@ from prometheus_client import (
 )
 
 from peers.telemetry.machine_metrics import EXPERTS, GPU, PEAK, ComputeSeconds
-from peers.telemetry.metric_kinds import FAST, SLOW, Declare, Declared, Label, Sometimes, only, table
+from peers.telemetry.metric_kinds import FAST, SLOW, Declare, Declared, Label, OptionalGauges, only, table
 from peers.telemetry.reasons import AUDITS, CONTRIBUTIONS, DEPARTURES, DROPS, REFUSALS, REQUESTS, REROUTES
 from peers.telemetry.reasons import ROUNDS as ROUND_ENDS
 from peers.telemetry.storage_metrics import ArchiveMetrics, CheckpointMetrics, RelayMetrics
@@ -255,10 +255,10 @@ class PeerMetrics:
         self.microbatches = MicrobatchMetrics(worker)
         self.neighbours = NeighbourMetrics(worker)
         self.checkpoints = CheckpointMetrics(worker)
-        self.gpu = Sometimes(worker, GPU)
-        self.peak = Sometimes(worker, PEAK)
-        self.counted = Sometimes(worker, COUNTED)
-        self.experts = Sometimes(worker, EXPERTS)
+        self.gpu = OptionalGauges(worker, GPU)
+        self.peak = OptionalGauges(worker, PEAK)
+        self.counted = OptionalGauges(worker, COUNTED)
+        self.experts = OptionalGauges(worker, EXPERTS)
         self.archive = ArchiveMetrics(self._registry_for("archivist"))
         self.relay = RelayMetrics(self._registry_for("bootstrap"))
         if process:

@@ -5,7 +5,7 @@ An event's code gives its reason; its cure is what helps. Repetitions are suppre
 from __future__ import annotations
 
 from peers.telemetry.console import Reporter
-from peers.telemetry.event import words_of
+from peers.telemetry.event import event_text
 from peers.telemetry.event_log import LogLine
 from peers.telemetry.events import Applied
 
@@ -36,7 +36,7 @@ class NoticePrinter:
             was_alone, self._alone = self._alone, event.code == ALONE
             if was_alone and self._alone:
                 return
-        notice = words_of(event) if event.is_printed else None
+        notice = event_text(event) if event.is_printed else None
         if notice is None:
             return
         notice_key = (event.name, notice.code, str(getattr(event, "peer", "")))

@@ -128,7 +128,7 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class OwnerOrdersView:
     """The owner's orders, as far as they were read."""
 
     order: OwnerOrders = NO_ORDER
@@ -149,11 +149,11 @@ class Ordered:
         return self.order.paused if self.asked_at else None
 
 
-UNASKED = Ordered()
+ORDERS_NOT_READ = OwnerOrdersView()
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class ShownEvent:
     """An event that is shown to people."""
 
     time: float
@@ -213,7 +213,7 @@ class SwarmSnapshot:
     """Own contributions of which it is known whether they count."""
     contributions_late: int = 0
     """Own contributions that came too late to count."""
-    events: tuple[Happened, ...] = ()
+    events: tuple[ShownEvent, ...] = ()
     """Oldest first."""
     departures: Mapping[str, int] = field(default_factory=dict)
     """Departure code -> number of departures since the observer started."""
@@ -237,7 +237,7 @@ class SwarmSnapshot:
     """Tuples of peer, name and tokens."""
     experts: tuple[ExpertGroup, ...] = ()
     """Groups of experts, where each peer trains one group."""
-    ordered: Ordered = UNASKED
+    ordered: OwnerOrdersView = ORDERS_NOT_READ
     left_out: int = 0
     """Number of peers that were left out because the limit was reached."""
     walked_at: float = 0.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peers.errors import UserError
-from peers.runtime.state_lock import is_held, only_one
+from peers.runtime.state_lock import is_held, lock_state_folder
 from protocols.daemon import temporary
 from protocols.signed.identity import IdentityError
 from protocols.signed.identity import load as load_identity
@@ -183,7 +183,7 @@ def remove(found: Leftovers) -> list[str]:
         file.unlink(missing_ok=True)
         told.append(_describe(file))
     for state in found.states:
-        with only_one(state.folder):
+        with lock_state_folder(state.folder):
             told += _removed(state)
     return told
 

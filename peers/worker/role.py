@@ -25,15 +25,15 @@ from peers.compute.gpu import GpuWatch, nvml_of
 from peers.compute.limits_watch import LimitsWatch, Why
 from peers.compute.machine_use import gpu_use
 from peers.compute.memory_budget import all_needs, allowed_bytes, graphs_that_fit
-from peers.compute.process_memory import let_go, resident_bytes, trim
-from peers.compute.stage_part import StagePart, computing_of, device_of, devices_of, real_part
+from peers.compute.process_memory import free_until_deleted, resident_bytes, trim
+from peers.compute.stage_part import StagePart, build_stage_part, computing_of, device_of, devices_of
 from peers.config.line_file import known_bandwidth
 from peers.config.run_file import SignedManifest, export_hint
-from peers.data.local_text import missing_text, never_held
+from peers.data.local_text import missing_text, unservable_stages
 from peers.errors import DevicesLost, UserError
 from peers.role import Network, Process, Role
 from peers.runtime.control_server import Request
-from peers.runtime.supervision import hear_loop, unless_failed
+from peers.runtime.supervision import report_memory_errors, unless_failed
 from peers.state.start_fetch import model_here
 from peers.telemetry import events as noted
 from peers.telemetry.console import StatusLine
@@ -137,7 +137,7 @@ class WorkerRole(Role):
         set_threads(config.threads)
         self.model = await model_here(config.init_checkpoint, signed.manifest, process.notify)
         missing = await asyncio.to_thread(missing_text, signed.manifest, config)
-        self.never = never_held(signed.manifest, config, missing)
+        self.never = unservable_stages(signed.manifest, config, missing)
         p2pd = network.transport.daemon.pid
         watching = self.watch.run(lambda: (p2pd, *(self.processes.pids if self.processes else ())))
         process.notify("run", run_line(signed))
@@ -201,7 +201,7 @@ class WorkerRole(Role):
         pause was cleared early. Returns False when it is stopped or the run has ended."""
         process = self.process
         compute = self.compute = self._computing()
-        hear_loop(asyncio.get_running_loop(), compute.failed)
+        report_memory_errors(asyncio.get_running_loop(), compute.failed)
         process.pulse.fault = lambda: compute.failed.result() if compute.failed.done() else None
         text = TextReader(process, signed, self._text_opened, self._reading_ended)
         worker = self.worker = Worker(
@@ -315,7 +315,7 @@ class WorkerRole(Role):
             self._first = stage
             self._taken.set()
         if len(self.devices) == 1:
-            return replace(real_part(manifest, stage, self.device, self.computing), most_graphs=graphs)
+            return replace(build_stage_part(manifest, stage, self.device, self.computing), most_graphs=graphs)
         self._held_since = time.monotonic()
         part, self.processes = spread_part(manifest, stage, self.devices, self.computing, config.threads)
         return replace(part, most_graphs=graphs)
@@ -390,7 +390,7 @@ class WorkerRole(Role):
         resting = asyncio.create_task(
             rest(process, signed, network, version("swarmnet"), pausing.line()), name="resting"
         )
-        held = await let_go(self._left)
+        held = await free_until_deleted(self._left)
         pausing.resting.set()
         training = process.metrics.training
         training.stage.set(-1)

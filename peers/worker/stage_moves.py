@@ -14,7 +14,7 @@ from random import Random
 from typing import Protocol
 
 from peers.network.discovery.announcer import RecordAnnouncer
-from peers.network.discovery.claims import line_of
+from peers.network.discovery.claims import claimed_bandwidth
 from peers.network.discovery.record_reader import look, waits_for_weights
 from peers.network.peer_links import PeerLinks
 from peers.network.ports import HeartbeatLoad
@@ -41,7 +41,7 @@ from swarmnet.placement.machine import (
     Starving,
     Withdraw,
 )
-from swarmnet.placement.policy import ObservedPeer, choose_stage, move_rules, view_of
+from swarmnet.placement.policy import ObservedPeer, choose_stage, move_rules, summarize_records
 from swarmnet.placement.standstill import OnDisk, stage_to_restore
 from swarmnet.resources.link_bandwidth import UNKNOWN, LinkBandwidth
 from swarmnet.run.manifest import Manifest
@@ -92,7 +92,7 @@ async def first_stage(
     there = await presence.there(records, chance)
     seen = [(peer, _seen(signed, manifest, 0.0)) for peer, signed in records.items() if peer in there]
     rules = move_rules(manifest, never, line)
-    view = view_of(seen, rules)
+    view = summarize_records(seen, rules)
     counts = [sum(record.stage == number for _, record in seen) for number in range(stages)]
     now = ", ".join(f"stage {number}: {count}" for number, count in enumerate(counts))
     held = await _on_disk(presence, checkpoints)
@@ -228,13 +228,13 @@ class StageMover:
                 if not _lost(membership, peer, signed.record.stage)
                 and not membership.has_left(peer, signed.sequence)
             }
-            lines = {peer: line_of(signed.record) for peer, signed in records.items()}
+            lines = {peer: claimed_bandwidth(signed.record) for peer, signed in records.items()}
             seen.update(_linked(membership, lines))
             own = self.rules.line
             seen[membership.me] = ObservedPeer(
                 self.worker.stage, rate, self.moving_to, round=load.round, line=own
             )
-            view = view_of(seen.items(), self.rules)
+            view = summarize_records(seen.items(), self.rules)
             if min(view.capacities) <= 0 and self._on_disk is None:
                 held = await _on_disk(self.presence, self.worker.settings.checkpoints)
                 self._on_disk = frozenset(one.stage for one in held)
@@ -280,7 +280,7 @@ def _seen(signed: SignedRecord, manifest: Manifest, now: float) -> ObservedPeer:
     tokens = manifest.data.seq_len * manifest.data.micro_batch_size
     record = signed.record
     age = max(0.0, now - signed.sequence / 1e6)
-    rate, line = record.tokens_per_second / tokens, line_of(record)
+    rate, line = record.tokens_per_second / tokens, claimed_bandwidth(record)
     waits = waits_for_weights(record)
     return ObservedPeer(record.stage, rate, record.moving_to, age, record.round, line, waits)
 

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from peers.compute.executor import UPDATE, Compute
-from peers.compute.stage_part import HasReplica, MakePart, real_part
+from peers.compute.stage_part import HasReplica, MakePart, build_stage_part
 from peers.config.run_file import SignedManifest
 from peers.errors import IdentityInUse
 from peers.network.discovery.announcer import OPERATION_SECONDS, RecordAnnouncer
@@ -89,7 +89,7 @@ class Worker(WorkerContext):
         chance: Random,
         log_event: noted.LogEvent,
         notify: Notify,
-        make_part: MakePart = real_part,
+        make_part: MakePart = build_stage_part,
     ) -> None:
         """`log_event(event)` appends to the event log; `notify(event, text)` prints one line for people."""
         self.signed = signed
@@ -280,7 +280,7 @@ class Worker(WorkerContext):
             self.presence, self.neighbourhood, self, self.chance, self.log_event, self.notify
         )
         self._record()
-        self.transport.when_moved(self.presence.announce_now)
+        self.transport.on_address_change(self.presence.announce_now)
         self.orders.begin()
         self.neighbourhood.start()
         self.log_event(noted.Assembled(stage=self.stage, parameters=self.part.layout.parameters))

@@ -44,7 +44,7 @@ Response: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class Requester:
     """A peer that sends requests to this DHT node."""
 
     peer: PeerId
@@ -80,7 +80,7 @@ class Answers:
         scale = min(1.0, upload.bytes_per_second / SHARE_OF_UPLOAD / ANSWER_BYTES_PER_SECOND)
         self._budget = AnswerBudget(scale * ANSWER_BYTES_PER_SECOND, scale * ANSWER_BYTES_AT_ONCE)
 
-    def limit(self, asker: Asker) -> int:
+    def limit(self, asker: Requester) -> int:
         """Return the maximum bytes of a response to this requester now: at most its remaining budget, and a
         third of what this peer may upload until the requester's timeout."""
         max_bytes = ANSWER_LIMIT if asker.near else STRANGERS_ANSWER_LIMIT
@@ -118,7 +118,7 @@ class Answers:
                 size = 0
             bytes_left -= size
 
-    async def hand_over(self, request: Request, asker: Asker) -> Request:
+    async def hand_over(self, request: Request, asker: Requester) -> Request:
         """Return the values of a StoreRequest that fit the budget of its receiver `asker`, after waiting for
         the upload turn; without values if that takes too long. When hivemind meets a new node, it sends all
         values that the node should store. An attacker can trigger that again with every new key."""
@@ -136,7 +136,7 @@ class Answers:
             return part
         return dht_pb2.StoreRequest(peer=request.peer)
 
-    async def may_send(self, size: int, asker: Asker) -> bool:
+    async def may_send(self, size: int, asker: Requester) -> bool:
         """Charge the requester's budget for `size` bytes and wait for their upload turns. Returns False if
         these would not come, or did not come, within `ANSWER_SECONDS`; then nothing may be sent."""
         self._budget.spend(asker.peer, asker.address_range, size, _now())

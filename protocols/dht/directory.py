@@ -32,7 +32,7 @@ from protocols.daemon.names import resolve_dialable
 from protocols.daemon.p2pd import DAEMON_ERRORS, NOT_TRIED, Daemon
 from protocols.dht.answers import Uploads
 from protocols.dht.storage import Name
-from protocols.dht.stored_values import PLAIN, content_of, key_id, node_id, stored_value, text_of
+from protocols.dht.stored_values import PLAIN, key_id, node_id, stored_value, unpack_subkey, unpack_value
 from protocols.dht.swarm_time import ClockVote, agreed_offset, changed, correction
 from protocols.dht.validator import ValidatedP2P
 from protocols.errors import PeerGone, Unreachable, WireError
@@ -138,7 +138,7 @@ class DhtDirectory:
     @property
     def measured_offset(self) -> float | None:
         """The measured offset in seconds, however small; None if no peer has reported its time yet."""
-        return self._votes.offset if self._votes.offset is not None else self._votes.unbelieved
+        return self._votes.offset if self._votes.offset is not None else self._votes.implausible_offset
 
     @property
     def linked(self) -> Callable[[], Collection[PeerId]]:
@@ -261,9 +261,9 @@ class DhtDirectory:
         peer runs. For example, a computer without a clock battery may find a time server late."""
         while True:
             await asyncio.sleep(CLOCK_SECONDS)
-            await self.look_at_clocks()
+            await self.measure_clock_offset()
 
-    async def look_at_clocks(self) -> None:
+    async def measure_clock_offset(self) -> None:
         """Ask `WITNESSES` random named or linked peers for the time, from as many address ranges as possible.
         If none answers, the previous offset is kept."""
         candidates = list({*self._named, *self.linked()})
@@ -303,7 +303,7 @@ class DhtDirectory:
         if tag == PLAIN:
             del storage[dht_id]
         elif stored is not None and isinstance(stored.value, DictionaryDHTValue):
-            del stored.value[text_of(tag)]
+            del stored.value[unpack_subkey(tag)]
 
     async def announce(self, run: RunId, stage: int, record: bytes, deadline_seconds: float) -> bool:
         """Store this peer's signed record, at this node and others, until its signed expiry. Returns False if
@@ -374,7 +374,7 @@ class DhtDirectory:
             timed_out = True
         newest = self._gate.orders.get(key_id(key))  # The gate remembers the newest of all answers.
         if newest is not None:
-            return open_stored_order(content_of(newest[1]))[1]
+            return open_stored_order(unpack_value(newest[1]))[1]
         if timed_out:
             raise Unreachable(f"the directory did not answer within {deadline_seconds:g} s")
         return None

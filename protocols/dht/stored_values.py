@@ -62,7 +62,7 @@ def key_id(key: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class VerifiedValue:
     """The signed facts in a verified value. Times are the swarm's, in seconds since 1970."""
 
     key: bytes
@@ -85,30 +85,30 @@ class Item:
     expires: float
 
 
-def prove(value: bytes, *, plain: bool) -> Proof:
+def verify_value(value: bytes, *, plain: bool) -> VerifiedValue:
     """Verify the signature of a stored value (MessagePack `bin`) and return its key, subkey and times. If
     `plain`, it must be a manifest or an order, otherwise a record or a registry entry. Raises a WireError."""
     msgpack_guard.check(value, _PLAIN_LIMIT + _HEAD_BYTES if plain else RECORD_LIMIT + _HEAD_BYTES)
-    content = content_of(value)
+    content = unpack_value(value)
     if plain and is_stored_order(content):
         run, signed_order = open_stored_order(content)
         sequence = signed_order.order.sequence
-        return Proof(key_id(order_key(run, signed_order.owner)), None, sequence, sequence / 1e6, None)
+        return VerifiedValue(key_id(order_key(run, signed_order.owner)), None, sequence, sequence / 1e6, None)
     if plain:
         run = RunId(hashlib.sha256(content[:-SIGNATURE_BYTES]).hexdigest())
         open_manifest(content, run)
-        return Proof(key_id(manifest_key(run)), None, 0, 0.0, None)
+        return VerifiedValue(key_id(manifest_key(run)), None, 0, 0.0, None)
     if len(content) == LISTING_BYTES:
-        return Proof(key_id(RUNS_KEY), open_listing(content).run_id, 0, 0.0, None)
+        return VerifiedValue(key_id(RUNS_KEY), open_listing(content).run_id, 0, 0.0, None)
     run = RunId(content[:RUN_ID_BYTES].hex())
     if len(content) <= RUN_ID_BYTES:
         raise Malformed("a stored record without a run id")
     signed = open_record(content[RUN_ID_BYTES:], run)
     key = key_id(stage_key(run, signed.record.stage))
-    return Proof(key, signed.peer, signed.sequence, signed.sequence / 1e6, signed.expires_seconds)
+    return VerifiedValue(key, signed.peer, signed.sequence, signed.sequence / 1e6, signed.expires_seconds)
 
 
-def content_of(value: bytes) -> bytes:
+def unpack_value(value: bytes) -> bytes:
     """Unpack a stored value that passed `msgpack_guard`. Raises Malformed if it is not binary."""
     if value[0] not in (0xC4, 0xC5, 0xC6):
         raise Malformed("a stored value that is not binary")
@@ -121,7 +121,7 @@ def stored_value(content: bytes) -> bytes:
     return bytes(msgpack.packb(content, use_bin_type=True))
 
 
-def text_of(tag: bytes) -> str:
+def unpack_subkey(tag: bytes) -> str:
     """Unpack a subkey. Raises Malformed if it is not text packed as hivemind does: one peer, one subkey."""
     msgpack_guard.check(tag, 128)
     try:
@@ -133,7 +133,7 @@ def text_of(tag: bytes) -> str:
     return subkey
 
 
-def items_of(index: int, key: bytes, tag: bytes, value: bytes, expires: float) -> Iterator[Item]:
+def split_values(index: int, key: bytes, tag: bytes, value: bytes, expires: float) -> Iterator[Item]:
     """Yield the values that `value` contains: itself, or each entry if `tag` marks a dictionary. Raises
     Malformed for an invalid key, expiry or dictionary; for an invalid entry, after the valid ones."""
     if len(key) != 20 or not isfinite(expires):
@@ -175,14 +175,14 @@ def dictionary(items: list[Item], shift: float) -> bytes:
     packed = DictionaryDHTValue()
     with packed.freeze():
         for item in items:
-            packed.store(text_of(item.tag), item.value, item.expires + shift)
+            packed.store(unpack_subkey(item.tag), item.value, item.expires + shift)
         return bytes(MSGPackSerializer.dumps(packed))
 
 
 def part_of_dictionary(value: bytes, limit: int, chance: Random) -> bytes:
     """Return a packed dictionary of at most about `limit` bytes, with randomly chosen records of the packed
     dictionary `value`. An attacker's large records thus displace a small record only by chance."""
-    items = list(items_of(0, b"\0" * 20, DICTIONARY, value, 0.0))
+    items = list(split_values(0, b"\0" * 20, DICTIONARY, value, 0.0))
     chance.shuffle(items)
     part: list[Item] = []
     bytes_left = limit - _ENTRY_BYTES
@@ -196,4 +196,6 @@ def part_of_dictionary(value: bytes, limit: int, chance: Random) -> bytes:
 
 def shifted_dictionary(value: bytes, shift: float) -> bytes:
     """Return the packed dictionary `value` with its expiries shifted by `shift` seconds."""
-    return value if shift == 0 else dictionary(list(items_of(0, b"\0" * 20, DICTIONARY, value, 0.0)), shift)
+    return (
+        value if shift == 0 else dictionary(list(split_values(0, b"\0" * 20, DICTIONARY, value, 0.0)), shift)
+    )

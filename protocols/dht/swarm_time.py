@@ -25,7 +25,7 @@ class ClockVote:
 
     offset: float | None
     """Median of the plausible offsets; None if there are none."""
-    unbelieved: float | None
+    implausible_offset: float | None
     """Median of the offsets that are too large to be believed; None if there are none."""
     voices: int
     """Number of address ranges that voted."""
@@ -34,10 +34,10 @@ class ClockVote:
     def refusal(self) -> str:
         """The message for the user if all offsets are too large to correct this machine's clock; empty if
         one is plausible, or if none was reported."""
-        if self.offset is not None or self.unbelieved is None:
+        if self.offset is not None or self.implausible_offset is None:
             return ""
         return (
-            f"this machine's clock is {_difference(self.unbelieved)} that of all who were asked (in "
+            f"this machine's clock is {_difference(self.implausible_offset)} that of all who were asked (in "
             f"{self.voices} networks): more than the {MAX_OFFSET_SECONDS:.0f} s that a peer corrects by "
             f"itself, and others refuse what it signs. {SET_IT}; if it is right, those who were asked are "
             "wrong: name other bootstraps"
@@ -53,9 +53,9 @@ def agreed_offset(offsets: Mapping[str, float], ranges: Mapping[str, str]) -> Cl
             per_range.setdefault(ranges[peer], []).append(offset)
     votes = [middle(range_offsets) for range_offsets in per_range.values()]
     believed = [vote for vote in votes if abs(vote) <= MAX_OFFSET_SECONDS]
-    unbelieved = [vote for vote in votes if abs(vote) > MAX_OFFSET_SECONDS]
+    implausible_offset = [vote for vote in votes if abs(vote) > MAX_OFFSET_SECONDS]
     believed_offset = middle(believed) if believed else None
-    return ClockVote(believed_offset, middle(unbelieved) if unbelieved else None, len(votes))
+    return ClockVote(believed_offset, middle(implausible_offset) if implausible_offset else None, len(votes))
 
 
 def middle(offsets: Iterable[float]) -> float:

@@ -38,20 +38,20 @@ from protocols.daemon.hivemind_imports import (
     dht_pb2,
 )
 from protocols.daemon.p2pd import DAEMON_ERRORS, Daemon
-from protocols.dht.answers import Answers, Asker
+from protocols.dht.answers import Answers, Requester
 from protocols.dht.storage import Name, Storage, StoredValue, Storer
 from protocols.dht.stored_values import (
     DICTIONARY,
     PLAIN,
     Item,
-    Proof,
+    VerifiedValue,
     dictionary,
-    items_of,
     node_id,
     node_id_of,
-    prove,
     shifted_dictionary,
-    text_of,
+    split_values,
+    unpack_subkey,
+    verify_value,
 )
 from protocols.errors import Backlog, BadSignature, Malformed, PeerGone, Unreachable, WireError
 from protocols.signed.identity import CHECKED, Checked
@@ -92,7 +92,7 @@ class ValidatedP2P:
         self._daemon, self._circuits = daemon, ways
         self._refused = refused
         self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._verified: OrderedDict[bytes, Proof] = OrderedDict()
+        self._verified: OrderedDict[bytes, VerifiedValue] = OrderedDict()
         self.evicted: Callable[[Name], None] = lambda name: None
         """Removes a value from hivemind's storage."""
         self.linked: Callable[[], Collection[PeerId]] = tuple
@@ -214,11 +214,11 @@ class ValidatedP2P:
                 self._ranges[connected_peer] = (range_of(address), now)
         return self._ranges[peer][0]
 
-    async def _describe_requester(self, peer: PeerID) -> Asker:
+    async def _describe_requester(self, peer: PeerID) -> Requester:
         """Return a peer with its address range, and whether it is in the routing table or linked."""
         name = str(peer)
         near = peer in self.neighbours() or name in self.linked()
-        return Asker(PeerId(name), await self.range_of(name), near)
+        return Requester(PeerId(name), await self.range_of(name), near)
 
     async def _unless_ended(self, call: Awaitable[Response]) -> Response:
         """Return the call's result. Raises P2PDaemonError as soon as p2pd ends or this gate is closed."""
@@ -279,7 +279,7 @@ class ValidatedP2P:
             try:
                 if request.in_cache[index]:
                     raise Malformed("it asks for the cache, which is not used")
-                for item in items_of(index, request.keys[index], request.subkeys[index],
+                for item in split_values(index, request.keys[index], request.subkeys[index],
                                    request.values[index], request.expiration_time[index]):  # fmt: skip
                     self._check(item, storer)
                     accepted.append(item)
@@ -354,7 +354,7 @@ class ValidatedP2P:
             tag = DICTIONARY if result.type == dht_pb2.FOUND_DICTIONARY else PLAIN
             verified: list[Item] = []
             try:
-                for item in items_of(0, key, tag, result.value, result.expiration_time):
+                for item in split_values(0, key, tag, result.value, result.expiration_time):
                     try:
                         self._prove(item)
                         verified.append(item)
@@ -403,19 +403,19 @@ class ValidatedP2P:
         """Return the swarm's time in seconds since 1970."""
         return time.time() + self.clock_offset
 
-    def _prove(self, item: Item) -> Proof:
+    def _prove(self, item: Item) -> VerifiedValue:
         """Verify a value and return its signed facts; results are cached by the value's hash. Raises a
         WireError unless the signature, key, subkey and expiry are valid. A new order is remembered."""
         digest = hashlib.sha256(item.value).digest()
         proof = self._verified.get(digest)
         if proof is None:
-            proof = prove(item.value, plain=item.tag == PLAIN)
+            proof = verify_value(item.value, plain=item.tag == PLAIN)
             self._verified[digest] = proof
             if len(self._verified) > _VERIFIED:
                 self._verified.popitem(last=False)
         # A value that is valid by this machine's clock is not refused because of other peers' clocks.
         early, now = sorted((time.time(), self.now()))
-        subkey = None if item.tag == PLAIN else text_of(item.tag)
+        subkey = None if item.tag == PLAIN else unpack_subkey(item.tag)
         latest = proof.expires_seconds
         if latest is None:
             latest = now + MANIFEST_SECONDS + SKEW_SECONDS

@@ -213,7 +213,7 @@ class MemoryTransport:
         """Return the address range that the test has set for this peer; empty if there is none."""
         return self._network.seen_ranges.get(peer, "")
 
-    def when_moved(self, told: Callable[[], None]) -> None:
+    def on_address_change(self, told: Callable[[], None]) -> None:
         """Do nothing: an in-memory address never changes."""
 
     @property

@@ -137,7 +137,7 @@ class ChunkCarriers:
             raise
 
     @property
-    def lanes_per_holder(self) -> int:
+    def requests_per_holder(self) -> int:
         """Number of chunks that can be in flight from one holder."""
         return len(self._daemons) * ASKED_PER_STREAM
 

@@ -34,7 +34,7 @@ LOOK_SECONDS = 5.0
 _GREETING = b"\x13/multistream/1.0.0\n"
 
 
-async def knock(address: str) -> bool:
+async def probe_address(address: str) -> bool:
     """Return True if some libp2p host answers at a TCP multiaddr within `KNOCK_SECONDS`; which peer it is
     remains unknown. Loopback and other multiaddrs give False, without a probe."""
     place = place_of(address)
@@ -53,7 +53,7 @@ async def knock(address: str) -> bool:
             writer.transport.abort()
 
 
-class Ends(Protocol):
+class EndableLink(Protocol):
     """The part of a link that this module needs: whether it has ended, and how to end it."""
 
     @property
@@ -96,14 +96,14 @@ class Dialling:
             self._pause_probes(peer)
         return stream
 
-    def leave_circuit(self, peer: PeerId, link: Ends) -> None:
+    def leave_circuit(self, peer: PeerId, link: EndableLink) -> None:
         """Watch a link over a relay in the background. End it once there is a direct connection to its peer;
         the link's owner then opens it again."""
         task = asyncio.create_task(self._leave(peer, link), name=f"circuit to {peer}")
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def _leave(self, peer: PeerId, link: Ends) -> None:
+    async def _leave(self, peer: PeerId, link: EndableLink) -> None:
         """Open a probe stream every `LOOK_SECONDS`, and fail the link once a probe is direct."""
         while not link.closed:
             await asyncio.sleep(LOOK_SECONDS)
@@ -143,7 +143,7 @@ class Dialling:
         False without probing for `SHUT_SECONDS`."""
         if self._clock() < self._unreachable_until.get(peer, 0.0):
             return False
-        if any(await asyncio.gather(*(knock(address) for address in direct[:KNOCKS]))):
+        if any(await asyncio.gather(*(probe_address(address) for address in direct[:KNOCKS]))):
             return True
         self._pause_probes(peer)
         return False

@@ -63,7 +63,7 @@ def acknowledgement(messages: int) -> bytes:
     return _ACKNOWLEDGEMENT.pack(messages & 0xFFFFFFFF)
 
 
-class Owner(Protocol):
+class SubflowOwner(Protocol):
     """The link that a subflow belongs to; the subflow reports to it."""
 
     def taken(self) -> None:
@@ -84,7 +84,7 @@ class Subflow:
         name: str,
         stream: Stream,
         acknowledged: bool,
-        owner: Owner,
+        owner: SubflowOwner,
         upload: Upload | None,
         carrier: PeerId | None = None,
     ) -> None:

@@ -163,7 +163,7 @@ class P2pdTransport:
         host_address, _, _ = self._origin_addresses.get(peer, "").partition("/p2p/")
         return next(iter(public_ranges((host_address,))), "")
 
-    def when_moved(self, told: Callable[[], None]) -> None:
+    def on_address_change(self, told: Callable[[], None]) -> None:
         """Call `told` whenever `addresses` has changed; it replaces the previous callback."""
         self.relays.moved = told
 

@@ -27,7 +27,7 @@ from msgspec import Meta, Struct
 from protocols.daemon.p2pd import DAEMON_ERRORS, Daemon
 from protocols.errors import Malformed, PeerGone
 from protocols.fields import Name
-from protocols.reachability.fresh_dial import ADDRESSES, DIAL_SECONDS, START_SECONDS, Address, Dialled
+from protocols.reachability.fresh_dial import ADDRESSES, DIAL_SECONDS, START_SECONDS, Address, DialOutcome
 from protocols.signed.identity import Identity, public_key_bytes
 from protocols.signed.msgpack_guard import check
 from swarmnet.identifiers import PeerId
@@ -69,20 +69,20 @@ class DialBackResponse(Part, frozen=True):
 
     code: Literal["done", "busy", "unable"]
     """busy: asked too often, by this address or by all; unable: py-libp2p is not installed there."""
-    dialled: Annotated[tuple[Dialled, ...], Meta(max_length=ADDRESSES)]
+    dialled: Annotated[tuple[DialOutcome, ...], Meta(max_length=ADDRESSES)]
 
 
 SomePart = TypeVar("SomePart", bound=Part)
 
 
 @dataclass(frozen=True, slots=True)
-class DialBack:
+class DialBackResult:
     """The result of a dial-back for the asker."""
 
     observed: str
     """The multiaddr at which the helper saw the asker; empty if that is a relay's."""
     code: Literal["done", "busy", "unable"]
-    dialled: tuple[Dialled, ...]
+    dialled: tuple[DialOutcome, ...]
     """The outcome at each address, in the order of the request."""
 
 
@@ -118,7 +118,7 @@ async def read_part(reader: asyncio.StreamReader, kind: type[SomePart], seconds:
 
 async def ask_dial_back(
     daemon: Daemon, helper: PeerId, identity: Identity, addresses: Callable[[str], Sequence[str]]
-) -> DialBack:
+) -> DialBackResult:
     """Let a connected helper dial addresses, and return what answers there; `identity` should. The callback
     `addresses` gets the multiaddr at which the helper sees this peer, and returns the addresses. At most
     `ADDRESSES` are used; without any, nothing is requested. Raises PeerGone or Malformed."""
@@ -127,13 +127,13 @@ async def ask_dial_back(
         greeting = await read_part(reader, Greeting, STEP_SECONDS)
         wanted = tuple(addresses(greeting.observed))[:ADDRESSES]
         if not wanted:
-            return DialBack(greeting.observed, "done", ())
+            return DialBackResult(greeting.observed, "done", ())
         signed = statement(greeting.challenge, helper, identity.peer_id, wanted)
         writer.write(encode(DialBackRequest(identity.peer_id, wanted, identity.sign(signed))))
         answer = await read_part(reader, DialBackResponse, ANSWER_SECONDS)
         answered_addresses = tuple(dialled.address for dialled in answer.dialled)
         if answer.code == "done" and answered_addresses != wanted:
             raise Malformed(f"{helper} answered for other addresses than it was asked for")
-        return DialBack(greeting.observed, answer.code, answer.dialled)
+        return DialBackResult(greeting.observed, answer.code, answer.dialled)
     finally:
         writer.transport.abort()

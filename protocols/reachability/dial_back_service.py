@@ -34,7 +34,7 @@ from protocols.reachability.dial_back import (
     read_part,
     statement,
 )
-from protocols.reachability.fresh_dial import Dialled, Dials, can_dial, dial
+from protocols.reachability.fresh_dial import DialOutcome, Dials, can_dial, dial
 from protocols.signed.identity import verify
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.address_ranges import IP, NAME_KINDS, ip_of
@@ -98,7 +98,7 @@ class DialBackService:
         returns True if it can. `names` resolves a name."""
         self._peer, self._dials, self._able, self._look_up = peer, dials, able, names
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-        self._work: asyncio.Task[tuple[Dialled, ...]] | None = None
+        self._work: asyncio.Task[tuple[DialOutcome, ...]] | None = None
         """The task that dials for the request being served; None if none is."""
         self._served: deque[tuple[float, IP | None]] = deque()
         """Time and asker's IP of the requests of the last minute."""
@@ -168,7 +168,9 @@ class DialBackService:
         self._served.append((now, asker))
         return True
 
-    async def _dial(self, peer: PeerId, addresses: Sequence[str], asker: IP | None) -> tuple[Dialled, ...]:
+    async def _dial(
+        self, peer: PeerId, addresses: Sequence[str], asker: IP | None
+    ) -> tuple[DialOutcome, ...]:
         """Dial the addresses that may be dialled for an asker at this IP, all at once. Returns for each
         address, in the given order, what answered there or why it was not dialled."""
         refusals: dict[str, str] = {}
@@ -188,16 +190,16 @@ class DialBackService:
             else:
                 refusals[address] = f"{place.host} is a name without an address"
         targets = tuple(dict.fromkeys(resolved.values()))
-        outcomes: dict[str, Dialled] = {}
+        outcomes: dict[str, DialOutcome] = {}
         if targets:
             outcomes = {outcome.address: outcome for outcome in await self._dials(peer, targets)}
         dialled = []
         for address in addresses:
             if address in refusals:
-                dialled.append(Dialled(address, "not_tried", refusals[address], 0.0))
+                dialled.append(DialOutcome(address, "not_tried", refusals[address], 0.0))
             else:
                 outcome = outcomes[resolved[address]]
-                dialled.append(Dialled(address, outcome.outcome, outcome.detail, outcome.seconds))
+                dialled.append(DialOutcome(address, outcome.outcome, outcome.detail, outcome.seconds))
         return tuple(dialled)
 
     async def close(self) -> None:

@@ -39,7 +39,7 @@ _PROGRAM = Path(__file__).with_name("fresh_dial_program.py")
 _ANSWER_BYTES = 16 * 1024
 
 
-class Dialled(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class DialOutcome(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The outcome at one address."""
 
     address: Address
@@ -66,7 +66,7 @@ class Dial(Struct, frozen=True):
     seconds: float
 
 
-Dials = Callable[[PeerId, Sequence[str]], Awaitable[tuple[Dialled, ...]]]
+Dials = Callable[[PeerId, Sequence[str]], Awaitable[tuple[DialOutcome, ...]]]
 """`dial` below, or a stand-in. Returns the outcome of each address in the order given."""
 
 
@@ -75,11 +75,11 @@ def can_dial() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("libp2p", "trio", "multiaddr"))
 
 
-async def dial(peer: PeerId, addresses: Sequence[str], program: Path = _PROGRAM) -> tuple[Dialled, ...]:
+async def dial(peer: PeerId, addresses: Sequence[str], program: Path = _PROGRAM) -> tuple[DialOutcome, ...]:
     """Dial every address as an unconnected peer would, and return the outcomes in the given order. Addresses
     must be IP addresses with TCP. Takes at most `START_SECONDS` + `DIAL_SECONDS`. An address that the program
     does not report by then, or before it fails, has the outcome `failed`. Never raises."""
-    outcomes: dict[str, Dialled] = {}
+    outcomes: dict[str, DialOutcome] = {}
     failure = "the process that dials could not be started"
     with contextlib.suppress(OSError):
         process = await asyncio.create_subprocess_exec(
@@ -96,10 +96,10 @@ async def dial(peer: PeerId, addresses: Sequence[str], program: Path = _PROGRAM)
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-    return tuple(outcomes.get(each, Dialled(each, "failed", failure, 0.0)) for each in addresses)
+    return tuple(outcomes.get(each, DialOutcome(each, "failed", failure, 0.0)) for each in addresses)
 
 
-async def _collect(process: asyncio.subprocess.Process, task: Dial, outcomes: dict[str, Dialled]) -> str:
+async def _collect(process: asyncio.subprocess.Process, task: Dial, outcomes: dict[str, DialOutcome]) -> str:
     """Give the program its task, put each result line into `outcomes` as it comes, and return why the program
     ended. If the program fails at one address, the results before that are thus kept."""
     assert process.stdin is not None, "it was started with a pipe"
@@ -112,5 +112,5 @@ async def _collect(process: asyncio.subprocess.Process, task: Dial, outcomes: di
             got = msgspec.json.decode(line, type=_Line)
         except msgspec.MsgspecError:
             return "the process that dials said something strange"
-        outcomes[got.address] = Dialled(got.address, got.outcome, got.detail[:300], got.seconds)
+        outcomes[got.address] = DialOutcome(got.address, got.outcome, got.detail[:300], got.seconds)
     return f"the process that dials ended with code {await process.wait()}"

@@ -33,7 +33,7 @@ Tell = Callable[[str, PeerId, Sequence[str]], None]
 """Called with (text for people, relay, addresses through it)."""
 
 
-def usable(multiaddrs: Sequence[str]) -> dict[PeerId, tuple[str, ...]]:
+def usable_relays(multiaddrs: Sequence[str]) -> dict[PeerId, tuple[str, ...]]:
     """Return the first `MAX_RELAYS` peers that can be relays for peers on other machines, with their
     addresses. Loopback addresses, and those that lead through a relay themselves, are left out."""
     relays: dict[PeerId, list[str]] = {}
@@ -48,7 +48,7 @@ def usable(multiaddrs: Sequence[str]) -> dict[PeerId, tuple[str, ...]]:
 
 def circuits_through(multiaddrs: Sequence[str]) -> tuple[str, ...]:
     """Return the circuit addresses of any peer that has a slot at one of these relays."""
-    relays = usable(multiaddrs).items()
+    relays = usable_relays(multiaddrs).items()
     return tuple(circuit(address, relay) for relay, addresses in relays for address in addresses)
 
 
@@ -76,7 +76,7 @@ class Relays:
     def use(self, multiaddrs: Sequence[str], tell: Tell) -> None:
         """Keep a slot at each usable relay among these addresses, in the background until `close`.
         `tell(text, relay, addresses)` is called when a slot was reserved or lost."""
-        for relay, addresses in usable(multiaddrs).items():
+        for relay, addresses in usable_relays(multiaddrs).items():
             keeping = self._keep_slot(relay, addresses, tell)
             self._tasks.append(asyncio.create_task(keeping, name=f"relay {relay}"))
 

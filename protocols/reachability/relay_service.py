@@ -54,7 +54,7 @@ from protocols.reachability.circuit_relay import (
 )
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.address_ranges import range_of
-from swarmnet.resources.circuit_table import CircuitLimits, CircuitTable, NoCircuit, gives_way
+from swarmnet.resources.circuit_table import CircuitLimits, CircuitTable, NoCircuit, circuit_to_displace
 
 SLOTS = 1024
 """Maximum number of slots. A slot is an entry here and a connection that exists anyway, for the DHT."""
@@ -171,7 +171,7 @@ class RelayService:
         if len(streams) < STREAMS:
             return ""
         ranges = {index: stream.address_range for index, stream in enumerate(streams)}
-        index = gives_way(ranges, address_range)
+        index = circuit_to_displace(ranges, address_range)
         if index is None:
             return "streams_full"
         streams[index].cut = True

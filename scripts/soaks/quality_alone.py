@@ -32,7 +32,7 @@ import torch
 from quality_soak import RUN, SKIP_RATIO, STAGES, quality
 from swarm import tokens_of
 
-from peers.compute.stage_part import real_part
+from peers.compute.stage_part import build_stage_part
 from peers.data.documents import held_out_text
 from peers.state.checkpoint_file import Model
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
@@ -87,7 +87,7 @@ class Stage:
     """One stage that closes a round whenever it has the tokens for one."""
 
     def __init__(self, manifest: Manifest, stage: int) -> None:
-        self.part = real_part(manifest, stage)
+        self.part = build_stage_part(manifest, stage)
         self.peer = PeerId(f"stage-{stage}")
         self.target = manifest.rounds.global_batch_tokens
         self.units = self.part.first_units()

@@ -43,7 +43,7 @@ class HiddenError(ValueError):
     """The bytes are no hidden states of the expected shape, or the values cannot be sent."""
 
 
-def rounding_of(run_id: RunId, microbatch: MicrobatchId, stage: int) -> torch.Generator:
+def rounding_generator(run_id: RunId, microbatch: MicrobatchId, stage: int) -> torch.Generator:
     """Return the random generator for stochastic rounding of a microbatch's tensor that `stage` sends. Its
     seed is a hash of the three arguments, so that the rounding can be repeated."""
     name = f"{run_id}/{microbatch.origin}/{microbatch.counter}/{stage}/rounding"

@@ -13,7 +13,8 @@ added to it crosses in R random directions (docs/benchmarks/boundaries.md).
 layers before the last boundary, x = F[token] + z P. F is fixed and computed from a hash, so that no stage
 stores a table. The embedding and the last matrices of attention and feed-forward add to z only, R numbers per
 token. z crosses without loss. The rows of P are called the *shared directions*. Layers after the last
-boundary, and the head, are as in any model. Multiplied out, the model is a plain decoder (`multiplied_out`).
+boundary, and the head, are as in any model. Multiplied out, the model is a plain decoder
+(`to_plain_weights`).
 
 Shape suffixes: B sequences, T tokens, D width, R numbers that cross, V vocabulary, A rows of a table of
 anchors, W words of 32 bits.
@@ -94,7 +95,7 @@ def fixed(shape: ModelShape, tokens_BT: Tensor) -> Tensor:
     return signs_BTD * shape.initializer_range
 
 
-def multiplied_out(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
+def to_plain_weights(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
     """Return the weights of the plain decoder that computes the same, up to rounding. `weights` are those of
     a model with shared directions, or of one stage of it."""
     plain = dict(weights)

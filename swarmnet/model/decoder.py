@@ -32,15 +32,15 @@ from swarmnet.model.draws import normal
 from swarmnet.model.experts.mixture import feed_forward, mixture
 from swarmnet.model.fixed_point import UNIT, to_units
 from swarmnet.model.flat_layout import Layout
-from swarmnet.model.linear import adapted, linear
+from swarmnet.model.linear import linear, lora_products
 from swarmnet.model.parameters import (
     BRANCH_ENDS,
     EMBEDDING,
     FINAL_NORM,
     HEAD,
-    drawn_as,
     factor_names,
-    first_deviation,
+    init_draw_name,
+    initial_std,
     parameter_shapes,
 )
 from swarmnet.run.manifest import ModelShape, Span
@@ -66,10 +66,10 @@ def drawn_units(shape: ModelShape, name: str, size: tuple[int, ...], seed: int) 
     count = prod(size)
     if len(size) == 1:
         return torch.full((count,), round(1 / UNIT), dtype=torch.int32)
-    deviation = first_deviation(shape, name, size)
+    deviation = initial_std(shape, name, size)
     if not deviation:
         return torch.zeros(count, dtype=torch.int32)
-    return to_units(normal(count, seed, drawn_as(shape, name)).mul_(deviation))
+    return to_units(normal(count, seed, init_draw_name(shape, name)).mul_(deviation))
 
 
 @dataclass(slots=True)
@@ -215,7 +215,7 @@ def _attention(
         return x_BTHW.transpose(1, 2)
 
     names = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
-    query, key, value = adapted(members, shape, normed_BTD, names)
+    query, key, value = lora_products(members, shape, normed_BTD, names)
     query_BHTW = _rotate(heads(query, "self_attn.q_norm"), rotation).to(value.dtype)
     key_BKSW = _rotate(heads(key, "self_attn.k_norm"), rotation).to(value.dtype)
     value_BKSW = heads(value)
@@ -228,7 +228,9 @@ def _attention(
         is_causal=query_BHTW.shape[2] > 1,
         enable_gqa=shape.num_attention_heads != shape.num_key_value_heads,
     )
-    (projected_BTD,) = adapted(members, shape, attended_BHTW.transpose(1, 2).flatten(2), ["self_attn.o_proj"])
+    (projected_BTD,) = lora_products(
+        members, shape, attended_BHTW.transpose(1, 2).flatten(2), ["self_attn.o_proj"]
+    )
     return projected_BTD
 
 

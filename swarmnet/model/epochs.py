@@ -70,7 +70,9 @@ def window_count(tokens: int, seq_len: int) -> int:
     return max(0, (tokens - 1) // seq_len)
 
 
-def window_start(reader: EpochReader, epoch: int, shard: str, number: int, tokens: int, seq_len: int) -> int:
+def window_token_start(
+    reader: EpochReader, epoch: int, shard: str, number: int, tokens: int, seq_len: int
+) -> int:
     """Return the index of the first token of the window that is read at turn `number` (below `window_count`).
     A shard has `tokens` tokens, and its windows are read in a permuted order. Tokens that fill no window are
     left out at the two ends of the shard. How many at each end changes with the epoch."""

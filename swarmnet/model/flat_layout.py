@@ -127,7 +127,7 @@ def some_planes(layout: Layout, numbers: Sequence[int]) -> Layout:
     return Layout(tuple(entries), tuple(planes), tuple(padding), size)
 
 
-def held_part(layout: Layout, experts: Experts) -> Layout:
+def trained_part(layout: Layout, experts: Experts) -> Layout:
     """Return the part of a stage's layout that one peer trains. With experts in several groups, it is the
     weights outside experts and one group; otherwise it is everything. All groups have the same size, and the
     returned layout is that of group 0."""

@@ -50,7 +50,7 @@ def products(x: Tensor, *weights: Tensor, is_varied: bool = False) -> Sequence[T
     return results
 
 
-def adapted(
+def lora_products(
     members: Mapping[str, Tensor], shape: ModelShape, x: Tensor, names: Sequence[str], is_varied: bool = False
 ) -> list[Tensor]:
     """Return the products [..., out] of x [..., in] with the named matrices of a layer. The product with the

@@ -35,7 +35,7 @@ def is_anchors(name: str) -> bool:
     return name.startswith("model.boundaries.")
 
 
-def is_muons(name: str, shape: tuple[int, ...]) -> bool:
+def trains_with_muon(name: str, shape: tuple[int, ...]) -> bool:
     """Return whether Muon, if it is the optimizer, steps this parameter: a matrix of a layer. Tables are
     looked up and not multiplied with. The rows of a router are unrelated vectors of experts."""
     return len(shape) == 2 and name not in (EMBEDDING, HEAD) and not is_anchors(name) and not is_router(name)
@@ -150,7 +150,7 @@ def residual_init_scale(shape: ModelShape, name: str) -> float:
     return shape.residual_init_scale or 1.0 / sqrt(2 * shape.num_hidden_layers)  # Rounded alike everywhere.
 
 
-def drawn_as(shape: ModelShape, name: str) -> str:
+def init_draw_name(shape: ModelShape, name: str) -> str:
     """Return the name that seeds the draws of a parameter's first values: its own, except for tables of
     anchors. All such tables start equal, so that at first a boundary passes on what layers have added. With a
     row for each token they start equal to the embedding."""
@@ -159,19 +159,19 @@ def drawn_as(shape: ModelShape, name: str) -> str:
     return "model.boundaries" if shape.boundary.anchor_rows else EMBEDDING
 
 
-def first_share(shape: ModelShape, name: str) -> float:
+def init_std_factor(shape: ModelShape, name: str) -> float:
     """Return the standard deviation of a parameter's first values, in units of `initializer_range`."""
     if is_anchors(name):  # The sum of two rows is as large as a row of the embedding.
         return sqrt(0.5) if shape.boundary.anchor_rows else 1.0
     return residual_init_scale(shape, name)
 
 
-def first_deviation(shape: ModelShape, name: str, size: tuple[int, ...]) -> float:
+def initial_std(shape: ModelShape, name: str, size: tuple[int, ...]) -> float:
     """Return the standard deviation of the first values of a matrix of shape `size` [out, in]. LoRA's A has
     that of PEFT's uniform values, 1 / sqrt(3 in), and LoRA's B is zero at first."""
     if is_factor(name):
         return 1.0 / sqrt(3 * size[1]) if ".lora_A." in name else 0.0
-    return shape.initializer_range * first_share(shape, name)
+    return shape.initializer_range * init_std_factor(shape, name)
 
 
 def has_frozen(manifest: Manifest) -> bool:

@@ -51,7 +51,7 @@ def state_layout(manifest: Manifest, stage: int) -> Layout:
     return behind(settled, frozen_layout(manifest, stage))
 
 
-def at_rest(units: Tensor, state: Layout) -> Tensor:
+def with_zero_momentum(units: Tensor, state: Layout) -> Tensor:
     """Return int32 [state.size]: weights int32 [layout.size] followed by zeros for the momentum."""
     return torch.cat([units, units.new_zeros(state.size - len(units))])
 

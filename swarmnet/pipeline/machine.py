@@ -163,7 +163,7 @@ class Pipeline:
         self._effects = []
         match event:
             case events.MicrobatchCut(key):
-                seconds = MAX_ATTEMPTS * self.answers.of_an_attempt(self.candidates(None, ()))
+                seconds = MAX_ATTEMPTS * self.answers.attempt_seconds(self.candidates(None, ()))
                 self._begin(key, Job("forward", now + seconds, own=True))
             case events.ActArrived():
                 self._accept_act(event, now)

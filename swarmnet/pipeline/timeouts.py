@@ -61,7 +61,7 @@ class AnswerTimes:
             self.first = max(self.first, min(2 * self.first, LONGEST_FIRST_SECONDS))
             self._raised_at = now
 
-    def of_an_attempt(self, candidates: Iterable[PeerId]) -> float:
+    def attempt_seconds(self, candidates: Iterable[PeerId]) -> float:
         """Return the seconds that an origin allows for each attempt to send a microbatch. If all candidates
         have become slow, the fastest one decides, because answers that are not awaited are never measured."""
         expected = [self.router.expected_seconds(peer) for peer in candidates]

@@ -19,7 +19,7 @@ from swarmnet.placement.policy import (
     Intent,
     MoveRules,
     View,
-    carried_out,
+    apply_announced_moves,
     choose_move,
     period_seconds,
 )
@@ -230,7 +230,7 @@ class Mover:
         assert self.intent is not None, "only an announced move is checked"
         others = tuple(intent for intent in view.intents if intent.peer != self.me)
         with_own_move = replace(view, intents=(*others, self.intent))
-        _, moving_peers = carried_out(with_own_move, self.rules, self.download_seconds)
+        _, moving_peers = apply_announced_moves(with_own_move, self.rules, self.download_seconds)
         if self.me not in moving_peers:
             return self._end_attempt(now, "not_needed")
         self.phase, self._due = "confirming", now + self.rules.confirm_seconds

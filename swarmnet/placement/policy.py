@@ -151,7 +151,7 @@ class View:
     usual_line: LinkBandwidth = UNKNOWN
     """Median link, separately up and down; the lower middle value of an even number."""
     by_lines: bool = True
-    """True if links are taken into account (`lines_count`)."""
+    """True if links are taken into account (`considers_links`)."""
     most_bring: tuple[float, ...] = ()
     """What peers would carry at each stage on average (`usually`); empty: as much as the median peer."""
     there: tuple[int, ...] = ()
@@ -176,7 +176,7 @@ class View:
         return self.capacity(rules, stage, self.usual, self.usual_line)
 
 
-def view_of(seen: Iterable[tuple[PeerId, ObservedPeer]], rules: MoveRules) -> View:
+def summarize_records(seen: Iterable[tuple[PeerId, ObservedPeer]], rules: MoveRules) -> View:
     """Return the capacities of all stages, the announced moves and the medians. They follow from the peers'
     records that are at most `FRESH_SECONDS` old. A peer without a measured rate counts as a median one. None
     counts for more than `FASTEST` times the median. Stuck stages have the capacity 0."""
@@ -194,7 +194,7 @@ def view_of(seen: Iterable[tuple[PeerId, ObservedPeer]], rules: MoveRules) -> Vi
         up, down = median_low(line.up for line in lines), median_low(line.down for line in lines)
         usual_line = LinkBandwidth(up, down)
     shares = _visit_shares([record for _, record in peers], rules)
-    by_lines = lines_count(rules, len(peers), usual_line)
+    by_lines = considers_links(rules, len(peers), usual_line)
     medians = View((), (), len(peers), usual, shares, usual_line, by_lines)  # Without capacities yet.
     stuck = frozenset(stuck_stages([record for _, record in peers], rules.snapshot_interval))
     capacities, intents = [0.0] * len(work), []
@@ -216,7 +216,7 @@ def view_of(seen: Iterable[tuple[PeerId, ObservedPeer]], rules: MoveRules) -> Vi
     return replace(view, most_bring=usually(brings_by_peer)) if brings_by_peer else view
 
 
-def lines_count(rules: MoveRules, peers: int, usual: LinkBandwidth) -> bool:
+def considers_links(rules: MoveRules, peers: int, usual: LinkBandwidth) -> bool:
     """Return whether peers are placed by their links too: whether a further peer helps a stage whose links
     are full. `usual` is the median link.
 
@@ -264,7 +264,7 @@ def worthwhile(
     return is_uneven and lesser_after - before >= min(least_gain_by_peer, least_gain_by_stage)
 
 
-def carried_out(
+def apply_announced_moves(
     view: View, rules: MoveRules, download_seconds: float
 ) -> tuple[list[float], frozenset[PeerId]]:
     """Return the capacities after the announced moves, and the peers that move. The moves are tried in an
@@ -292,7 +292,7 @@ def choose_stage(view: View, rules: MoveRules, chance: Random) -> int:
     decide between equally poor stages. Otherwise chance decides between them, so that peers spread. Raises
     ValueError if the peer can serve no stage.
     """
-    after_moves, _ = carried_out(view, rules, 0.0)
+    after_moves, _ = apply_announced_moves(view, rules, 0.0)
     capacities = _as_suited_to_peer(view, after_moves, rules, view.usual)
     stages = [stage for stage in range(len(capacities)) if stage not in rules.never]
     if not stages:
@@ -358,7 +358,7 @@ def choose_move(
     if rules.groups > 1 and view.there and view.there[stage] <= rules.groups:
         return None  # With fewer peers than expert groups, some experts would not be trained.
     others = replace(view, intents=tuple(intent for intent in view.intents if intent.peer != me))
-    capacities, _ = carried_out(others, rules, download_seconds)
+    capacities, _ = apply_announced_moves(others, rules, download_seconds)
     excluded = rules.never | (view.stuck - on_disk)
     restorable = [place for place in sorted(on_disk - rules.never) if capacities[place] <= 0]
     poorest = min((value for place, value in enumerate(capacities) if place not in excluded), default=1.0)
@@ -368,7 +368,9 @@ def choose_move(
             return None  # It will have measured soon.
         speed = view.usual  # While a stage is empty, no peer measures anything.
     if view.usual > 0:
-        speed = min(speed, FASTEST * view.usual)  # Other peers limit it in the same way (`view_of`).
+        speed = min(
+            speed, FASTEST * view.usual
+        )  # Other peers limit it in the same way (`summarize_records`).
     leaves = view.capacity(rules, stage, speed, rules.line)
     targets = restorable or _poorest_stages(_as_suited_to_peer(view, capacities, rules, speed), excluded)
     target = chance.choice(targets)

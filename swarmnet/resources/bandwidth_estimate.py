@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2
 
-from swarmnet.model.flat_layout import held_part, trained_layout
-from swarmnet.model.parameters import is_muons
+from swarmnet.model.flat_layout import trained_layout, trained_part
+from swarmnet.model.parameters import trains_with_muon
 from swarmnet.resources.link_bandwidth import crossings
 from swarmnet.run.local_steps import BITS
 from swarmnet.run.manifest import Manifest
@@ -86,7 +86,7 @@ def contribution_bytes(manifest: Manifest, stage: int) -> float:
     """Estimate the bytes of one contribution. With local-step methods it is an encoded weight delta. With
     others it has the largest coefficients of each chunk, and the directions of low-rank methods."""
     sync = manifest.sync
-    layout = held_part(trained_layout(manifest, stage), manifest.model.experts)
+    layout = trained_part(trained_layout(manifest, stage), manifest.model.experts)
     parameters = layout.size
     local_steps = sync.local_steps
     if local_steps is not None:
@@ -97,7 +97,7 @@ def contribution_bytes(manifest: Manifest, stage: int) -> float:
         return parameters / local_steps.fragments * BITS[local_steps.delta_codec] / 8 + parameters / CHUNK
     direction_bytes = 0
     if sync.method in ("low-rank", "hybrid"):  # A byte for each number of the directions.
-        matrices = [entry for entry in layout.entries if is_muons(entry.name, entry.shape)]
+        matrices = [entry for entry in layout.entries if trains_with_muon(entry.name, entry.shape)]
         direction_bytes = sum(min(entry.shape) * min(sync.rank, *entry.shape) for entry in matrices)
         if sync.method == "low-rank":  # Only the other parameters are sent as coefficients.
             parameters -= sum(entry.size for entry in matrices)

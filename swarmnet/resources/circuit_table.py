@@ -51,7 +51,7 @@ class NoCircuit(Exception):
         self.code = code
 
 
-def gives_way(held: Mapping[int, str], newcomer: str) -> int | None:
+def circuit_to_displace(held: Mapping[int, str], newcomer: str) -> int | None:
     """Return the number of the circuit that must end for a new one: the newest of the address range with the
     most circuits. `held` maps circuit numbers, which grow with time, to address ranges. `newcomer` is the
     range of the new circuit, which counts in it. None means that the new circuit is refused."""
@@ -87,11 +87,11 @@ class CircuitTable:
         displaced = None
         at_target = self._circuits_of(target)
         if len(at_target) >= self.limits.most_of_peer:
-            displaced = gives_way({number: ranges[number] for number in at_target}, address_range)
+            displaced = circuit_to_displace({number: ranges[number] for number in at_target}, address_range)
             if displaced is None:
                 raise NoCircuit("peer_full")
         elif len(ranges) >= self.limits.most:
-            displaced = gives_way(ranges, address_range)
+            displaced = circuit_to_displace(ranges, address_range)
             if displaced is None:
                 raise NoCircuit("circuits_full")
         if displaced is not None:

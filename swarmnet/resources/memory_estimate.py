@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from swarmnet.model.computing.choices import PLAIN, Computing
-from swarmnet.model.flat_layout import Layout, frozen_layout, held_part, trained_layout
-from swarmnet.model.parameters import is_muons
+from swarmnet.model.flat_layout import Layout, frozen_layout, trained_layout, trained_part
+from swarmnet.model.parameters import trains_with_muon
 from swarmnet.optimizer.local_steps.inner_optimizer import BATCH_NUMBERS
 from swarmnet.optimizer.tiling import GPU_TIMES
 from swarmnet.pipeline.flow_control import BF16_BYTES, FLOAT_BYTES, graph_at_work, graph_bytes
@@ -106,7 +106,7 @@ def needs_of(
     per_parameter = GRID_BYTES + work + FREED_BYTES
     if process_bytes:  # Copies for the disk; a settled momentum is copied as the weights are.
         per_parameter += COPY_BYTES * (2 if manifest.sync.settles_momentum else 1)
-    trained = held_part(layout, manifest.model.experts)
+    trained = trained_part(layout, manifest.model.experts)
     weights = layout.size * per_parameter + trained.size * (gradient + UNSENT_BYTES)
     weights += _temporary_bytes(manifest, layout, trained, work, not process_bytes)
     weights += _method_bytes(manifest, stage, layout, trained, is_small)
@@ -165,7 +165,7 @@ def _temporary_bytes(manifest: Manifest, layout: Layout, trained: Layout, work: 
     results = RESULT_AT_WORK_BYTES * layout.size // local_steps.fragments if is_sharded else 0
     if local_steps.inner_optimizer != "muon":
         return max(tile, gradient, results)
-    shapes = Counter(entry.shape for entry in trained.entries if is_muons(entry.name, entry.shape))
+    shapes = Counter(entry.shape for entry in trained.entries if trains_with_muon(entry.name, entry.shape))
     numbers = 0
     for shape, count in shapes.items():
         at_once = max(1, min(count, BATCH_NUMBERS // prod(shape))) if on_gpu else 1
@@ -209,6 +209,6 @@ def _open_round_bytes(
 
 def _moment_bytes(inner: InnerOptimizerName, layout: Layout) -> int:
     """Return the bytes of a local optimizer's moments: one for Muon, two for AdamW."""
-    matrices = sum(entry.size for entry in layout.entries if is_muons(entry.name, entry.shape))
+    matrices = sum(entry.size for entry in layout.entries if trains_with_muon(entry.name, entry.shape))
     muons = matrices if inner == "muon" else 0
     return MOMENT_BYTES * (muons + 2 * (layout.parameters - muons))

@@ -168,7 +168,7 @@ class Audits:
             del self._reported_by[oldest]
         return [self.proofs.pop(oldest).name for oldest in surplus]
 
-    def proves_nothing(self, query: AuditQuery) -> None:
+    def record_invalid_proof(self, query: AuditQuery) -> None:
         """Record that a peer offered an invalid proof."""
         if len(self._false_accusers) < MAX_CONVICTED:
             self._false_accusers.add(query.asked)

@@ -87,7 +87,7 @@ class RoundSet:
         return self._cached_digest
 
 
-def told_sets(rounds: Mapping[int, RoundSet], after: int, before: int) -> tuple[OpenSet, ...]:
+def list_open_sets(rounds: Mapping[int, RoundSet], after: int, before: int) -> tuple[OpenSet, ...]:
     """Return the sets of the rounds between `after` and `before` (both excluded), as Progress lists them."""
     return tuple(
         OpenSet(number, state.gathered, state.sealed, len(state.held), state.digest)
@@ -96,7 +96,7 @@ def told_sets(rounds: Mapping[int, RoundSet], after: int, before: int) -> tuple[
     )
 
 
-def are_told(me: PeerId, rounds: Mapping[int, RoundSet], told: Sequence[Mapping[int, OpenSet]]) -> bool:
+def are_reported(me: PeerId, rounds: Mapping[int, RoundSet], told: Sequence[Mapping[int, OpenSet]]) -> bool:
     """Return whether each set of `rounds` with a contribution of `me` is also held by some neighbour. `told`
     holds for each neighbour the sets that it reported, by round."""
     for number, state in rounds.items():

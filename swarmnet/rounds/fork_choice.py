@@ -34,7 +34,7 @@ from swarmnet.rounds.history import (
     first_difference,
     is_majority,
     link,
-    theirs_stands,
+    must_give_up_branch,
 )
 from swarmnet.run.manifest import Rounds
 
@@ -85,7 +85,7 @@ class Signed:
             self.take(chain.round, value, chain)
 
 
-class Following:
+class SuspensionFollower:
     """Decides how long a peer that was suspended *follows*: it adopts the sets of peers that continued
     meanwhile, and settles none on its own. It follows until the time `until`."""
 
@@ -198,7 +198,7 @@ class ForkChoice:
             case ChainArrived(peer, first, before, sets):
                 return self.chain_arrived(peer, first, before, sets, now)
             case ChainAsked(peer, last):
-                return self.tell_chain(peer, last)
+                return self.answer_chain_request(peer, last)
             case ChainSigned(peer, round, value):  # Direct or relayed.
                 if peer in self.neighbours:
                     self._signed.setdefault(peer, Signed()).take(round, value, self.chain)
@@ -225,7 +225,7 @@ class ForkChoice:
             view.fork = Fork(start, SettledSet(0, my_value), SettledSet(0, their_value), exact=False)
         return self._fork(peer, view, now) if view.fork is not None else []
 
-    def tell_chain(self, peer: PeerId, last: int) -> list[Effect]:
+    def answer_chain_request(self, peer: PeerId, last: int) -> list[Effect]:
         """Return the response to a request for this peer's settled sets up to round `last`: the newest
         `KEPT_LINKS` of them that are known. Empty if none of them is known."""
         last = min(last, self.chain.round)
@@ -306,7 +306,7 @@ class ForkChoice:
             # This peer started from a state that is ahead of that neighbour: only a majority makes it switch.
             if not is_majority(theirs, in_sight, self.all_in_sight):
                 return []
-        elif not theirs_stands(
+        elif not must_give_up_branch(
             fork, self.chain.round, view.settled, ours, theirs, in_sight, self.all_in_sight
         ):
             return []

@@ -158,7 +158,7 @@ def is_majority(supporters: int, in_sight: int, all_in_sight: bool) -> bool:
     return supporters > (in_sight / 2 if all_in_sight else in_sight * 2 / 3)
 
 
-def theirs_stands(
+def must_give_up_branch(
     fork: Fork, my_settled: int, their_settled: int, my_supporters: int, their_supporters: int, in_sight: int,
     all_in_sight: bool = True,
 ) -> bool:  # fmt: skip

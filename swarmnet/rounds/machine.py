@@ -29,10 +29,10 @@ from swarmnet.rounds.contribution_sets import (
     DEPARTURE_GRACE_SECONDS,
     NeighbourView,
     RoundSet,
-    are_told,
+    are_reported,
     kept_rounds,
+    list_open_sets,
     set_digest,
-    told_sets,
 )
 from swarmnet.rounds.contributors import (
     MAX_CONTRIBUTORS,
@@ -42,7 +42,7 @@ from swarmnet.rounds.contributors import (
     max_contributors,
 )
 from swarmnet.rounds.fetch_scheduler import SHARE_SLACK, FetchScheduler
-from swarmnet.rounds.fork_choice import Following, ForkChoice
+from swarmnet.rounds.fork_choice import ForkChoice, SuspensionFollower
 from swarmnet.rounds.gossip import CALM_SECONDS, URGENT_SECONDS, Gossip
 from swarmnet.rounds.history import START, Chain, Earlier, SettledSet
 from swarmnet.rounds.open_round import CurrentRound
@@ -78,7 +78,7 @@ class GroupRounds:
         self.histories = ForkChoice(rules, Chain(settled, chain_value, earlier), self.neighbours, now)
         self._same_branch_peers = self.histories.same_branch_peers
         self.agreement = FinalityRules(rules, self._same_branch_peers)
-        self._following = Following(rules)
+        self._following = SuspensionFollower(rules)
         self.applied = settled
         self.open_round = CurrentRound(rules, settled + 1, self._same_branch_peers, now)
         self.contributed: set[int] = set()
@@ -225,7 +225,7 @@ class GroupRounds:
             return False
         reported_sets = [view.sets for view in self.neighbours.values()]
         is_summed = self.reducing is None or self.offers.are_held(self.rounds)
-        return not reported_sets or (are_told(self.me, self.rounds, reported_sets) and is_summed)
+        return not reported_sets or (are_reported(self.me, self.rounds, reported_sets) and is_summed)
 
     def takes(self, reference: events.Reference) -> bool:
         """Return whether this contribution would enter a set now: it is news and has weight."""
@@ -593,7 +593,7 @@ class GroupRounds:
         if not self.gossip.should_send(self.open_round.tokens, now) or not self.neighbours:
             return
         anchor, value = self.histories.anchor()
-        sets = told_sets(self.history | self.rounds, anchor, self.current)
+        sets = list_open_sets(self.history | self.rounds, anchor, self.current)
         self._effects.append(events.SendProgress(
             tuple(self.neighbours), self.current, self.open_round.tokens, tuple(sorted(self.contributed)),
             self.settled, self.in_step, anchor, value, sets,

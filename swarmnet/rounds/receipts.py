@@ -183,7 +183,7 @@ class ContributionCounter:
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class ReceiptTotal:
     """What receipts add up to."""
 
     contributions: int = 0
@@ -242,8 +242,8 @@ class ReceiptBook:
         self._receipts -= len(held)
         self._signers -= Counter(held.keys())  # Keeps positive counts only.
 
-    def total(self) -> Sum:
-        return Sum(self.older + self._accepted, self._receipts, len(self._signers), len(self.blocks))
+    def total(self) -> ReceiptTotal:
+        return ReceiptTotal(self.older + self._accepted, self._receipts, len(self._signers), len(self.blocks))
 
 
 def accepted(receipts: Iterable[Receipt]) -> int:

@@ -46,7 +46,7 @@ class Load:
         return len(self.bookings) < self.memory
 
 
-def that_counts(load: Load, most: int) -> Load:
+def truncate_bookings(load: Load, most: int) -> Load:
     """Return `load` with at most `most` bookings: those that end first. The bookings left out still occupy
     memory, so the memory shrinks by their number (to no less than 1)."""
     if len(load.bookings) <= most:

@@ -130,7 +130,7 @@ def _seconds_after(other: Neighbour, header: PathHeader, rules: PathRules) -> fl
 
 
 @dataclass(frozen=True, slots=True)
-class Onward:
+class NextStages:
     """The next stages that a microbatch may visit when only some stages have live peers."""
 
     header: PathHeader
@@ -141,7 +141,7 @@ class Onward:
     """Stages without a live peer that the path cannot be completed without."""
 
 
-def onward(header: PathHeader, rules: PathRules, live: Collection[int]) -> Onward:
+def onward(header: PathHeader, rules: PathRules, live: Collection[int]) -> NextStages:
     """Return the stages in `live` that a microbatch may visit next. The header is shortened (more stages are
     skipped) only if the path cannot be completed otherwise. If shortening does not help either, the result
     has no stages. Its `missing` has all unvisited stages without a live peer."""
@@ -150,10 +150,10 @@ def onward(header: PathHeader, rules: PathRules, live: Collection[int]) -> Onwar
         known: dict[_PathState, bool] = {}
         stages = tuple(s for s in choices(planned, rules) if _can_complete(planned, s, rules, live, known))
         if stages:
-            return Onward(planned, stages)
+            return NextStages(planned, stages)
         planned = shorten(planned, rules)
     dead = [s for s in range(1, rules.stages) if s not in live and s not in header.visited]
-    return Onward(header, (), tuple(dead))
+    return NextStages(header, (), tuple(dead))
 
 
 _PathState = tuple[int, bool, int, int]

@@ -40,7 +40,7 @@ class NextHop(Protocol):
     def check(self, header: PathHeader) -> None:
         """Raise IllegalPath unless a microbatch may come here with this header."""
 
-    def came_otherwise(self, key: MicrobatchId, header: PathHeader) -> bool:
+    def came_by_other_path(self, key: MicrobatchId, header: PathHeader) -> bool:
         """Return whether this microbatch arrived here before by another path. If so, the result computed for
         that path is no answer to this request."""
 
@@ -79,7 +79,7 @@ class Straight:
         if header != self._here:
             check(header, self.stage, self.rules)  # Raises with the reason.
 
-    def came_otherwise(self, key: MicrobatchId, header: PathHeader) -> bool:
+    def came_by_other_path(self, key: MicrobatchId, header: PathHeader) -> bool:
         return False
 
     def arrive(self, key: MicrobatchId, header: PathHeader) -> Passage:

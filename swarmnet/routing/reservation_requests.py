@@ -23,7 +23,7 @@ from statistics import median
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.routing.capacity import Booking, Load
 from swarmnet.routing.cheapest_path import Neighbour, PathChoice, ToGo, cheapest, costs_to_go
-from swarmnet.run.path_rules import PathHeader, PathRules, ways_on
+from swarmnet.run.path_rules import PathHeader, PathRules, count_continuations
 
 MAX_QUESTIONS = 4
 """From the request with this number on, a place at any time is accepted: the request is firm."""
@@ -250,7 +250,10 @@ class PathSearch:
             by_stage.setdefault(other.stage, []).append(other)
         best = [cheapest(quest.header, self.rules, others, ready, now, avoid) for others in by_stage.values()]
         candidates = [choice for choice in best if choice is not None]
-        quest.stages, ways = len(candidates), sum(ways_on(each.header, self.rules) for each in candidates)
+        quest.stages, ways = (
+            len(candidates),
+            sum(count_continuations(each.header, self.rules) for each in candidates),
+        )
         earliest = min((choice.back for choice in candidates), default=0.0)
         undervisited = [choice for choice in candidates if self._is_undervisited(choice, ways)]
         affordable = [c for c in undervisited if c.back - ready <= DEAR * (earliest - ready)]
@@ -261,7 +264,9 @@ class PathSearch:
 
     def _visits_per_way(self, choice: PathChoice) -> float:
         """Return how many microbatches the chosen stage got from here, per way that continues from it."""
-        return self.visits.get(choice.header.visited[-1], 0.0) / max(1, ways_on(choice.header, self.rules))
+        return self.visits.get(choice.header.visited[-1], 0.0) / max(
+            1, count_continuations(choice.header, self.rules)
+        )
 
     def _is_undervisited(self, choice: PathChoice, ways: int) -> bool:
         """Return whether the chosen stage got less than its minimum share of the microbatches sent from here.

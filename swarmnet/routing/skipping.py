@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.routing.cheapest_path import Onward, onward
+from swarmnet.routing.cheapest_path import NextStages, onward
 from swarmnet.routing.next_hop import Live, Passage
 from swarmnet.run.path_rules import PathHeader, PathRules, begin, check, needs_swap, straight, visit
 
@@ -47,7 +47,7 @@ class Skipping:
         """Raise IllegalPath unless a microbatch may come here with this header."""
         check(header, self.stage, self.rules)
 
-    def came_otherwise(self, key: MicrobatchId, header: PathHeader) -> bool:
+    def came_by_other_path(self, key: MicrobatchId, header: PathHeader) -> bool:
         """Return whether this microbatch arrived here before by another path. If so, the result computed for
         that path is no answer to this request."""
         known = self.headers.get(key)
@@ -86,12 +86,12 @@ class Skipping:
         self.headers.pop(key, None)
         self.sent.pop(key, None)
 
-    def _next_stages(self, key: MicrobatchId | None) -> Onward:
+    def _next_stages(self, key: MicrobatchId | None) -> NextStages:
         """Return the stages that may follow for this microbatch, or for a new one if `key` is not known."""
         header = None if key is None else self.headers.get(key)
         return self.onward(self._header_of_new() if header is None else header)
 
-    def onward(self, header: PathHeader) -> Onward:
+    def onward(self, header: PathHeader) -> NextStages:
         """Return the stages that a microbatch with this header may go to from here. Stages after which only
         going back could complete the path are returned only if there are no others."""
         known = range(max(1, self.stage - self.reach), min(self.stage + self.reach, self.rules.last) + 1)
@@ -105,7 +105,7 @@ class Skipping:
             for stage in found.stages
             if not needs_swap(visit(found.header, stage, self.rules), self.rules)
         )
-        return Onward(found.header, without_swap or found.stages, found.missing)
+        return NextStages(found.header, without_swap or found.stages, found.missing)
 
     def _header_of_new(self) -> PathHeader:
         """Return the header of the next new microbatch on stage 0; elsewhere, one that skipped no stage."""

@@ -141,7 +141,7 @@ class PathHeader:
         return len(self.visited) + self.hops_left
 
 
-def ways_on(header: PathHeader, rules: PathRules) -> int:
+def count_continuations(header: PathHeader, rules: PathRules) -> int:
     """Return in how many ways the path can be completed: the number of choices of the stages to visit between
     frontier and last stage. Swaps and the limit on jumps are ignored."""
     between = max(0, rules.last - 1 - header.frontier)

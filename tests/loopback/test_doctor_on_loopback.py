@@ -9,9 +9,9 @@ import sys
 import pytest
 from needs import needs_libp2p
 
-from peers.config.peer_file import check_typed
+from peers.config.peer_file import validate_peer_file
 from peers.config.run_file import publish
-from peers.config.yaml_lines import Typed
+from peers.config.yaml_lines import ParsedYaml
 from peers.lab.processes.processes import start as start_peer
 from peers.tools.doctor import swarm
 from peers.tools.doctor.show import run_doctor
@@ -146,7 +146,7 @@ async def test_a_peer_that_does_not_run_is_looked_at_from_outside(helper, tmp_pa
         **KEYS, "role": "worker", "run": "ab" * 32, "state": str(tmp_path / "state"),
         "bootstrap": [f"{address}/p2p/{helper.peer}" for address in helper.addresses],
     }  # fmt: skip
-    config = check_typed(Typed("test", data), tmp_path, "test", {})
+    config = validate_peer_file(ParsedYaml("test", data), tmp_path, "test", {})
     config.state.mkdir(parents=True)
     create(config.identity)
     said = io.StringIO()
@@ -172,7 +172,7 @@ async def test_a_published_file_tells_of_the_run_and_its_text_before_any_peer_of
         "data_paths": {"own": str(tmp_path / "own")}, "state": str(tmp_path / "state"),
         "bootstrap": ["/ip4/127.0.0.1/tcp/9/p2p/12D3KooWJN8n1vdmNGqUgeLL1phiasAAnhzQ1AqUhxxvfaBmmaPG"],
     }  # fmt: skip
-    config = check_typed(Typed("test", data), tmp_path, "test", {})
+    config = validate_peer_file(ParsedYaml("test", data), tmp_path, "test", {})
     said = io.StringIO()
     only = {"only": ["text", "run"], "as_json": True, "out": said}
     async with asyncio.timeout(DOCTOR_SECONDS):

@@ -28,13 +28,13 @@ from protocols.dht.stored_values import (
     PEERS_PER_KEY,
     PLAIN,
     Item,
-    items_of,
     key_id,
     node_id,
     node_id_of,
-    prove,
+    split_values,
     stored_value,
-    text_of,
+    unpack_subkey,
+    verify_value,
 )
 from protocols.dht.validator import ValidatedP2P
 from protocols.errors import WireError
@@ -282,7 +282,7 @@ async def test_what_one_storer_makes_a_node_check_has_the_rate_of_links_and_othe
 
 async def test_a_node_may_hand_over_all_records_of_a_full_stage_at_once(gate):
     assert PEERS_PER_KEY < CHECKS_AT_ONCE
-    entries = [(text_of(subkey), value, until) for _, subkey, value, until in crowd(0, PEERS_PER_KEY)]
+    entries = [(unpack_subkey(subkey), value, until) for _, subkey, value, until in crowd(0, PEERS_PER_KEY)]
     assert (await stored(gate, (KEY, DICTIONARY, packed(entries), soon())))[0] == [True]
     assert len(gate.storage) == PEERS_PER_KEY
 
@@ -390,9 +390,9 @@ async def test_an_entry_under_a_name_that_is_none_does_not_hide_the_others(gate)
 
 @pytest.mark.parametrize("tag", [msgpack.packb(b"name"), b"\xd9\x04name", b"\xa4nam\xff", b"\x01"])
 def test_a_subkey_has_one_spelling(tag):
-    assert text_of(msgpack.packb("name")) == "name"
+    assert unpack_subkey(msgpack.packb("name")) == "name"
     with pytest.raises(WireError):
-        text_of(tag)
+        unpack_subkey(tag)
 
 
 async def test_a_name_of_a_megabyte_takes_no_time(gate):
@@ -433,7 +433,7 @@ async def test_what_a_hostile_node_answers_is_filtered(gate):
 @given(st.binary(max_size=600), st.booleans())
 def test_random_values_are_refused_without_a_crash(value, plain):
     with pytest.raises(WireError):
-        prove(value, plain=plain)
+        verify_value(value, plain=plain)
 
 
 @given(st.data())
@@ -442,13 +442,13 @@ def test_no_flipped_bit_of_a_record_is_accepted(data):
     at = data.draw(st.integers(0, len(value) - 1))
     value[at] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(WireError):
-        prove(bytes(value), plain=False)
+        verify_value(bytes(value), plain=False)
 
 
 @given(st.binary(max_size=300))
 def test_random_dictionaries_are_refused_without_a_crash(value):
     try:
-        items = list(items_of(0, KEY, DICTIONARY, value, 1.0))
+        items = list(split_values(0, KEY, DICTIONARY, value, 1.0))
     except WireError:
         return
     assert all(isinstance(item, Item) for item in items)

@@ -25,7 +25,7 @@ from peers.observer.pages import pages
 from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
 from peers.runtime.http_server import PageServer
-from peers.telemetry.snapshot import Ordered, Pause
+from peers.telemetry.snapshot import OwnerOrdersView, Pause
 from swarmnet.run.manifest import Data, TextSource
 from swarmnet.run.owner_orders import Ban, OwnerOrders, Withdrawal
 
@@ -263,7 +263,9 @@ async def test_a_run_that_its_owner_holds_says_so_with_the_reason_and_whom_to_as
         sightings.answered(f"peer-{number}", NOON)
 
     def show(order: OwnerOrders, pause: Pause | None = None) -> None:
-        board.show(snapshot_of(sightings, board.signed, NOON, Ordered(order, NOON, pause), walked_at=NOON))
+        board.show(
+            snapshot_of(sightings, board.signed, NOON, OwnerOrdersView(order, NOON, pause), walked_at=NOON)
+        )
 
     bans = (Ban("one", HOSTILE), Ban("two", "noise"))
     order = OwnerOrders(

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from peers.cli.main import main
-from peers.config.peer_file import check_typed
-from peers.config.yaml_lines import Typed
+from peers.config.peer_file import validate_peer_file
+from peers.config.yaml_lines import ParsedYaml
 
 
 def command(*arguments):
@@ -20,7 +20,7 @@ def command(*arguments):
 
 def config(tmp_path, **keys):
     data = {"state": str(tmp_path / "state"), "metrics": {"listen": "off"}, **keys}
-    return check_typed(Typed("test", data), tmp_path, "test", {})
+    return validate_peer_file(ParsedYaml("test", data), tmp_path, "test", {})
 
 
 def event(name, **fields):

@@ -14,7 +14,7 @@ from swarm import sign
 from torch import Tensor
 
 from peers.compute.executor import InlineCompute
-from peers.compute.stage_part import real_part
+from peers.compute.stage_part import build_stage_part
 from peers.network.peer_links import PeerLinks
 from peers.network.ports import HeartbeatLoad
 from peers.state.snapshot_store import Snapshots, Weights, units_of
@@ -42,7 +42,7 @@ class Holder:
         manifest, signed = holders.signed.manifest, holders.signed
         self.identity, self.stage = Identity.from_seed(name.encode()), stage
         self.transport = holders.network.transport(self.identity.peer_id)
-        self.part = real_part(manifest, stage)
+        self.part = build_stage_part(manifest, stage)
         self.snapshots = Snapshots(self.identity, signed.run_id, stage, manifest.rounds)
         self.compute = InlineCompute(lambda _priority: COMPUTE_SECONDS)
         membership = Membership(self.identity.peer_id, stage, Random(0))

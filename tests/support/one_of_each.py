@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import fields
 
 from peers.telemetry.event import Event
-from peers.telemetry.events import NOTED, SAID
+from peers.telemetry.events import EVENT_CLASSES, NOTICE_CLASSES
 
 VALUES = {"int": 3, "str": "x", "float": 0.5, "bool": True, "dict[str, int]": {"a": 1}}
 VALUES |= {f"collections.abc.Sequence[{of}]": [VALUES[of]] for of in ("int", "str", "float")}
@@ -13,7 +13,7 @@ VALUES |= {f"collections.abc.Sequence[{of}]": [VALUES[of]] for of in ("int", "st
 
 def one_of_each() -> list[Event]:
     return [kind(**{field.name: _value(field.type) for field in fields(kind)})
-            for kind in (*NOTED.values(), *SAID.values())]  # fmt: skip
+            for kind in (*EVENT_CLASSES.values(), *NOTICE_CLASSES.values())]  # fmt: skip
 
 
 def _value(of: object) -> object:

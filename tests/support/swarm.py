@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from peers.compute.executor import InlineCompute
-from peers.compute.stage_part import StagePart, real_part
+from peers.compute.stage_part import StagePart, build_stage_part
 from peers.config.peer_file import PeerFile
 from peers.config.run_file import SignedManifest
 from peers.data.documents import text_at
@@ -253,7 +253,7 @@ class Swarm:
         def part(manifest: Manifest, stage: int) -> StagePart:
             if self.stub:
                 return stub_part(manifest, note, next(self._lives) << 24)
-            return real_part(manifest, stage, computing=computing)
+            return build_stage_part(manifest, stage, computing=computing)
 
         def worker(settings: Settings) -> Worker:
             return Worker(

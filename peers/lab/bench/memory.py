@@ -19,7 +19,7 @@ import torch
 
 from peers.compute.devices.part import spread_part
 from peers.compute.process_memory import release_memory, resident_bytes
-from peers.compute.stage_part import CPU, StagePart, real_part
+from peers.compute.stage_part import CPU, StagePart, build_stage_part
 from peers.errors import UserError
 from peers.lab.bench.learning.rounds import set_of
 from swarmnet.identifiers import PeerId
@@ -53,7 +53,7 @@ def bench(manifest: Manifest, stage: int, computing: Computing = PLAIN, device: 
     memory: _Memory = _Card() if device.type == "cuda" else _Machine()
     _warm_up(manifest, stage, computing, device)
     before = memory.taken()
-    part = real_part(manifest, stage, device, computing)
+    part = build_stage_part(manifest, stage, device, computing)
     if part.method.held is not None and part.method.held.begins(ME):
         part.compute.train(part.method.held.trained)
     peer = _Peer(manifest, stage, part)
@@ -209,7 +209,7 @@ def _warm_up(manifest: Manifest, stage: int, computing: Computing, device: torch
             experts=model.experts,
         ),
     )
-    part = real_part(small, stage, device, computing)
+    part = build_stage_part(small, stage, device, computing)
     if part.method.held is not None and part.method.held.begins(ME):
         part.compute.train(part.method.held.trained)
     peer = _Peer(small, stage, part)

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import AdamW
 
-from peers.compute.stage_part import CPU, real_part, wait_for
+from peers.compute.stage_part import CPU, build_stage_part, wait_for
 from peers.worker.pipeline.microbatch_compute import Computed, MicrobatchState, MicrobatchWork, Outcome
 from peers.worker.rounds.counters import RoundCounts
 from peers.worker.rounds.update_compute import ContributionReady, DecodeContribution, Operation, UpdateWork
@@ -41,7 +41,7 @@ from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import trained_layout, views_of
 from swarmnet.model.flops import operations_per_token
 from swarmnet.model.linear import linear
-from swarmnet.model.parameters import is_muons, whole
+from swarmnet.model.parameters import trains_with_muon, whole
 from swarmnet.model.state_layout import first_state
 from swarmnet.optimizer.local_steps.inner_optimizer import ADAM_DECAYS, MUON_RMS, orthogonal
 from swarmnet.rounds.events import ApplyRound, MakeContribution, SettleRound
@@ -258,7 +258,7 @@ class Plain:
         layout = trained_layout(manifest, 0)
         units = to_floats(first[: layout.size]).to(place.device)
         self.leaves = {name: view.clone().requires_grad_() for name, view in views_of(units, layout).items()}
-        muons = [leaf for name, leaf in self.leaves.items() if is_muon and is_muons(name, leaf.shape)]
+        muons = [leaf for name, leaf in self.leaves.items() if is_muon and trains_with_muon(name, leaf.shape)]
         others = [leaf for leaf in self.leaves.values() if not any(leaf is muon for muon in muons)]
         self._steps: list[Callable[[], object]] = [
             AdamW(others, lr=RATE, betas=ADAM_DECAYS, weight_decay=0.0, fused=True).step
@@ -326,7 +326,7 @@ class StagesInOneThread:
         return TimeShares(1.0 - steps - rounds, steps, rounds)
 
     def _stage(self, stage: int) -> tuple[MicrobatchWork, UpdateWork]:
-        part = real_part(self._manifest, stage, self._place.device, self._place.computing)
+        part = build_stage_part(self._manifest, stage, self._place.device, self._place.computing)
         data = self._manifest.data
         part.compute.warm_up(data.micro_batch_size, data.seq_len)
         replica = part.replica(part.first_units(), -1)

@@ -10,7 +10,7 @@ from peers.errors import UserError
 from peers.lab.planner.layout import PeerSpec
 from peers.lab.planner.plan_request import BACKWARD_RATIO, PlanRequest
 from peers.lab.planner.speeds import PeerClass
-from swarmnet.placement.policy import as_suited, lines_count, move_rules, usually
+from swarmnet.placement.policy import as_suited, considers_links, move_rules, usually
 from swarmnet.resources.link_bandwidth import UNKNOWN, LinkBandwidth, carried, crossings
 from swarmnet.run.manifest import Manifest
 
@@ -80,7 +80,7 @@ def _kinds(
     count = sum(one.count for one in classes)
     tokens = manifest.microbatch_tokens
     usual = LinkBandwidth(median_low(one.up for one in classes for _ in range(one.count)))
-    by_lines = not question.cores and lines_count(rules, count, usual)
+    by_lines = not question.cores and considers_links(rules, count, usual)
     found = []
     for one in sorted(classes, key=lambda one: -one.tokens_per_second):
         line = LinkBandwidth(one.up, one.down) if by_lines else UNKNOWN

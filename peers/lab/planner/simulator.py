@@ -190,7 +190,7 @@ class SimulatedPeer:
     def receive_act(self, act: ActArrived, header: PathHeader | None) -> None:
         """Receive an activation. `header`: its path, if microbatches may skip stages."""
         if self.alive and self.ways is not None and header is not None:
-            if self.ways.came_otherwise(act.key, header):
+            if self.ways.came_by_other_path(act.key, header):
                 nack = NackArrived(self.id, act.key, act.attempt, "other_path")
                 self.swarm.send(self, act.peer, nack)
                 return

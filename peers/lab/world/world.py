@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from peers.compute.executor import InlineCompute
-from peers.compute.stage_part import MakePart, StagePart, real_part
+from peers.compute.stage_part import MakePart, StagePart, build_stage_part
 from peers.config.run_file import SignedManifest
 from peers.lab.world.bootstraps import BOOTSTRAP, SimulatedBootstrap
 from peers.lab.world.gated_clock import GATE, Gate, GatedLoop
@@ -190,7 +190,7 @@ class World:
         """Training text of all peers."""
         self.parts: dict[str, MakePart] = {}
         """Maps a name to the function that builds a peer's stage, for peers with another one than
-        `real_part`."""
+        `build_stage_part`."""
         self.directory_silent = False
         self.directory_back_at = float("-inf")
         """Time at which the last outage of the directory ended."""
@@ -257,7 +257,7 @@ class World:
             serial = (life << 24) + (moved << 16)
             if not self.real:
                 return stub_part(manifest, note, serial)
-            return self.parts.get(name, real_part)(manifest, stage)
+            return self.parts.get(name, build_stage_part)(manifest, stage)
 
         async def text(_withdrawn: frozenset[bytes]) -> MicrobatchSource:
             return self.text

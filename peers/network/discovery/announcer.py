@@ -12,7 +12,7 @@ from random import Random
 
 from peers.config.run_file import SignedManifest
 from peers.errors import IdentityInUse
-from peers.network.discovery.claims import Claims, told_line
+from peers.network.discovery.claims import Claims, bandwidth_fields
 from peers.telemetry import events as events
 from protocols.errors import WireError
 from protocols.messages.table import PeerRecord
@@ -110,7 +110,7 @@ class RecordAnnouncer:
             claims.tokens, claims.settled, claims.checkpoint_round, claims.checkpoint_seconds,
             claims.sent_bytes, claims.received_bytes, self.own_start.begin(self.directory.now()), invite,
             -1 if claims.finalized_tokens is None else claims.finalized_tokens, claims.device,
-            int(claims.joules), claims.text_shards, claims.text_shards_read, *told_line(claims.line),
+            int(claims.joules), claims.text_shards, claims.text_shards_read, *bandwidth_fields(claims.line),
             claims.experts_group, claims.experts_trained[:TOLD_GROUPS],
         )  # fmt: skip
         return seal_record(self.identity, self.signed.run_id, record, self.directory.now())

@@ -42,11 +42,11 @@ def plain_name(name: str) -> str:
     return printable(name)[:NAME_CHARACTERS]
 
 
-def told_line(line: LinkBandwidth) -> tuple[int, int]:
+def bandwidth_fields(line: LinkBandwidth) -> tuple[int, int]:
     """Return the bandwidth as (up, down) in bytes per second for a record; 0 if not known."""
     return int(line.up) if line.up < inf else 0, int(line.down) if line.down < inf else 0
 
 
-def line_of(record: PeerRecord) -> LinkBandwidth:
+def claimed_bandwidth(record: PeerRecord) -> LinkBandwidth:
     """Return the bandwidth that a record claims."""
     return LinkBandwidth(record.up_bytes_per_second or inf, record.down_bytes_per_second or inf)

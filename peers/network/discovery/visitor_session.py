@@ -27,7 +27,7 @@ LOOK = "is the address right? swarmnet doctor --run RUN --bootstrap ADDRESS"
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class RunConnection:
     """A run that was found, and the connection to it."""
 
     signed: SignedManifest
@@ -36,24 +36,24 @@ class Reached:
 
 
 @asynccontextmanager
-async def reaching(
+async def visit_run(
     run: str, bootstraps: Sequence[str], cache: PeerCache, notify: Notify
-) -> AsyncIterator[Reached]:
+) -> AsyncIterator[RunConnection]:
     """Join the directory, find one run's manifest, and yield both connections with it. `run` is a run id or a
     published file; `cache` has additional addresses to try. Raises NoAnswer if no peer is reached or has the
     manifest in time, and RunFileError for an invalid file."""
-    async with entering(bootstraps, cache, notify) as (transport, directory):
+    async with join_as_visitor(bootstraps, cache, notify) as (transport, directory):
         with tempfile.TemporaryDirectory(prefix=prefix("visitor")) as folder:
             try:
                 async with asyncio.timeout(FIND_SECONDS):
                     signed = await find_manifest(run, directory, Path(folder) / "run.json", notify)
             except TimeoutError:
                 raise NoAnswer(f"the run was not found within {FIND_SECONDS:g} s; {LOOK}") from None
-        yield Reached(signed, transport, directory)
+        yield RunConnection(signed, transport, directory)
 
 
 @asynccontextmanager
-async def entering(
+async def join_as_visitor(
     bootstraps: Sequence[str], cache: PeerCache, notify: Notify
 ) -> AsyncIterator[tuple[P2pdTransport, DhtDirectory]]:
     """Start p2pd (the libp2p daemon) with a throw-away identity and join the directory (the DHT). Yields

@@ -15,7 +15,7 @@ from typing import Literal
 from peers.errors import how_to_install
 from peers.network.addresses import TRIED, Addresses, has_untried
 from peers.tools.doctor.line import CheckResult, Level
-from protocols.reachability.fresh_dial import Dialled
+from protocols.reachability.fresh_dial import DialOutcome
 
 Verdict = Literal["reachable", "wrongly_announced", "firewalled", "unknown"]
 NAME_ONE = "bootstrap: [MULTIADDR] in the peer file; the run's publisher knows one"
@@ -57,7 +57,7 @@ class ReachabilityCheck:
 
 
 def judge(
-    addresses: Addresses, observed: str, dialled: Sequence[Dialled], must_be_reached: bool
+    addresses: Addresses, observed: str, dialled: Sequence[DialOutcome], must_be_reached: bool
 ) -> ReachabilityCheck:
     """Return the verdict on the dialled addresses. `must_be_reached`: true for a bootstrap; other peers may
     train with outgoing connections only."""
@@ -91,7 +91,7 @@ def judge(
 
 
 def _shut(
-    addresses: Addresses, observed: str, met: dict[str, Dialled], wrong: Sequence[Dialled], must: bool
+    addresses: Addresses, observed: str, met: dict[str, DialOutcome], wrong: Sequence[DialOutcome], must: bool
 ) -> ReachabilityCheck:
     """Return the check's result for a peer that cannot be dialled. `must` says whether its role needs to be
     reached."""
@@ -113,16 +113,16 @@ def _shut(
     return ReachabilityCheck("firewalled", text, fix, "fail" if must else "warn")
 
 
-def _named(found: Sequence[Dialled]) -> str:
+def _named(found: Sequence[DialOutcome]) -> str:
     return ", ".join(each.address for each in found)
 
 
-def _dial_results(found: Sequence[Dialled]) -> str:
+def _dial_results(found: Sequence[DialOutcome]) -> str:
     """Return each address with the outcome of its dial."""
     return ", ".join(f"{each.address}: {_in_words(each)}" for each in found)
 
 
-def _in_words(met: Dialled) -> str:
+def _in_words(met: DialOutcome) -> str:
     if met.outcome == "other_peer":
         return f"another peer answers, {met.detail}"
     words = {"refused": "nothing listens", "silent": "no answer", "not_libp2p": "something else listens"}
@@ -137,7 +137,7 @@ _FIX_PORT = "listen: [/ip4/0.0.0.0/tcp/31331] in the peer file (TCP is what can 
 
 
 def line_of(
-    finding: ReachabilityCheck, observed: str, dialled: Sequence[Dialled], helper: str
+    finding: ReachabilityCheck, observed: str, dialled: Sequence[DialOutcome], helper: str
 ) -> CheckResult:
     data = {
         "verdict": finding.verdict, "observed": observed, "helper": helper,

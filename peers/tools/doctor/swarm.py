@@ -22,7 +22,7 @@ from peers.config.peer_file import PeerFile, run_id_of
 from peers.config.run_file import RunFileError, SignedManifest
 from peers.data.local_text import FIRST_STAGE, first_shard_here, missing_text, progress_lines
 from peers.errors import UserError
-from peers.network.addresses import Addresses, in_the_open
+from peers.network.addresses import Addresses, is_public_address
 from peers.network.discovery import mdns
 from peers.network.discovery.bootstrap import PeerCache, find_manifest
 from peers.network.discovery.record_reader import look, opened
@@ -45,7 +45,7 @@ from protocols.errors import Backlog, CannotStart, Unreachable, WireError
 from protocols.p2pd.speed_test import BYTES, measure
 from protocols.p2pd.transport import P2pdTransport
 from protocols.reachability.dial_back import ask_dial_back
-from protocols.reachability.fresh_dial import Dialled, can_dial, dial
+from protocols.reachability.fresh_dial import DialOutcome, can_dial, dial
 from protocols.signed.identity import Identity
 from protocols.signed.records import SKEW_SECONDS
 from swarmnet.identifiers import PeerId
@@ -89,7 +89,7 @@ class Helper:
 
     @property
     def public(self) -> bool:
-        return in_the_open(self.address)
+        return is_public_address(self.address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,7 +418,7 @@ def verdicts(
     return results or list(answers[:1])
 
 
-def _opinion(second: Dialled) -> str:
+def _opinion(second: DialOutcome) -> str:
     if second.outcome == "reached":
         return f"reached too, in {1000 * second.seconds:.0f} ms"
     return f"{second.outcome.replace('_', ' ')} ({second.detail})"

@@ -27,7 +27,7 @@ from peers.data.tokenizer import read_settings
 from peers.state.model_config import join_reasons, read_config
 from peers.state.safetensors_file import open_tensors
 from peers.tools.model.export_folder import INDEX, ExportError, require_replaceable
-from swarmnet.model.boundary import multiplied_out, projectors
+from swarmnet.model.boundary import projectors, to_plain_weights
 from swarmnet.model.linear import merged
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.run.boundary import Boundary, contradictions
@@ -77,7 +77,7 @@ def export(
     """
     _require_complete(shape, stages)
     if shape.boundary.kind == "shared-subspace":
-        stages = [multiplied_out(stage, shape) for stage in stages]
+        stages = [to_plain_weights(stage, shape) for stage in stages]
     stages = [merged(stage, shape) for stage in stages]
     shape = plain_shape(shape)
     require_replaceable(folder, replace)

@@ -12,7 +12,7 @@ from peers.archivist.links import ArchivistLinks
 from peers.archivist.serve import NewcomerService
 from peers.errors import NoAnswer
 from peers.network.discovery.bootstrap import PeerCache
-from peers.network.discovery.visitor_session import Reached, reaching
+from peers.network.discovery.visitor_session import RunConnection, visit_run
 from peers.network.orders.gatekeeper import Gatekeeper
 from peers.network.orders.order_book import OrderBook
 from peers.state.archive import Archive
@@ -38,9 +38,9 @@ async def fetch_checkpoints(
     """Write one checkpoint of each stage into `folder`, an archive.
 
     At least one peer of the stage has signed each checkpoint, and two thirds of the queried peers agree on
-    it. Raises as `reaching` does, NoAnswer if no peer of a stage gives its weights, and UserError if the
+    it. Raises as `visit_run` does, NoAnswer if no peer of a stage gives its weights, and UserError if the
     folder cannot be written."""
-    async with reaching(run, bootstraps, cache, notify) as found:
+    async with visit_run(run, bootstraps, cache, notify) as found:
         unfit = not_let_in(found.signed, invite, found.transport.peer, found.directory.now())
         if unfit is not None:
             raise NoAnswer(unfit)
@@ -54,7 +54,7 @@ async def fetch_checkpoints(
             archivist.circle.close()
 
 
-def _archivist(found: Reached, folder: Path, invite: bytes, notify: Notify) -> Archivist:
+def _archivist(found: RunConnection, folder: Path, invite: bytes, notify: Notify) -> Archivist:
     """Return an archivist that serves no newcomer, since the directory does not list it."""
     signed, directory = found.signed, found.directory
 

@@ -16,7 +16,7 @@ from peers.config.run_file import SignedManifest
 from peers.data.tokenizer import Tokenizer, open_tokenizer, tokenizer_file
 from peers.errors import NoAnswer
 from peers.network.discovery.bootstrap import PeerCache
-from peers.network.discovery.visitor_session import reaching
+from peers.network.discovery.visitor_session import visit_run
 from peers.telemetry.events import Notify
 from peers.tools.model.evaluate import SCORED_BYTES, Score, cut
 from peers.tools.model.generate import Continuation
@@ -40,9 +40,9 @@ async def visiting(
     tokenizer: Path | None = None,
 ) -> AsyncIterator[SwarmClient]:
     """Return an inference client of the run that shows `invite` to its peers. `tokenizer`: the run's
-    tokenizer.json. Raises as `reaching` does, NoAnswer if the run does not admit it, TextError without the
+    tokenizer.json. Raises as `visit_run` does, NoAnswer if the run does not admit it, TextError without the
     tokenizer."""
-    async with reaching(run, bootstraps, cache, notify) as found:
+    async with visit_run(run, bootstraps, cache, notify) as found:
         unfit = not_let_in(found.signed, invite, found.transport.peer, found.directory.now())
         if unfit is not None:
             raise NoAnswer(unfit)

@@ -10,7 +10,7 @@ from pathlib import Path
 from peers.config.run_file import SignedManifest
 from peers.errors import UserError
 from peers.network.discovery.record_reader import opened
-from peers.network.discovery.visitor_session import Reached
+from peers.network.discovery.visitor_session import RunConnection
 from peers.network.orders.order_book import OrderBook
 from peers.telemetry.events import Notify
 from protocols.errors import TooLarge, WireError
@@ -58,7 +58,7 @@ def check_owner(signed: SignedManifest, identity: Identity, key: Path) -> None:
         )
 
 
-async def newest(found: Reached, kept: Path | None, notify: Notify) -> OrderState:
+async def newest(found: RunConnection, kept: Path | None, notify: Notify) -> OrderState:
     """Return the newest orders that the directory and this machine (`kept`) know. Raises WireError."""
     book = OrderBook(found.signed, kept, lambda *_, **__: None, notify)
     run, owner = found.signed.run_id, found.signed.manifest.owner
@@ -68,7 +68,7 @@ async def newest(found: Reached, kept: Path | None, notify: Notify) -> OrderStat
     return OrderState(book, there.order if there is not None else NO_ORDER)
 
 
-async def give(found: Reached, identity: Identity, known: OrderState, change: Change) -> Given:
+async def give(found: RunConnection, identity: Identity, known: OrderState, change: Change) -> Given:
     """Sign, store and send an order. Raises UserError if it makes no sense or is too large, and WireError if
     no peer is reached."""
     order = _only_kept(known, change)
@@ -94,7 +94,7 @@ def _makes_sense(change: Change, order: OwnerOrders) -> bool:
     return True
 
 
-def _sealed(found: Reached, identity: Identity, before: OwnerOrders, change: Change) -> SignedOrder:
+def _sealed(found: RunConnection, identity: Identity, before: OwnerOrders, change: Change) -> SignedOrder:
     """Return the signed order after `before`. Raises UserError."""
     try:
         changed = change(before)
@@ -106,14 +106,14 @@ def _sealed(found: Reached, identity: Identity, before: OwnerOrders, change: Cha
         raise UserError(f"{error}: shorten the reasons, or lift bans that no longer matter") from None
 
 
-async def _publish(found: Reached, order: SignedOrder) -> int:
+async def _publish(found: RunConnection, order: SignedOrder) -> int:
     stages = range(len(found.signed.manifest.stages))
     groups = await asyncio.gather(*(_records(found, stage) for stage in stages))
     told = [_is_published(found, record, order) for group in groups for record in group[:MAX_TOLD]]
     return sum(await asyncio.gather(*told))
 
 
-async def _records(found: Reached, stage: int) -> list[SignedRecord]:
+async def _records(found: RunConnection, stage: int) -> list[SignedRecord]:
     run = found.signed.run_id
     try:
         records = await found.directory.look_up(run, stage, DIRECTORY_SECONDS)
@@ -122,7 +122,7 @@ async def _records(found: Reached, stage: int) -> list[SignedRecord]:
     return sorted(opened(records.values(), run), key=lambda signed: -signed.sequence)
 
 
-async def _is_published(found: Reached, record: SignedRecord, order: SignedOrder) -> bool:
+async def _is_published(found: RunConnection, record: SignedRecord, order: SignedOrder) -> bool:
     try:
         link = await found.transport.open(record.peer, "group", DIAL_SECONDS, record.record.addresses)
         link.post(OrderUpdate(order.data))

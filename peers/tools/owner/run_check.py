@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from peers.config.atomic_files import is_file
 from peers.config.explain import is_run_file
 from peers.config.peer_file import load
-from peers.config.run_file import beside, load_manifest, load_signed, source_beside
+from peers.config.run_file import beside, find_source_text, load_manifest, load_signed
 from peers.config.run_url import is_url, without_secret
 from peers.data.documents import LONGEST_CORPUS_BYTES, DocumentText, ReadSummary, TextError
 from peers.errors import ConfigError, UserError
@@ -176,7 +176,7 @@ def _text(manifest: Manifest, folder: Path, reads: Tokenizer | None) -> Iterator
         yield f"data.tokenizer: {reads.warning}"
     places: dict[str, str] = {}
     for source in manifest.data.sources:
-        place = source_beside(folder, source)
+        place = find_source_text(folder, source)
         if place is None:
             yield (
                 f"data.sources: the text `{source.name}` was not checked: {source.path} is not beside the "
@@ -198,7 +198,7 @@ def counted_sources(manifest: Manifest, folder: Path) -> tuple[TextSource, ...]:
 
 
 def _counted(manifest: Manifest, source: TextSource, folder: Path) -> TextSource:
-    place = source_beside(folder, source)
+    place = find_source_text(folder, source)
     if place is None or source.path == STANDARD_LIBRARY:
         return source
     text = _read_as(manifest, {source.name: place}, sys.maxsize)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from peers.network.discovery.record_reader import look
-from peers.network.discovery.visitor_session import Reached
+from peers.network.discovery.visitor_session import RunConnection
 from peers.observer.owner_orders import Orders
 from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
@@ -27,7 +27,7 @@ DIRECTORY_SECONDS = 5.0
 """Seconds between two look-ups; records change every 30 s, or when a peer's state does."""
 
 
-async def swarm(console: Console, found: Reached) -> None:
+async def swarm(console: Console, found: RunConnection) -> None:
     """Draw what the directory shows of the run until cancelled."""
     looks = snapshots(found)
     async with aclosing(looks):
@@ -43,7 +43,7 @@ async def swarm(console: Console, found: Reached) -> None:
                         return
 
 
-async def snapshots(found: Reached) -> AsyncGenerator[SwarmSnapshot]:
+async def snapshots(found: RunConnection) -> AsyncGenerator[SwarmSnapshot]:
     """Yield one snapshot after another. While the directory does not answer, the last one stays."""
     signed, directory = found.signed, found.directory
     sightings, losses = PeerObservations(len(signed.manifest.stages)), Curve[float]()
@@ -63,7 +63,7 @@ async def snapshots(found: Reached) -> AsyncGenerator[SwarmSnapshot]:
             records = await _look(found, orders)
 
 
-async def _look(found: Reached, orders: Orders) -> dict[PeerId, SignedRecord]:
+async def _look(found: RunConnection, orders: Orders) -> dict[PeerId, SignedRecord]:
     """Look up records and orders at the same time, so that the user waits only once."""
     stages = len(found.signed.manifest.stages)
     records, _ = await asyncio.gather(

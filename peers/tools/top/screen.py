@@ -14,7 +14,7 @@ from rich.text import Text
 from peers.telemetry.console import amount, pace, printable
 from peers.telemetry.event import short
 from peers.telemetry.reasons import JOIN
-from peers.telemetry.snapshot import Happened, PeerRow, SwarmSnapshot
+from peers.telemetry.snapshot import PeerRow, ShownEvent, SwarmSnapshot
 
 UNICODE, ASCII = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 MIN_PEERS, MIN_EVENTS = 4, 3
@@ -226,7 +226,7 @@ def _memory(snapshot: SwarmSnapshot) -> Text | None:
     return Text(f"{'memory':<13}{amount(snapshot.memory_bytes)} resident, without p2pd")
 
 
-def _events(events: Sequence[Happened], most: int) -> list[Text]:
+def _events(events: Sequence[ShownEvent], most: int) -> list[Text]:
     if not events:
         return []
     lines = [Text("events", style="bold")]
@@ -238,9 +238,9 @@ def _events(events: Sequence[Happened], most: int) -> list[Text]:
     return lines
 
 
-def _once(events: Sequence[Happened]) -> list[tuple[Happened, int]]:
+def _once(events: Sequence[ShownEvent]) -> list[tuple[ShownEvent, int]]:
     """Return the newest of equal events, with the number of repetitions."""
-    said: dict[tuple[str, str], tuple[Happened, int]] = {}
+    said: dict[tuple[str, str], tuple[ShownEvent, int]] = {}
     for event in events:
         _, times = said.pop((event.code, event.text), (event, 0))
         said[event.code, event.text] = (event, times + 1)

@@ -217,7 +217,9 @@ class MicrobatchWork:
     def _encode_gradient(self, key: MicrobatchId, gradient: Tensor) -> bytes:
         """Encode a gradient, clamped if need be. It has already been added here, so it must not be lost; a
         value finite in fp32 may exceed the codec's range."""
-        chance = activation_codec.rounding_of(self._run_id, key, self._stage) if self._by_chance else None
+        chance = (
+            activation_codec.rounding_generator(self._run_id, key, self._stage) if self._by_chance else None
+        )
         try:
             return self._encode("gradient", gradient, chance)
         except activation_codec.HiddenError:

@@ -344,7 +344,7 @@ class PipelineService:
         """Return why a valid microbatch is not accepted; None if it is."""
         if not self.serving:
             return ComputeError("not_ready", "this peer is not in step with its stage yet")
-        if came.key in self.pipeline.jobs and self.ways.came_otherwise(came.key, came.header):
+        if came.key in self.pipeline.jobs and self.ways.came_by_other_path(came.key, came.header):
             reason = "the same microbatch is here by another path, and gradients of the two differ"
             return ComputeError("other_path", reason)
         if self.router.is_shunned(peer, self.clock.time()):

@@ -27,7 +27,7 @@ from protocols.messages.table import (
 )
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline.machine import Pipeline
-from swarmnet.routing.capacity import Booking, Load, that_counts
+from swarmnet.routing.capacity import Booking, Load, truncate_bookings
 from swarmnet.routing.reservation_requests import PathQuery, PathSearch, RequestToSend
 from swarmnet.routing.reservations import ReservationTable
 from swarmnet.routing.skipping import Skipping
@@ -320,7 +320,7 @@ class ReservationClient:
         self._timer.arm(now + TELL_SECONDS)
 
     def _send_load(self, peer: PeerId) -> None:
-        load, now = that_counts(self.places.load, MAX_BOOKINGS), self.clock.time()
+        load, now = truncate_bookings(self.places.load, MAX_BOOKINGS), self.clock.time()
         bookings = [Booked(b.start - now, b.release - now) for b in load.bookings]
         costs = [CostToGo(frontier, hops, seconds) for (frontier, hops), seconds in self.table.items()]
         prospect = Prospect(

@@ -22,7 +22,7 @@ import msgspec
 from torch import Tensor
 
 from peers.config.atomic_files import write_atomically
-from peers.config.remote_files import until_reached
+from peers.config.remote_files import retry_until_reached
 from peers.config.run_file import SignedManifest
 from peers.config.run_url import without_secret
 from peers.data.documents import ReadSummary, TextError
@@ -34,7 +34,14 @@ from peers.errors import UserError
 from peers.role import Process
 from peers.telemetry import events as noted
 from swarmnet.identifiers import MicrobatchId
-from swarmnet.model.epochs import EpochReader, TextPosition, following, mixed, window_count, window_start
+from swarmnet.model.epochs import (
+    EpochReader,
+    TextPosition,
+    following,
+    mixed,
+    window_count,
+    window_token_start,
+)
 from swarmnet.model.sampling import drawn, inputs_and_labels
 from swarmnet.run.manifest import BYTES, Data
 
@@ -102,7 +109,9 @@ class EndlessText:
             self.place = TextPosition(epoch, self.now.name, 0, shards, self.place.read)
         assert self.now is not None
         tokens, place = self.now.tokens, self.place
-        start = window_start(self.reader, place.epoch, place.shard, place.window, len(tokens), self.seq_len)
+        start = window_token_start(
+            self.reader, place.epoch, place.shard, place.window, len(tokens), self.seq_len
+        )
         self.place = replace(place, window=place.window + 1, read=place.read + 1)
         if self.is_done:
             self.place = replace(self.place, shards=place.shards + 1)
@@ -294,7 +303,9 @@ class TextReader:
     async def _patiently(self, read: Callable[[], Result]) -> Result:
         """Run `read` in a thread, and retry while the text's server does not respond. Raises UserError."""
         try:
-            return await until_reached(lambda: asyncio.to_thread(read), TextUnreachable, self._report_problem)
+            return await retry_until_reached(
+                lambda: asyncio.to_thread(read), TextUnreachable, self._report_problem
+            )
         except TextError as error:
             raise UserError(str(error)) from None
 

@@ -118,7 +118,7 @@ class AuditPath(Proofs[AuditQuery]):
     def failed(self, question: AuditQuery, outcome: str, reason: str = "") -> None:
         """Implements `Proofs.failed`."""
         if question.is_proof:
-            self.audits.proves_nothing(question)
+            self.audits.record_invalid_proof(question)
             self.neighbourhood.part_from(question.asked, "malformed", reason)
         else:
             self.record_outcome(question, outcome)

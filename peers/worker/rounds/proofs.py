@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from peers.compute.executor import Compute
 from peers.network.peer_links import PeerLinks
-from peers.state.unnamed_file import laid_down
+from peers.state.unnamed_file import store_unnamed
 from peers.telemetry import events as noted
 from peers.worker.rounds.upload_scheduler import UploadQueue
 from protocols.errors import WireError
@@ -68,7 +68,7 @@ class Proofs(ABC, Generic[Asked]):
     def keep(self, name: Name, round: int | None, bodies: Sequence[bytes]) -> None:
         size = sum(map(len, bodies))
         self.kept[name] = StoredProof(
-            round, laid_down(bodies, self.folder) if size >= MIN_ON_DISK else bodies
+            round, store_unnamed(bodies, self.folder) if size >= MIN_ON_DISK else bodies
         )
 
     def settled(self, round: int) -> None:

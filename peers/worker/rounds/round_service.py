@@ -16,7 +16,7 @@ from peers.compute.executor import UPDATE, Compute
 from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
 from peers.state.snapshot_store import Weights
-from peers.state.unnamed_file import laid_down
+from peers.state.unnamed_file import store_unnamed
 from peers.telemetry import events as noted
 from peers.worker.rounds.audit_path import AuditPath
 from peers.worker.rounds.reducer_path import ReducerPath
@@ -566,7 +566,7 @@ class RoundService:
         if sum(reference.size for reference in settled) < MIN_ON_DISK:
             return
         stored = [self.stored[reference.id] for reference in settled]
-        views = laid_down([each.data for each in stored], self.folder)
+        views = store_unnamed([each.data for each in stored], self.folder)
         for each, view in zip(stored, views, strict=True):
             self.stored[each.reference.id] = replace(each, data=view)
 

@@ -32,7 +32,7 @@ from safetensors.torch import load, save
 from swarm import OWNER, TINY_MODEL, sign, tiny_manifest
 
 from peers.archivist.archivist import Archivist
-from peers.compute.stage_part import real_part
+from peers.compute.stage_part import build_stage_part
 from peers.config import peer_file, run_file, yaml_lines
 from peers.config.run_file import SignedManifest
 from peers.errors import UserError
@@ -229,7 +229,7 @@ def refused(trouble: ComputeError | None) -> None:
 def forward_work(stage: int, narrow: bool = False) -> ForwardWork:
     """Stage 0 takes tokens, the last one labels besides, and behind narrow boundaries all take tokens."""
     manifest = narrow_manifest() if narrow else signed_manifest().manifest
-    part = real_part(manifest, stage)
+    part = build_stage_part(manifest, stage)
     snapshots = Snapshots(ALICE, run_id(), stage, manifest.rounds)
     snapshots.hold(Weights(part.first_units(), 3, START))
     return ForwardWork(manifest, stage, part, snapshots)
@@ -435,7 +435,7 @@ def peer_yaml(chance: Random) -> bytes:
 
 def read_peer_yaml(data: bytes, folder: Path) -> None:
     typed = yaml_lines.parse(data.decode("utf-8", "replace"), "peer.yaml")
-    peer_file.check_typed(typed, folder, "peer", {"HOME": str(folder)})
+    peer_file.validate_peer_file(typed, folder, "peer", {"HOME": str(folder)})
 
 
 def _config(chance: Random) -> bytes:

@@ -38,7 +38,15 @@ from protocols.daemon import multiaddr
 from protocols.daemon.hivemind_imports import MSGPackSerializer, PeerID, dht_pb2
 from protocols.daemon.p2pd import DAEMON_ERRORS
 from protocols.dht.directory import split_multiaddr
-from protocols.dht.stored_values import DICTIONARY, PLAIN, items_of, key_id, prove, stored_value, text_of
+from protocols.dht.stored_values import (
+    DICTIONARY,
+    PLAIN,
+    key_id,
+    split_values,
+    stored_value,
+    unpack_subkey,
+    verify_value,
+)
 from protocols.dht.validator import ValidatedP2P
 from protocols.errors import TooLarge, WireError
 from protocols.framing.frames import FrameReader, FrameWriter
@@ -250,10 +258,10 @@ def item(chance: Random) -> tuple[bytes, bytes, bytes, float]:
 
 
 def read_item(item: tuple[bytes, bytes, bytes, float], _folder: Path) -> None:
-    for one in items_of(0, *item):
-        prove(one.value, plain=one.tag == PLAIN)
+    for one in split_values(0, *item):
+        verify_value(one.value, plain=one.tag == PLAIN)
         if one.tag != PLAIN:
-            text_of(one.tag)
+            unpack_subkey(one.tag)
 
 
 class StillDaemon:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from swarmnet.model.linear import adapted, linear
+from swarmnet.model.linear import linear, lora_products
 from swarmnet.run.manifest import ModelShape
 
 
@@ -77,8 +77,8 @@ def feed_forward(
 ) -> Tensor:
     """Compute SwiGLU (arXiv:2002.05202), [..., D] to [..., D]. `which` is the prefix of its weights' names.
     Set `is_varied` if x has another number of rows each time."""
-    gate_F, up_F = adapted(members, shape, x, [f"{which}gate_proj", f"{which}up_proj"], is_varied)
-    (down,) = adapted(members, shape, functional.silu(gate_F) * up_F, [f"{which}down_proj"], is_varied)
+    gate_F, up_F = lora_products(members, shape, x, [f"{which}gate_proj", f"{which}up_proj"], is_varied)
+    (down,) = lora_products(members, shape, functional.silu(gate_F) * up_F, [f"{which}down_proj"], is_varied)
     return down
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from swarmnet.model.flat_layout import Entry, Layout
-from swarmnet.model.parameters import is_muons
+from swarmnet.model.parameters import trains_with_muon
 from swarmnet.optimizer.device_groups.device_group import ALONE, DeviceGroup
 from swarmnet.run.local_steps import InnerOptimizerName
 
@@ -150,7 +150,7 @@ class InnerOptimizer:
             yield from ((self._muon, same[first : first + most]) for first in range(0, len(same), most))
 
     def _is_muons(self, entry: Entry) -> bool:
-        return self._name == "muon" and is_muons(entry.name, self._company.shape(entry))
+        return self._name == "muon" and trains_with_muon(entry.name, self._company.shape(entry))
 
 
 class _AdamW:

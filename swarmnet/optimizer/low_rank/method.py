@@ -28,7 +28,7 @@ from torch import Tensor
 from swarmnet.identifiers import PeerId
 from swarmnet.model.fixed_point import learning_rate_units
 from swarmnet.model.flat_layout import Entry, Layout
-from swarmnet.model.parameters import is_muons, residual_init_scale
+from swarmnet.model.parameters import residual_init_scale, trains_with_muon
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.low_rank.exact import TOLD_BITS, orthogonal, spread
 from swarmnet.optimizer.low_rank.factor import Factor, bytes_of, sum_of
@@ -60,7 +60,7 @@ class LowRank:
             BlockClip(layout, manifest.sync.max_grad_norm, device),
             manifest.sync.max_grad_norm,
         )
-        self.matrices = [entry for entry in layout.entries if is_muons(entry.name, entry.shape)]
+        self.matrices = [entry for entry in layout.entries if trains_with_muon(entry.name, entry.shape)]
         kind = Chained if manifest.sync.method == "hybrid" else Apart
         self.momenta = kind(manifest, layout, self.matrices, device)
         self._shapes = [(min(entry.shape), self._columns(entry)) for entry in self.matrices]

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from swarm import Swarm, shared_rounds, tiny_manifest
 
-from peers.compute.stage_part import real_part
+from peers.compute.stage_part import build_stage_part
 from peers.config.run_file import SignedManifest, load_signed, published_text
 from peers.lab.world.virtual_time import run as run_virtual
 from peers.state import checkpoint_file
@@ -306,7 +306,7 @@ def test_a_run_that_nobody_knows_is_asked_for_again(place):
 
 def write_checkpoints(signed, rounds):
     """Checkpoints of the run's only stage, oldest first."""
-    part = real_part(signed.manifest, 0)
+    part = build_stage_part(signed.manifest, 0)
     units = part.first_units()
     return [
         checkpoint_file.write(Path("here/checkpoints"), signed.manifest, 0, number, START, units, part.layout)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from peers.compute.memory_budget import all_needs
-from peers.compute.stage_part import computing_of, devices_of, real_part
+from peers.compute.stage_part import build_stage_part, computing_of, devices_of
 from peers.config.compute_file import ComputeFile
 from peers.config.peer_file import load
 from peers.errors import ConfigError, UserError
@@ -71,7 +71,7 @@ def test_a_gradient_that_is_used_at_once_is_kept_in_its_own_numbers():
         ({"method": "local-steps", "inner_batch_tokens": 1 << 20}, torch.float32),
         ({}, torch.float32),
     ):
-        part = real_part(manifest(**sync), 0, computing=Computing("bf16"))
+        part = build_stage_part(manifest(**sync), 0, computing=Computing("bf16"))
         assert part.compute.use_gradient(lambda gradient: gradient.dtype) == kind
 
 

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 import torch
 
-from peers.compute.stage_part import computing_of, real_part
+from peers.compute.stage_part import build_stage_part, computing_of
 from peers.config.compute_file import ComputeFile
 from swarmnet.identifiers import PeerId
 from swarmnet.model.activation_codec import decode, encode
@@ -38,7 +38,7 @@ def test_settled_weights_on_a_gpu_are_those_of_the_processor(selection: str, tra
     payloads: list[bytes] = []
     digests = []
     for device in ("cpu", "cuda"):
-        part = real_part(manifest, 0, device)
+        part = build_stage_part(manifest, 0, device)
         replica = Replica(part.layout, part.method, part.first_units().to(device))
         if not payloads:
             generator = torch.Generator().manual_seed(0)
@@ -58,7 +58,7 @@ def test_what_peers_moved_settles_on_a_gpu_as_on_the_processor() -> None:
     """Told on either, read on both."""
     sync = Sync(method="local-steps", inner_batch_tokens=32)
     manifest = Manifest("gpu", PeerId("nobody"), stages=(2,), model=SHAPE, sync=sync)
-    parts = [real_part(manifest, 0, device) for device in ("cpu", "cuda")]
+    parts = [build_stage_part(manifest, 0, device) for device in ("cpu", "cuda")]
     replicas = [Replica(part.layout, part.method, part.first_units().to(part.device)) for part in parts]
     generator, payloads = torch.Generator().manual_seed(0), []
     for number, part in enumerate([*parts, *parts]):
@@ -92,7 +92,7 @@ def test_hidden_states_are_coded_on_a_gpu_as_on_the_processor(codec: Codec, by_c
 
 def test_a_stage_on_a_gpu_computes_and_contributes() -> None:
     manifest = Manifest("gpu", PeerId("nobody"), stages=(2,), model=SHAPE)
-    part = real_part(manifest, 0, "cuda")
+    part = build_stage_part(manifest, 0, "cuda")
     replica = Replica(part.layout, part.method, part.first_units().to("cuda"))
     part.compute.publish(replica.live_tiles(ahead=False))
     tokens_BT = torch.randint(0, 256, (2, 16))
@@ -118,7 +118,7 @@ def test_a_stage_on_a_gpu_computes_as_its_peer_file_says(
     for device in ("cpu", "cuda"):
         where = torch.device(device)
         computing = computing_of(wish, where) if device == "cuda" else Computing()
-        part = real_part(manifest, 0, device, computing)
+        part = build_stage_part(manifest, 0, device, computing)
         part.compute.warm_up(2, 16)
         replica = Replica(part.layout, part.method, part.first_units().to(device))
         part.compute.publish(replica.live_tiles(ahead=False))

@@ -14,8 +14,8 @@ from peers.compute.limits_watch import LimitsWatch
 from peers.compute.machine_use import NoGpu, Nvidia, gpu_use
 from peers.config.compute_file import ComputeFile
 from peers.config.limits import LimitsFile
-from peers.config.peer_file import check_typed
-from peers.config.yaml_lines import Typed
+from peers.config.peer_file import validate_peer_file
+from peers.config.yaml_lines import ParsedYaml
 from peers.telemetry.metrics import PeerMetrics
 from peers.tools.doctor import gpu
 from peers.tools.doctor.gpu import Graphics
@@ -201,7 +201,7 @@ def test_and_says_nothing_where_it_can_or_need_not(found, wish, only_when_idle):
 def test_it_is_a_line_of_the_gpu_check(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "look", lambda: SEEN)
     data = {"role": "worker", "run": "ab" * 32, "state": str(tmp_path), "limits": {"only_when_idle": True}}
-    config, out = check_typed(Typed("test", data), tmp_path, "test", {}), io.StringIO()
+    config, out = validate_peer_file(ParsedYaml("test", data), tmp_path, "test", {}), io.StringIO()
     assert run_doctor(config, must_be_reached=False, swarm=False, only=["gpu"], out=out) == 0
     assert "only_when_idle sees no programs on the GPU" in out.getvalue()
     assert "1 warn" in out.getvalue()

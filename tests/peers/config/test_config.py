@@ -360,5 +360,5 @@ def test_a_file_of_nothing_but_mistakes_is_refused_soon():
     typed = yaml_lines.parse("".join(f"k{number}: 1\n" for number in range(200)), "peer.yaml")
     began = time.thread_time()
     with pytest.raises(ConfigError, match="k0: "):
-        peer_file.check_typed(typed, Path(), "peer", {"HOME": "/"})
+        peer_file.validate_peer_file(typed, Path(), "peer", {"HOME": "/"})
     assert time.thread_time() - began < 2.0, "seconds of CPU; 9 without that"

@@ -10,7 +10,7 @@ from typed import files_below, refused, write
 
 from peers.config.atomic_files import is_file, is_folder, is_there
 from peers.errors import UserError
-from peers.runtime.state_lock import only_one
+from peers.runtime.state_lock import lock_state_folder
 from peers.tools.model.export import export
 
 INVITE = "swarmnet-invite-1." + "A" * 400
@@ -60,9 +60,9 @@ def test_the_state_folder_cannot_be_made(swarmnet, tmp_path, closed):
 
 def test_only_a_peer_that_runs_is_said_to_use_a_state_folder(tmp_path, monkeypatch):
     with (
-        only_one(tmp_path),
+        lock_state_folder(tmp_path),
         pytest.raises(UserError, match="used by another running peer"),
-        only_one(tmp_path),
+        lock_state_folder(tmp_path),
     ):
         pass
 
@@ -70,7 +70,7 @@ def test_only_a_peer_that_runs_is_said_to_use_a_state_folder(tmp_path, monkeypat
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("peers.runtime.state_lock.fcntl.flock", no_locks)
-    with pytest.raises(UserError, match="cannot be locked: No locks available"), only_one(tmp_path):
+    with pytest.raises(UserError, match="cannot be locked: No locks available"), lock_state_folder(tmp_path):
         pass
 
 

@@ -16,7 +16,13 @@ from swarm import sign, tiny_manifest
 from peers.config.peer_file import PeerFile, load
 from peers.config.run_file import load_manifest, published_text
 from peers.data.documents import ReadSummary, TextError, files_at, joined, text_at
-from peers.data.local_text import first_shard_here, missing_text, never_held, places_here, tokenizer_here
+from peers.data.local_text import (
+    first_shard_here,
+    missing_text,
+    places_here,
+    tokenizer_here,
+    unservable_stages,
+)
 from peers.errors import ConfigError, UserError
 from peers.tools.doctor.stage_memory import judge_text
 from peers.worker.find_run import find_run
@@ -78,7 +84,7 @@ def test_what_the_peer_file_says_where_it_is_is_read_there(manifest, peer, tmp_p
     (tmp_path / "here" / "book.txt").write_text("call me by my name")
     config = peer("data_paths: {library: here}\n")
     assert missing_text(manifest, config) == ""
-    assert never_held(manifest, config, missing_text(manifest, config)) == frozenset()
+    assert unservable_stages(manifest, config, missing_text(manifest, config)) == frozenset()
     read, shards = first_shard_here(manifest, config, b"", unheard)
     assert shards == 1
     assert bytes(read.tokens.tolist()) == b"call me by my name"
@@ -104,7 +110,7 @@ def test_a_path_in_a_received_manifest_is_never_opened(tmp_path, peer, monkeypat
     for path in (secret, "secret.txt", tmp_path, "."):
         manifest = received(path)
         assert "stories" in missing_text(manifest, peer()), path
-        assert never_held(manifest, peer(), missing_text(manifest, peer())) == {0}
+        assert unservable_stages(manifest, peer(), missing_text(manifest, peer())) == {0}
         for config in (peer(), peer("stage: 0\n"), peer("data_paths: {another: secret.txt}\n")):
             with pytest.raises(UserError, match=r"say where .* data_paths: \{stories: PATH\}$"):
                 first_shard_here(manifest, config, b"", unheard)
@@ -185,7 +191,7 @@ def test_a_run_file_names_its_text_and_never_a_place(tmp_path, path):
 
 
 def test_a_machine_without_the_text_takes_any_stage_but_the_first(manifest, peer):
-    never = never_held(manifest, peer(), missing_text(manifest, peer()))
+    never = unservable_stages(manifest, peer(), missing_text(manifest, peer()))
     assert never == {0}
     rules = MoveRules((1.0, 1.0, 1.0), never=never)
     empty = View((0.0, 0.0, 0.0))
@@ -198,7 +204,9 @@ def test_a_machine_without_the_text_takes_any_stage_but_the_first(manifest, peer
 def test_a_machine_without_the_text_never_moves_to_the_first_stage(manifest, peer):
     view, me = View((0.0, 8.0, 2.0), peers=10, usual=1.0), PeerId("me")
     anybody = choose_move(view, me, 1, 1.0, MoveRules((1.0, 1.0, 1.0)), 0.0, Random(0))
-    without = MoveRules((1.0, 1.0, 1.0), never=never_held(manifest, peer(), missing_text(manifest, peer())))
+    without = MoveRules(
+        (1.0, 1.0, 1.0), never=unservable_stages(manifest, peer(), missing_text(manifest, peer()))
+    )
     assert anybody is not None
     assert anybody.target == 0
     moved = choose_move(view, me, 1, 1.0, without, 0.0, Random(0))
@@ -209,10 +217,10 @@ def test_a_machine_without_the_text_never_moves_to_the_first_stage(manifest, pee
 def test_a_stage_that_a_person_chose_is_held_or_fails_with_the_reason(manifest, peer):
     missing = missing_text(manifest, peer())
     assert missing
-    assert never_held(manifest, peer("stage: 0\n"), missing) == frozenset()
+    assert unservable_stages(manifest, peer("stage: 0\n"), missing) == frozenset()
     whole = replace(manifest, stages=(sum(manifest.stages),))
-    assert never_held(whole, peer(), missing) == frozenset(), "there is no other"
-    assert never_held(manifest, peer("stage: 1\nauto_rebalance: true\n"), missing) == {0}, (
+    assert unservable_stages(whole, peer(), missing) == frozenset(), "there is no other"
+    assert unservable_stages(manifest, peer("stage: 1\nauto_rebalance: true\n"), missing) == {0}, (
         "it would move there"
     )
 

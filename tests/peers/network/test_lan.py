@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from needs import without_network
 from processes import times, until
 
-from peers.config.peer_file import check_typed
+from peers.config.peer_file import validate_peer_file
 from peers.config.run_file import publish
-from peers.config.yaml_lines import Typed
+from peers.config.yaml_lines import ParsedYaml
 from peers.errors import UserError
 from peers.lab.processes.processes import start
 from peers.network.discovery import mdns
@@ -78,7 +78,7 @@ def test_only_addresses_that_neighbours_can_reach_are_announced():
 
 def peer_file(tmp_path, **keys):
     data = {"role": "bootstrap", "state": str(tmp_path), **keys}
-    return check_typed(Typed("test", data), tmp_path, "test", {})
+    return validate_peer_file(ParsedYaml("test", data), tmp_path, "test", {})
 
 
 async def enter(config, addresses):

@@ -15,12 +15,12 @@ from peers.network.reachability_probe import (
     RETRY_SECONDS,
     ReachabilityProbe,
     has_a_network,
-    in_order,
-    leads_here,
+    order_helpers,
+    reached_an_announced,
 )
 from protocols.errors import PeerGone
-from protocols.reachability.dial_back import DialBack, ask_dial_back
-from protocols.reachability.fresh_dial import Dialled, can_dial
+from protocols.reachability.dial_back import DialBackResult, ask_dial_back
+from protocols.reachability.fresh_dial import DialOutcome, can_dial
 from protocols.signed.identity import load
 
 SEEN, HERE = "/ip4/8.8.4.4/tcp/40000", "/ip4/8.8.4.4/tcp/31331"
@@ -50,8 +50,10 @@ class Peer:
         if said == "gone":
             raise PeerGone("it has no such service")
         if said in ("busy", "unable"):
-            return DialBack(SEEN, said, ())
-        return DialBack(SEEN, "done", tuple(Dialled(each, said, "", 0.1) for each in addresses(SEEN)))
+            return DialBackResult(SEEN, said, ())
+        return DialBackResult(
+            SEEN, "done", tuple(DialOutcome(each, said, "", 0.1) for each in addresses(SEEN))
+        )
 
     async def during(self, seconds):
         work = asyncio.create_task(self.reachable.run())
@@ -121,8 +123,8 @@ def test_where_nobody_can_tell_nothing_is_said_and_it_asks_again_sooner_but_neve
     ("announced", "found"), [("/ip4/9.9.9.9/tcp/1", None), ("/ip4/10.0.0.1/tcp/1", False)]
 )
 def test_a_shut_door_proves_nothing_while_a_public_address_was_not_tried(announced, found):
-    dialled = (Dialled(HERE, "silent", "", 0.1), Dialled(announced, "not_tried", "", 0.0))
-    assert leads_here(Addresses((announced,), False, (31331,)), dialled) is found
+    dialled = (DialOutcome(HERE, "silent", "", 0.1), DialOutcome(announced, "not_tried", "", 0.0))
+    assert reached_an_announced(Addresses((announced,), False, (31331,)), dialled) is found
 
 
 def test_without_a_p2pd_that_answers_nobody_is_asked():
@@ -135,7 +137,7 @@ def test_who_stands_in_the_open_internet_is_asked_first_and_who_is_behind_a_rela
     connections = [("circuit", SLOT), ("home", "/ip4/192.168.1.7/tcp/1"), ("open", "/ip4/8.8.8.8/tcp/1"),
                    ("both", SLOT), ("both", "/ip6/2606:4700::1111/tcp/1")]  # fmt: skip
     for seed in range(20):
-        found = in_order(connections, Random(seed))
+        found = order_helpers(connections, Random(seed))
         assert set(found[:2]) == {"open", "both"}
         assert found[2:] == ["home", "circuit"]
 
@@ -143,12 +145,12 @@ def test_who_stands_in_the_open_internet_is_asked_first_and_who_is_behind_a_rela
 def test_only_an_address_that_others_are_told_counts():
     told = Addresses(("/ip4/192.168.1.5/tcp/31331",), False, (31331,))
     door = told.doors(SEEN)[0]
-    own = Dialled(told.announced[0], "not_tried", "", 0.0)
-    assert leads_here(told, [own, Dialled(door, "silent", "", 0.0)]) is False
-    assert leads_here(told, [own, Dialled(door, "reached", "", 0.0)]) is False
-    assert leads_here(told, [own]) is None
-    assert leads_here(told, []) is None
-    assert leads_here(told, [Dialled(told.announced[0], "reached", "", 0.0)]) is True
+    own = DialOutcome(told.announced[0], "not_tried", "", 0.0)
+    assert reached_an_announced(told, [own, DialOutcome(door, "silent", "", 0.0)]) is False
+    assert reached_an_announced(told, [own, DialOutcome(door, "reached", "", 0.0)]) is False
+    assert reached_an_announced(told, [own]) is None
+    assert reached_an_announced(told, []) is None
+    assert reached_an_announced(told, [DialOutcome(told.announced[0], "reached", "", 0.0)]) is True
 
 
 def test_a_peer_that_listens_to_its_own_machine_only_asks_nobody():

@@ -12,7 +12,7 @@ from peers.observer.owner_orders import SHOWN_ENTRIES, Orders
 from peers.observer.page_json import SHOWN_SOURCES, Board
 from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
-from peers.telemetry.snapshot import Ordered, Pause
+from peers.telemetry.snapshot import OwnerOrdersView, Pause
 from protocols.errors import Unreachable
 from protocols.signed.identity import Identity
 from protocols.signed.orders import seal_order
@@ -153,14 +153,14 @@ def test_the_answer_tells_what_is_ordered_and_why():
         int(NOON * 1e6), "noise", True, 2, (Ban("one", "spam"), Ban("two", "noise")),
         (Withdrawal("ab" * 32, "its author asked"),), ("cd" * 16,), rates=(RateChange(40, 500),), ends=79,
     )  # fmt: skip
-    assert answer(Ordered(order, NOON + 1, Pause(NOON - 9, WHY)))["ordered"] == {
+    assert answer(OwnerOrdersView(order, NOON + 1, Pause(NOON - 9, WHY)))["ordered"] == {
         "asked_at": NOON + 1, "given_at": NOON, "reason": "noise",
         "held": True, "held_since": NOON - 9, "held_reason": WHY, "checkpoints": 2,
         "banned": 2, "withdrawn": 1, "revoked": 1, "rates": [{"from_round": 40, "factor": 0.5}], "ends": 79,
         "bans": [{"peer": "two", "reason": "noise"}, {"peer": "one", "reason": "spam"}],
         "withdrawals": [{"document": "ab" * 32, "reason": "its author asked"}],
     }  # fmt: skip
-    unasked = answer(Ordered())["ordered"]
+    unasked = answer(OwnerOrdersView())["ordered"]
     assert (unasked["asked_at"], unasked["given_at"], unasked["held"], unasked["bans"]) == (
         0,
         None,
@@ -172,7 +172,7 @@ def test_the_answer_tells_what_is_ordered_and_why():
 def test_an_order_of_any_length_makes_a_bounded_answer():
     bans = tuple(Ban(f"peer-{number}", "\U0001f40b" * 200) for number in range(400))
     withdrawn = tuple(Withdrawal(f"{number:064x}", '"' * 200) for number in range(400))
-    told = answer(Ordered(OwnerOrders(1, "why", bans=bans, withdrawn=withdrawn), NOON))["ordered"]
+    told = answer(OwnerOrdersView(OwnerOrders(1, "why", bans=bans, withdrawn=withdrawn), NOON))["ordered"]
     assert (told["banned"], len(told["bans"]), told["bans"][0]["peer"]) == (400, SHOWN_ENTRIES, "peer-399")
     assert (told["withdrawn"], len(told["withdrawals"])) == (400, SHOWN_ENTRIES)
     assert len(json.dumps(told, ensure_ascii=False).encode()) < 40_000
@@ -182,11 +182,11 @@ def test_the_answer_tells_who_may_take_part_and_what_is_trained_on():
     texts = tuple(TextSource(f"text-{number}", "a.txt", "MIT", "a page") for number in range(25))
     manifest = tiny_manifest((1, 1, 1), model=TINY_MODEL, access="invite", contact="owner@example.org")
     signed = sign(replace(manifest, data=Data(texts, seq_len=16, micro_batch_size=2)))
-    told = answer(Ordered(), signed)["run"]
+    told = answer(OwnerOrdersView(), signed)["run"]
     assert (told["access"], told["contact"]) == ("invite", "owner@example.org")
     assert told["sources"][0] == {"name": "text-0", "licence": "MIT", "origin": "a page"}
     assert (len(told["sources"]), told["more_sources"]) == (SHOWN_SOURCES, 5)
-    usual = answer(Ordered())["run"]
+    usual = answer(OwnerOrdersView())["run"]
     assert (usual["access"], usual["more_sources"]) == ("open", 0)
     assert usual["sources"][0]["licence"] == "PSF-2.0"
 
@@ -194,9 +194,9 @@ def test_the_answer_tells_who_may_take_part_and_what_is_trained_on():
 @pytest.mark.parametrize(
     ("ordered", "held"),
     [
-        (Ordered(), None),
-        (Ordered(asked_at=NOON), "0.0"),
-        (Ordered(replace(PAUSED, sequence=int(NOON * 1e6)), NOON), "1.0"),
+        (OwnerOrdersView(), None),
+        (OwnerOrdersView(asked_at=NOON), "0.0"),
+        (OwnerOrdersView(replace(PAUSED, sequence=int(NOON * 1e6)), NOON), "1.0"),
     ],
 )
 def test_the_metrics_have_no_series_of_what_is_not_known(ordered, held):

@@ -22,12 +22,12 @@ from peers.observer.pages import pages
 from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
 from peers.runtime.http_server import MAX_REQUESTS, PageServer
-from peers.telemetry.snapshot import STATES, ExpertGroup, Ordered, Pause
+from peers.telemetry.snapshot import STATES, ExpertGroup, OwnerOrdersView, Pause
 from swarmnet.run.manifest import Paths
 from swarmnet.run.owner_orders import OwnerOrders
 
 SIGNED = sign(tiny_manifest((1, 1, 1)))
-PAUSED = Ordered(OwnerOrders(int(NOON * 1e6), "why", paused=True), NOON, Pause(NOON, "why"))
+PAUSED = OwnerOrdersView(OwnerOrders(int(NOON * 1e6), "why", paused=True), NOON, Pause(NOON, "why"))
 HTML = files("peers.observer").joinpath("page.html").read_text()
 
 

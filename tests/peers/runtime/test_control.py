@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from peers.cli import control as commands
-from peers.config.peer_file import check_typed
-from peers.config.yaml_lines import Typed
+from peers.config.peer_file import validate_peer_file
+from peers.config.yaml_lines import ParsedYaml
 from peers.errors import UserError
 from peers.process.process import Peer
 from peers.runtime import control_server
@@ -24,7 +24,7 @@ from peers.runtime.control_client import ask
 from peers.runtime.control_server import Control
 from peers.runtime.control_socket import LINE_BYTES, SOCKET_NAME, socket_path
 from peers.runtime.find_running import state_of
-from peers.runtime.state_lock import only_one
+from peers.runtime.state_lock import lock_state_folder
 from peers.telemetry.console import counted, open_report
 from protocols.signed.identity import Identity
 
@@ -161,9 +161,9 @@ async def test_an_answer_that_takes_too_long_is_said_on_both_sides(control, tmp_
 @pytest.mark.parametrize("role", ["bootstrap", "observer", "archivist"])
 async def test_a_peer_without_a_stage_says_so_to_whoever_asks_for_one(tmp_path, role):
     keys = {"bootstrap": {}, "observer": {"run": "ab" * 32}, "archivist": {"run": "ab" * 32, "archive": "x"}}
-    typed = Typed("test", {"role": role, "state": str(tmp_path), **keys[role]})
+    typed = ParsedYaml("test", {"role": role, "state": str(tmp_path), **keys[role]})
     report = open_report("line", io.StringIO(), time.time, "test")
-    peer = Peer(check_typed(typed, tmp_path, "test", {}), Identity.from_seed(b"me"), report)
+    peer = Peer(validate_peer_file(typed, tmp_path, "test", {}), Identity.from_seed(b"me"), report)
     try:
         await peer.control.start()
         for word in ("pause", "resume", "credit"):
@@ -192,14 +192,18 @@ def test_whom_a_command_means(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="no peer seems to run below"):
         state_of(None, "credit")
     with contextlib.ExitStack() as alive:
-        alive.enter_context(only_one(one))
+        alive.enter_context(lock_state_folder(one))
         assert state_of(None, "credit") == one
-        alive.enter_context(only_one(two))
+        alive.enter_context(lock_state_folder(two))
         with pytest.raises(UserError, match="several peers run here; name the state folder of one"):
             state_of(None, "credit")
-    with only_one(one, "bootstrap"), only_one(two, "worker"):
+    with lock_state_folder(one, "bootstrap"), lock_state_folder(two, "worker"):
         assert state_of(None, "top") == two, "a volunteer means the peer that trains"
-    with only_one(one, "worker"), only_one(two, "worker"), pytest.raises(UserError, match="several peers"):
+    with (
+        lock_state_folder(one, "worker"),
+        lock_state_folder(two, "worker"),
+        pytest.raises(UserError, match="several peers"),
+    ):
         state_of(None, "top")
     assert state_of(two, "me") == two
     (tmp_path / "p.yaml").write_text("role: bootstrap\nstate: swarmnet/two\n")
@@ -224,12 +228,12 @@ def test_where_no_peer_runs_the_only_state_will_do_for_who_only_looks(tmp_path, 
 
 
 def test_a_peer_that_is_just_starting_is_not_said_not_to_run(tmp_path):
-    with only_one(tmp_path), pytest.raises(UserError, match="just starting or ending; ask again"):
+    with lock_state_folder(tmp_path), pytest.raises(UserError, match="just starting or ending; ask again"):
         commands.leave(tmp_path)
 
 
 def test_a_peer_that_does_not_end_is_not_said_to_end_at_the_first_signal(tmp_path):
-    with only_one(tmp_path), pytest.raises(UserError, match="SIGTERM, sent twice, ends it at once"):
+    with lock_state_folder(tmp_path), pytest.raises(UserError, match="SIGTERM, sent twice, ends it at once"):
         commands._until_ended(tmp_path, 0.0)
 
 

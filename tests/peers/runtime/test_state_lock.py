@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from peers.errors import UserError
-from peers.runtime.state_lock import is_held, only_one, role_of
+from peers.runtime.state_lock import is_held, lock_state_folder, role_of
 
 
 def mode(folder: Path) -> int:
@@ -25,17 +25,17 @@ def usual_umask():
 
 
 def test_a_new_state_folder_is_closed_to_other_users(tmp_path):
-    with only_one(tmp_path / "states" / "one") as was_open:
+    with lock_state_folder(tmp_path / "states" / "one") as was_open:
         assert not was_open
         assert mode(tmp_path / "states" / "one") == 0o700
 
 
 def test_one_that_others_could_look_into_is_closed_and_it_is_said_once(tmp_path):
     (tmp_path / "one").mkdir(mode=0o755)
-    with only_one(tmp_path / "one") as was_open:
+    with lock_state_folder(tmp_path / "one") as was_open:
         assert was_open
         assert mode(tmp_path / "one") == 0o700
-    with only_one(tmp_path / "one") as was_open:
+    with lock_state_folder(tmp_path / "one") as was_open:
         assert not was_open
 
 
@@ -57,8 +57,8 @@ def test_the_lock_of_a_peer_ends_with_its_process_and_not_when_it_has_closed_all
 
 
 def test_whoever_asks_for_a_lock_in_vain_leaves_the_role_of_its_holder(tmp_path):
-    with only_one(tmp_path, "worker"):
-        with pytest.raises(UserError, match="is used by another"), only_one(tmp_path, "bootstrap"):
+    with lock_state_folder(tmp_path, "worker"):
+        with pytest.raises(UserError, match="is used by another"), lock_state_folder(tmp_path, "bootstrap"):
             pass
         assert role_of(tmp_path) == "worker"
     assert role_of(tmp_path / "nowhere") == ""
@@ -67,6 +67,6 @@ def test_whoever_asks_for_a_lock_in_vain_leaves_the_role_of_its_holder(tmp_path)
 def test_a_folder_that_all_may_write_to_is_left_as_it_is(tmp_path):
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o1777)
-    with only_one(tmp_path / "shared") as was_open:
+    with lock_state_folder(tmp_path / "shared") as was_open:
         assert not was_open
     assert mode(tmp_path / "shared") == 0o1777

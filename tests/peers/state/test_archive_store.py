@@ -9,7 +9,7 @@ import pytest
 from archived import SIGNED, Unreachable, unreachable
 from fsspec.implementations.memory import MemoryFileSystem
 
-from peers.config.remote_files import until_reached
+from peers.config.remote_files import retry_until_reached
 from peers.lab.world.virtual_time import run
 from peers.state.archive import Archive
 from peers.state.archive_restore import Restoring
@@ -77,7 +77,7 @@ def test_an_archivist_waits_for_a_store_that_is_not_reached_when_it_starts(monke
 
     async def story():
         began = asyncio.get_running_loop().time()
-        store = await until_reached(
+        store = await retry_until_reached(
             lambda: to_thread_of_this_one(open_store, "sftp://host/late"), StoreUnreachable, said.append
         )
         return store, asyncio.get_running_loop().time() - began

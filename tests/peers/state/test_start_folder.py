@@ -13,7 +13,7 @@ from public_models import LLAMA, QWEN, logits, loss, save
 from safetensors.torch import load_file, save_file
 from swarm import OWNER
 
-from peers.compute.stage_part import real_part
+from peers.compute.stage_part import build_stage_part
 from peers.state.checkpoint_file import state_digest
 from peers.state.start_folder import StartError, open_model, pinned, start_state
 from swarmnet.model.fixed_point import UNIT, to_floats
@@ -44,7 +44,7 @@ def first_loss(manifest: Manifest, folder: Path) -> float:
     """Of TOKENS, through all stages as a run computes them before any round."""
     inputs, labels = TOKENS[:, :-1], TOKENS[:, 1:]
     stages = range(len(manifest.stages))
-    parts = [real_part(manifest, stage) for stage in stages]
+    parts = [build_stage_part(manifest, stage) for stage in stages]
     for stage, part in zip(stages, parts, strict=True):
         replica = part.replica(start_state(folder, manifest, stage), -1)
         part.compute.publish(replica.live_tiles(ahead=False))

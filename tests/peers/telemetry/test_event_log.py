@@ -10,7 +10,7 @@ from peers.telemetry import event_log
 from peers.telemetry import events as noted
 from peers.telemetry.event import Unknown
 from peers.telemetry.event_log import EventLog
-from peers.telemetry.events import SAID, Listening, NotRelayed, Relayed, TextNotice
+from peers.telemetry.events import NOTICE_CLASSES, Listening, NotRelayed, Relayed, TextNotice
 
 
 class Clock:
@@ -190,7 +190,7 @@ def test_what_holds_waits_for_room_on_a_full_disk_and_still_comes_first(tmp_path
 
 
 def test_no_event_has_the_logs_own_fields():
-    for kind in (*noted.NOTED.values(), *SAID.values()):
+    for kind in (*noted.EVENT_CLASSES.values(), *NOTICE_CLASSES.values()):
         assert not {"time", "monotonic", "event"} & set(kind.__struct_fields__), kind
 
 

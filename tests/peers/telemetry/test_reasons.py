@@ -10,10 +10,10 @@ from one_of_each import one_of_each
 
 from peers.telemetry import event_page, notices
 from peers.telemetry import events as noted
-from peers.telemetry.event import words_of
+from peers.telemetry.event import event_text
 from peers.telemetry.event_fold import PeerTimeline
 from peers.telemetry.event_log import LogLine, parse
-from peers.telemetry.events import NOTED, TextNotice
+from peers.telemetry.events import EVENT_CLASSES, TextNotice
 from peers.telemetry.metrics import declared_metrics
 from peers.telemetry.notices import QUIET_SECONDS, NoticePrinter
 from peers.telemetry.reasons import TABLES
@@ -184,9 +184,11 @@ def test_every_event_with_a_code_has_a_sentence_and_every_field_that_it_names():
         codes = event.codes or {}
         assert ("code" in event.fields) == bool(codes), event.name
         for code, reason in codes.items():
-            words = words_of(msgspec.structs.replace(event, code=code))
+            words = event_text(msgspec.structs.replace(event, code=code))
             assert (words.code if words else "none") == (code if reason.level != "none" else "none")
-    assert {table.title for table in TABLES} >= {kind.codes.title for kind in NOTED.values() if kind.codes}
+    assert {table.title for table in TABLES} >= {
+        kind.codes.title for kind in EVENT_CLASSES.values() if kind.codes
+    }
 
 
 def test_every_event_is_followed_and_told_without_a_fault():
@@ -198,15 +200,15 @@ def test_every_event_is_followed_and_told_without_a_fault():
 
 
 def test_events_are_told_with_what_happened_why_and_what_helps():
-    words = words_of(noted.Unlinked("12D3KooWabcdef", "silent"))
+    words = event_text(noted.Unlinked("12D3KooWabcdef", "silent"))
     assert words.text == "lost ...abcdef: nothing was heard of it for 4 seconds"
     assert words.level == "warning"
     assert "swarmnet doctor" in words.cure
-    assert words_of(noted.Waiting("stage_missing", [1, 2])).text.startswith("waits for stages 1, 2:")
-    assert words_of(noted.WaitingOver()).text == "all stages have peers again"
-    assert words_of(noted.Unlinked("12D3KooWabcdef", "of a newer version")) is None
-    assert words_of(parse("unlinked", {"code": "left"})) is None, "no event of this version"
-    assert words_of(parse("committed", {"code": "silent"})) is None
+    assert event_text(noted.Waiting("stage_missing", [1, 2])).text.startswith("waits for stages 1, 2:")
+    assert event_text(noted.WaitingOver()).text == "all stages have peers again"
+    assert event_text(noted.Unlinked("12D3KooWabcdef", "of a newer version")) is None
+    assert event_text(parse("unlinked", {"code": "left"})) is None, "no event of this version"
+    assert event_text(parse("committed", {"code": "silent"})) is None
 
 
 class Said:
@@ -267,4 +269,4 @@ def test_strangers_cannot_fill_the_memory_of_what_was_said():
 
 @pytest.mark.parametrize("text", ["a\x1b[2J", "b\nc"])
 def test_a_reason_that_a_stranger_wrote_is_not_what_is_told(text):
-    assert text not in words_of(noted.RefusedBy(text, "other", text)).text or len(text) < 12
+    assert text not in event_text(noted.RefusedBy(text, "other", text)).text or len(text) < 12

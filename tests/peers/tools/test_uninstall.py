@@ -9,7 +9,7 @@ from swarm import OWNER, sign, tiny_manifest
 from typed import refused
 
 from peers.config.run_file import published_text
-from peers.runtime.state_lock import only_one
+from peers.runtime.state_lock import lock_state_folder
 from protocols.daemon import temporary
 from protocols.signed.identity import Identity, create, load
 
@@ -125,7 +125,7 @@ def test_what_a_link_leads_to_stays(swarmnet, home, tmp_path):
 def test_nothing_goes_while_a_peer_runs(swarmnet, home):
     make_state(home / "two")
     before = all_files(home)
-    with only_one(home / "two"):
+    with lock_state_folder(home / "two"):
         refused(swarmnet("uninstall", "--yes"), "a peer runs", str(home / "two"), "swarmnet leave")
         code, out, _ = swarmnet("uninstall", "--dry-run")
         assert (code, "a peer runs there" in out) == (0, True)

@@ -307,7 +307,7 @@ async def test_a_peer_whose_clock_is_minutes_off_joins_and_uses_the_swarms_time(
             late.identity.peer_id,
         }
     first.directory._gate.clock_offset = 0.0  # the late one's clock is set right
-    await late.directory.look_at_clocks()
+    await late.directory.measure_clock_offset()
     assert late.directory.clock_offset == 0.0
     assert "agrees with the swarm's again" in caplog.text
     await world.end()
@@ -346,7 +346,7 @@ async def test_a_crowd_of_nodes_that_nobody_named_has_no_say_in_what_time_it_is(
             await liar.directory._node.protocol.call_ping(honest.directory._gate.peer_id)
     for _ in range(5):
         for honest in (first, second):
-            await honest.directory.look_at_clocks()
+            await honest.directory.measure_clock_offset()
             assert honest.directory.clock_offset == 0.0
     assert second.directory.measured_offset == pytest.approx(0.0, abs=3.0)
     await world.end()

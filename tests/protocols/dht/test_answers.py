@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from protocols.daemon.hivemind_imports import DictionaryDHTValue, MSGPackSerializer, PeerID, dht_pb2
-from protocols.dht.answers import ANSWER_LIMIT, STRANGERS_ANSWER_LIMIT, Answers, Asker
+from protocols.dht.answers import ANSWER_LIMIT, STRANGERS_ANSWER_LIMIT, Answers, Requester
 from protocols.dht.stored_values import (
     DICTIONARY,
     PEERS_PER_KEY,
-    items_of,
     key_id,
     part_of_dictionary,
+    split_values,
     stored_value,
 )
 from protocols.dht.validator import ValidatedP2P
@@ -157,7 +157,7 @@ async def test_what_is_handed_to_each_key_that_a_stranger_makes_is_within_the_bu
     )
     answers, handed = Answers(lambda key: 0), 0
     for number in range(20):
-        asker = Asker(Identity.from_seed(b"fresh %d" % number).peer_id, "198.51.100.0/24", True)
+        asker = Requester(Identity.from_seed(b"fresh %d" % number).peer_id, "198.51.100.0/24", True)
         handed += (await answers.hand_over(request, asker)).ByteSize()
     assert 0 < handed < ANSWER_BYTES_AT_ONCE
 
@@ -166,6 +166,6 @@ def test_a_part_of_a_dictionary_is_one():
     whole = packed([honest_record(number) for number in range(20)])
     part = part_of_dictionary(whole, 5000, Random(0))
     assert 2500 < len(part) <= 5000
-    assert {item.tag for item in items_of(0, KEY, DICTIONARY, part, 0.0)} < {
-        item.tag for item in items_of(0, KEY, DICTIONARY, whole, 0.0)
+    assert {item.tag for item in split_values(0, KEY, DICTIONARY, part, 0.0)} < {
+        item.tag for item in split_values(0, KEY, DICTIONARY, whole, 0.0)
     }

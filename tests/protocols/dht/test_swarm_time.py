@@ -20,9 +20,9 @@ def test_whatever_is_said_the_clock_is_corrected_by_minutes_at_most(said):
     heard = agreed_offset({peer: offset for peer, (offset, _) in said.items()},
                  {peer: network for peer, (_, network) in said.items()})  # fmt: skip
     assert heard.offset is None or abs(correction(heard.offset)) <= MAX_OFFSET_SECONDS
-    assert heard.unbelieved is None or abs(heard.unbelieved) > MAX_OFFSET_SECONDS
+    assert heard.implausible_offset is None or abs(heard.implausible_offset) > MAX_OFFSET_SECONDS
     assert heard.voices <= 3
-    assert bool(heard.refusal) == (heard.offset is None and heard.unbelieved is not None)
+    assert bool(heard.refusal) == (heard.offset is None and heard.implausible_offset is not None)
 
 
 def test_a_crowd_in_one_network_has_one_voice():

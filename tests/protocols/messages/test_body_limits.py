@@ -7,7 +7,7 @@ import torch
 from clocks import on_virtual_clock
 from swarm import TINY_MODEL, Swarm, tiny_manifest
 
-from peers.compute.stage_part import real_part
+from peers.compute.stage_part import build_stage_part
 from peers.worker.inference.forward_compute import ForwardWork
 from protocols.messages.body_limits import bodies_for_workers, longest_bodies
 from protocols.messages.table import (
@@ -72,7 +72,7 @@ def test_through_narrow_boundaries_go_fewer_numbers_and_the_tokens_of_all_stages
 def test_contributions_and_chunks_of_every_stage_just_fit(method, kept, stage):
     manifest = tiny_manifest(sync=Sync(method=method, topk_per_chunk=kept))
     check(manifest)
-    part = real_part(manifest, stage)
+    part = build_stage_part(manifest, stage)
     size = 4 * part.layout.size
     limits = bodies_for_workers(manifest, part.method.payload_bytes, size)
     assert limits[Contribution] == ENVELOPE_BYTES + part.method.payload_bytes
@@ -84,7 +84,7 @@ def test_contributions_and_chunks_of_every_stage_just_fit(method, kept, stage):
 def test_slices_and_results_of_every_stage_just_fit_where_there_are_reducers(stage, shards):
     manifest = tiny_manifest(sync=Sync(method="local-steps", topology="sharded-reduce", shards=shards))
     check(manifest)
-    method = real_part(manifest, stage).method
+    method = build_stage_part(manifest, stage).method
     limits = bodies_for_workers(
         manifest, method.reduced.longest_result, 1000, sum(method.reduced.slice_bytes)
     )
@@ -114,7 +114,7 @@ def test_visitors_and_their_answers_fit_at_every_stage(model, codec, stages, exa
     limits = longest_bodies(manifest)
     sequences, tokens = manifest.data.micro_batch_size, manifest.data.seq_len
     for stage in range(len(stages)):
-        work = ForwardWork(manifest, stage, real_part(manifest, stage), None)
+        work = ForwardWork(manifest, stage, build_stage_part(manifest, stage), None)
         for shape in ((sequences, tokens), (1, sequences * tokens), (sequences * tokens, 1)):
             ask = ForwardRequest(1, 1, stage, -1, len(stages), *shape, exact, scores, 5.0)
             assert work.body_bytes(ask) <= limits[ForwardRequest]

@@ -42,7 +42,7 @@ async def test_chunks_come_over_connections_of_their_own_and_those_not_held_are_
     answers = Answers()
     carriers = await newcomer.carriers(2, answers.arrived, answers.parts.append)
     try:
-        assert carriers.lanes_per_holder == 2 * ASKED_PER_STREAM
+        assert carriers.requests_per_holder == 2 * ASKED_PER_STREAM
         for index in range(len(CHUNKS) + 1):
             carriers.ask(holder.peer, holder.addresses, DIGEST, index)
         carriers.ask(holder.peer, holder.addresses, b"x" * 32, 7)

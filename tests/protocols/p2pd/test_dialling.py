@@ -121,6 +121,6 @@ async def test_a_knock_is_answered_by_libp2p_alone(monkeypatch, answer):
         return reader, writer
 
     monkeypatch.setattr(asyncio, "open_connection", connected)
-    assert await dialling.knock(DIRECT) == answer.startswith(b"\x13")
-    assert not await dialling.knock("/ip4/127.0.0.1/tcp/31331"), "that would be our own house"
-    assert not await dialling.knock("/ip4/8.8.4.4/udp/31331/quic-v1")
+    assert await dialling.probe_address(DIRECT) == answer.startswith(b"\x13")
+    assert not await dialling.probe_address("/ip4/127.0.0.1/tcp/31331"), "that would be our own house"
+    assert not await dialling.probe_address("/ip4/8.8.4.4/udp/31331/quic-v1")

@@ -22,7 +22,7 @@ from protocols.reachability.dial_back import (
     statement,
 )
 from protocols.reachability.dial_back_service import STREAMS, DialBackService, may_dial, observed_ip, place_of
-from protocols.reachability.fresh_dial import ADDRESSES, Dialled, Outcome
+from protocols.reachability.fresh_dial import ADDRESSES, DialOutcome, Outcome
 from protocols.signed.identity import Identity
 from swarmnet.membership.address_ranges import ip_of
 
@@ -43,7 +43,7 @@ class Helper:
         self.dialled.append((peer, tuple(addresses)))
         await asyncio.sleep(self.seconds)
         return tuple(
-            Dialled(each, "reached" if each in self.reached else "silent", "", 0.1) for each in addresses
+            DialOutcome(each, "reached" if each in self.reached else "silent", "", 0.1) for each in addresses
         )
 
     async def look_up(self, name):
@@ -282,5 +282,5 @@ def test_closing_gives_up_what_is_being_dialled():
 
 
 def test_every_outcome_fits_into_an_answer():
-    details = [Dialled("/" + "x" * 199, outcome, "d" * 300, 5.0) for outcome in sorted(get_args(Outcome))]
+    details = [DialOutcome("/" + "x" * 199, outcome, "d" * 300, 5.0) for outcome in sorted(get_args(Outcome))]
     assert len(encode(DialBackResponse("done", tuple(details[:ADDRESSES])))) < PART_LIMIT

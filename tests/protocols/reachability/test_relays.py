@@ -33,7 +33,7 @@ from protocols.reachability.circuit_relay import (
     encode,
     read_fields,
 )
-from protocols.reachability.relay_client import Relays, circuits_through, usable
+from protocols.reachability.relay_client import Relays, circuits_through, usable_relays
 from protocols.signed.identity import Identity
 from swarmnet.resources.circuit_table import IDLE_SECONDS, CircuitLimits
 
@@ -352,12 +352,12 @@ def test_a_relay_that_cuts_circuits_soon_or_has_no_slot_is_not_announced_and_sai
 def test_relays_are_a_few_peers_that_others_could_dial():
     here = f"/ip4/127.0.0.1/tcp/1/p2p/{OTHER}"
     through = f"{CIRCUIT}/p2p/{OTHER}"
-    assert usable([here, through]) == {}
+    assert usable_relays([here, through]) == {}
     again = "/dns4/boot.example.org/tcp/31330"
     assert circuits_through([f"{DOOR}/p2p/{RELAY}", here]) == (CIRCUIT,)
-    assert usable([f"{DOOR}/p2p/{RELAY}", here, f"{again}/p2p/{RELAY}"]) == {RELAY: (DOOR, again)}
+    assert usable_relays([f"{DOOR}/p2p/{RELAY}", here, f"{again}/p2p/{RELAY}"]) == {RELAY: (DOOR, again)}
     many = [f"{DOOR}/p2p/{Identity.from_seed(bytes([n])).peer_id}" for n in range(9)]
-    assert len(usable(many)) == relay_client.MAX_RELAYS
+    assert len(usable_relays(many)) == relay_client.MAX_RELAYS
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from swarm import OWNER, sign, tiny_manifest
 from peers.errors import UserError
 from peers.network.orders.order_book import OrderBook
 from peers.tools.owner.give_order import give, newest
-from protocols.dht.stored_values import key_id, prove, stored_value
+from protocols.dht.stored_values import key_id, stored_value, verify_value
 from protocols.errors import BadSignature, Malformed, TooLarge, WireError, WrongRun
 from protocols.messages.orders import OrderUpdate
 from protocols.messages.table import decode, encode
@@ -156,7 +156,7 @@ def test_in_the_directory_an_order_proves_whose_place_it_fills():
         content = stored_order(RUN, signed.data)
         assert is_stored_order(content)
         assert open_stored_order(content)[0] == RUN
-        proof = prove(stored_value(content), plain=True)
+        proof = verify_value(stored_value(content), plain=True)
         assert (proof.key, proof.subkey) == (key_id(order_key(RUN, signed.owner)), None)
         assert (proof.sequence, proof.issued_seconds) == (1_000_000, 1.0)
     assert order_key(RUN, OWNER.peer_id) != order_key(RUN, PeerId(STRANGER.peer_id))

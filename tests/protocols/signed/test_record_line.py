@@ -5,7 +5,7 @@ from math import inf
 import msgspec
 import pytest
 
-from peers.network.discovery.claims import line_of, told_line
+from peers.network.discovery.claims import bandwidth_fields, claimed_bandwidth
 from protocols.errors import Malformed
 from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.identity import Identity
@@ -18,7 +18,7 @@ PEER, RUN = Identity.from_seed(b"a peer"), RunId("ab" * 32)
 
 
 def record(line: LinkBandwidth) -> PeerRecord:
-    up, down = told_line(line)
+    up, down = bandwidth_fields(line)
     return PeerRecord(PEER.peer_id, 0, "worker", [], 0, 64.0, "0",
                       up_bytes_per_second=up, down_bytes_per_second=down)  # fmt: skip
 
@@ -27,8 +27,8 @@ def test_a_line_comes_back_as_it_was_told_and_one_that_is_not_known_does_not_tra
     told, silent = (
         seal_record(PEER, RUN, record(line), 1.0) for line in (LinkBandwidth(1.25e6, inf), UNKNOWN)
     )
-    assert line_of(open_record(told, RUN).record) == LinkBandwidth(1_250_000, inf)
-    assert line_of(open_record(silent, RUN).record) == UNKNOWN
+    assert claimed_bandwidth(open_record(told, RUN).record) == LinkBandwidth(1_250_000, inf)
+    assert claimed_bandwidth(open_record(silent, RUN).record) == UNKNOWN
     plain = PeerRecord(PEER.peer_id, 0, "worker", [], 0, 64.0, "0")
     assert len(silent) == len(seal_record(PEER, RUN, plain, 1.0)) < len(told)
 

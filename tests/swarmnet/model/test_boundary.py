@@ -8,7 +8,7 @@ from torch import Tensor
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.activation_codec import decode, encode
-from swarmnet.model.boundary import fixed, multiplied_out, orthonormal, projector
+from swarmnet.model.boundary import fixed, orthonormal, projector, to_plain_weights
 from swarmnet.model.computing.choices import Computing
 from swarmnet.model.decoder import Cache, forward, initial_units
 from swarmnet.model.draws import normal
@@ -124,7 +124,7 @@ def test_with_shared_directions_all_that_is_added_before_the_last_boundary_lies_
     sent = forward(weights, SHARED, Span(0, 3, True, False), INPUTS)
     rows = projector(SHARED.boundary, 32, 0, CPU)
     hidden = fixed(SHARED, INPUTS) + weights[EMBEDDING][INPUTS] @ rows
-    plain = multiplied_out(weights, SHARED)
+    plain = to_plain_weights(weights, SHARED)
     for layer in range(3):
         hidden = forward(plain, USUAL, Span(layer, layer + 1, False, False), hidden)
     assert torch.allclose(hidden, fixed(SHARED, INPUTS) + sent @ rows, atol=1e-5), "nothing is lost"
@@ -141,7 +141,7 @@ def test_with_shared_directions_all_that_is_added_before_the_last_boundary_lies_
 )
 def test_shared_directions_multiplied_out_are_a_plain_model_with_the_same_logits(shape):
     weights, plain = weights_of(shape, whole(shape)), replace(shape, boundary=Boundary())
-    wide = multiplied_out(weights, shape)
+    wide = to_plain_weights(weights, shape)
     assert {name: tuple(each.shape) for name, each in wide.items()} == parameter_shapes(plain, whole(plain))
     logits = forward(weights, shape, whole(shape), INPUTS)
     assert (forward(wide, plain, whole(plain), INPUTS) - logits).abs().max() < 1e-5 * logits.abs().max()

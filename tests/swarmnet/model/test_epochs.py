@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.model.epochs import EpochReader, following, mixed, permuted, window_count, window_start
+from swarmnet.model.epochs import EpochReader, following, mixed, permuted, window_count, window_token_start
 
 NAMES = [f"books/{number:03}.jsonl" for number in range(100)]
 
@@ -68,7 +68,9 @@ def test_a_permutation_leaves_no_order_behind():
 @given(st.integers(0, 300), st.integers(1, 40), st.integers(0, 3))
 def test_windows_cover_a_shard_without_overlap(tokens, length, epoch):
     count = window_count(tokens, length)
-    starts = sorted(window_start(reader(), epoch, "shard", number, tokens, length) for number in range(count))
+    starts = sorted(
+        window_token_start(reader(), epoch, "shard", number, tokens, length) for number in range(count)
+    )
     assert all(start >= 0 and start + length + 1 <= tokens for start in starts)
     assert all(later - earlier == length for earlier, later in pairwise(starts))
     assert tokens - count * length <= length, "and no window more would go in"

@@ -12,7 +12,7 @@ from swarmnet.model.decoder import forward, initial_units
 from swarmnet.model.experts.mixture import feed_forward, mixture
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import layout_of
-from swarmnet.model.parameters import is_muons, parameter_shapes, whole
+from swarmnet.model.parameters import parameter_shapes, trains_with_muon, whole
 from swarmnet.run.manifest import Experts, Manifest, ManifestError, ModelShape
 from swarmnet.run.manifest_check import check
 
@@ -146,7 +146,9 @@ def test_each_expert_has_chunks_of_its_own_so_that_it_can_be_somebody_elses():
 
 
 def test_muon_steps_the_matrices_of_experts_and_not_the_router():
-    named = {name: is_muons(name, size) for name, size in parameter_shapes(SHAPE, whole(SHAPE)).items()}
+    named = {
+        name: trains_with_muon(name, size) for name, size in parameter_shapes(SHAPE, whole(SHAPE)).items()
+    }
     assert named["model.layers.0.mlp.experts.2.up_proj.weight"]
     assert not named["model.layers.0.mlp.gate.weight"]
 

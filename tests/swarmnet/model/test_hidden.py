@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
-from swarmnet.model.activation_codec import HiddenError, decode, encode, rounding_of
+from swarmnet.model.activation_codec import HiddenError, decode, encode, rounding_generator
 from swarmnet.run.activation_sizes import BLOCK, TILE, TILE_BITS, Codec, encoded_bytes
 
 CODECS: list[Codec] = ["fp32", "bf16", "int8", "int4-tiles", "int6-tiles"]
@@ -62,7 +62,7 @@ def test_tiles_err_by_at_most_half_a_step_and_the_rounding_of_their_ends(
 
 
 def by_chance(seed: int) -> torch.Generator:
-    return rounding_of(RunId("run"), MicrobatchId(PeerId("origin"), seed), 1)
+    return rounding_generator(RunId("run"), MicrobatchId(PeerId("origin"), seed), 1)
 
 
 @given(TENSORS, st.sampled_from(ROUNDED), st.integers(0, 1 << 40))
@@ -114,7 +114,9 @@ def test_each_run_microbatch_and_stage_rounds_by_a_chance_of_its_own(
     other: tuple[RunId, MicrobatchId, int],
 ) -> None:
     tensor = torch.linspace(-1, 1, 500)
-    assert encode(tensor, "int6-tiles", by_chance(1)) != encode(tensor, "int6-tiles", rounding_of(*other))
+    assert encode(tensor, "int6-tiles", by_chance(1)) != encode(
+        tensor, "int6-tiles", rounding_generator(*other)
+    )
 
 
 @given(TENSORS, st.sampled_from(CODECS))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from peers.compute.stage_part import StagePart, real_part
+from peers.compute.stage_part import StagePart, build_stage_part
 from peers.state.checkpoint_file import state_digest
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing
@@ -43,7 +43,7 @@ def manifest_of(shape: ModelShape = ADAPTED, **changes: object) -> Manifest:
 
 def begun(manifest: Manifest, computing: Computing = PLAIN) -> tuple[StagePart, torch.Tensor]:
     """A part of the whole model with weights of which none is zero, published; and these, as units."""
-    part = real_part(manifest, 0, computing=computing)
+    part = build_stage_part(manifest, 0, computing=computing)
     units, state = first_state(manifest, 0), state_layout(manifest, 0)
     for entry in state.entries:
         if entry.name.endswith("lora_B.weight"):
@@ -121,7 +121,7 @@ def test_with_factors_patterns_add_to_them():
 @pytest.mark.parametrize("method", ["demo-sign", "low-rank", "local-steps", "diloco", "sparta"])
 def test_rounds_leave_what_is_frozen_and_the_digest_covers_it(method):
     manifest = manifest_of(sync=Sync(method=method, warmup_rounds=1))
-    part = real_part(manifest, 0)
+    part = build_stage_part(manifest, 0)
     units = first_state(manifest, 0)
     replica = part.replica(units, -1)
     assert replica.digest() == state_digest(-1, units)

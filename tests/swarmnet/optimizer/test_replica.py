@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from swarmnet.identifiers import PeerId
 from swarmnet.model.fixed_point import to_floats, to_units
 from swarmnet.model.flat_layout import layout_of
-from swarmnet.model.state_layout import at_rest
+from swarmnet.model.state_layout import with_zero_momentum
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.method import METHODS, method_of
 from swarmnet.optimizer.replica import Replica, ReplicaError
@@ -31,7 +31,7 @@ class Swarm:
 
     def replica(self):
         method = method_of(self.manifest, LAYOUT)
-        units = at_rest(torch.arange(LAYOUT.size, dtype=torch.int32), method.state)
+        units = with_zero_momentum(torch.arange(LAYOUT.size, dtype=torch.int32), method.state)
         return Replica(LAYOUT, method, units)
 
 

@@ -34,12 +34,12 @@ from swarmnet.placement.policy import (
     MoveRules,
     ObservedPeer,
     View,
-    carried_out,
+    apply_announced_moves,
     choose_move,
     choose_stage,
     period_seconds,
     stage_work,
-    view_of,
+    summarize_records,
     worthwhile,
 )
 from swarmnet.run.manifest import Manifest
@@ -172,11 +172,11 @@ def test_who_arrives_looks_soon_though_it_may_not_move_yet():
 
 def test_of_all_who_announce_at_once_so_many_go_as_are_needed_and_all_compute_the_same():
     intents = tuple(Intent(PeerId(f"p{number}"), 0, 1, 1.0, 1.0) for number in range(20))
-    capacities, going = carried_out(View((30.0, 20.0, 25.0), intents), EQUAL, 10.0)
+    capacities, going = apply_announced_moves(View((30.0, 20.0, 25.0), intents), EQUAL, 10.0)
     assert capacities == [25.0, 25.0, 25.0]
     assert len(going) == 5
     shuffled = View((30.0, 20.0, 25.0), tuple(reversed(intents)))
-    assert carried_out(shuffled, EQUAL, 10.0) == (capacities, going)
+    assert apply_announced_moves(shuffled, EQUAL, 10.0) == (capacities, going)
 
 
 capacity = st.floats(0.0, 50.0)
@@ -190,7 +190,7 @@ intents = st.lists(
 @given(st.tuples(capacity, capacity, capacity), intents)
 def test_announced_moves_never_make_the_poorest_stage_poorer(before, announced):
     announced = tuple(intent for intent in announced if intent.source != intent.target)
-    after, _ = carried_out(View(before, announced), EQUAL, 10.0)
+    after, _ = apply_announced_moves(View(before, announced), EQUAL, 10.0)
     assert min(after) >= min(before)
 
 
@@ -205,13 +205,13 @@ def test_capacities_are_what_the_fresh_records_add_up_to():
         "d": ObservedPeer(9, 1.0),
     }
     seen["old"] = ObservedPeer(1, 5.0, age_seconds=FRESH_SECONDS + 1)
-    view = view_of(((PeerId(name), record) for name, record in seen.items()), MoveRules((1.0, 2.0)))
+    view = summarize_records(((PeerId(name), record) for name, record in seen.items()), MoveRules((1.0, 2.0)))
     assert view == View((6.0, 3.0), (Intent(PeerId("b"), 0, 1, 4.0, 2.0),), 3, 4.0, there=(2, 1))
 
 
 def test_a_peer_that_has_measured_nothing_counts_as_the_usual_one_and_a_liar_for_a_few():
     peers = [ObservedPeer(0, 2.0)] * 5 + [ObservedPeer(1, 0.0), ObservedPeer(2, 1e30)]
-    view = view_of(((PeerId(str(number)), record) for number, record in enumerate(peers)), EQUAL)
+    view = summarize_records(((PeerId(str(number)), record) for number, record in enumerate(peers)), EQUAL)
     assert view.capacities == (10.0, 2.0, 2.0 * FASTEST)
 
 
@@ -220,7 +220,7 @@ seen = st.builds(ObservedPeer, st.integers(-3, 9), st.floats(0, 1e300), st.integ
 
 @given(st.lists(seen, max_size=8))
 def test_no_records_whatever_they_say_make_it_fall(records):
-    view = view_of(((PeerId(str(number)), record) for number, record in enumerate(records)), EQUAL)
+    view = summarize_records(((PeerId(str(number)), record) for number, record in enumerate(records)), EQUAL)
     assert choose_stage(view, EQUAL, Random(1)) in range(3)
     for here in range(3):
         assert wish(view, here) is None or wish(view, here).target != here

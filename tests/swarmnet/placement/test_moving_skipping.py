@@ -16,7 +16,7 @@ from swarmnet.placement.policy import (
     choose_move,
     choose_stage,
     move_rules,
-    view_of,
+    summarize_records,
 )
 from swarmnet.run.manifest import Paths
 from swarmnet.run.path_rules import PathRules, begin, choices, visit
@@ -30,7 +30,7 @@ def seen(*peers: int, round: int = 10, rules: MoveRules = SIX) -> View:
     """So many peers at each stage, all equally fast."""
     stages = [stage for stage, count in enumerate(peers) for _ in range(count)]
     records = [ObservedPeer(stage, 1.0 / rules.work[stage], round=round) for stage in stages]
-    return view_of(((PeerId(f"p{number}"), record) for number, record in enumerate(records)), rules)
+    return summarize_records(((PeerId(f"p{number}"), record) for number, record in enumerate(records)), rules)
 
 
 def test_a_stage_that_half_of_the_microbatches_visit_carries_twice_as_many_of_the_runs():
@@ -57,7 +57,9 @@ def test_the_share_of_a_stage_is_what_paths_drawn_among_all_ways_visit():
 def test_the_round_is_the_first_stages_as_most_say_it_who_take_part_there():
     def shares(*first: ObservedPeer) -> tuple[float, ...]:
         others = [ObservedPeer(stage, 1.0, round=3) for stage in range(1, 6)]
-        return view_of(((PeerId(f"p{n}"), one) for n, one in enumerate([*first, *others])), SIX).shares
+        return summarize_records(
+            ((PeerId(f"p{n}"), one) for n, one in enumerate([*first, *others])), SIX
+        ).shares
 
     skips, whole = (1.0, 0.5, 0.5, 0.5, 0.5, 1.0), (1.0,) * 6
     joining, liar = ObservedPeer(0, 0.0, round=0), ObservedPeer(0, 1.0, round=1 << 40)
@@ -77,7 +79,7 @@ def test_newcomers_and_peers_of_the_middle_go_to_the_ends():
 
 def test_announced_moves_count_in_the_runs_microbatches_as_well():
     peers = [ObservedPeer(1, 1.0, moving_to=5, round=10), ObservedPeer(0, 1.0, round=10)]
-    view = view_of(((PeerId(f"p{number}"), record) for number, record in enumerate(peers)), SIX)
+    view = summarize_records(((PeerId(f"p{number}"), record) for number, record in enumerate(peers)), SIX)
     assert view.intents == (Intent(PeerId("p0"), 1, 5, leaves=2.0, brings=1.0),)
 
 

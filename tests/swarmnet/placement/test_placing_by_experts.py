@@ -6,7 +6,14 @@ from random import Random
 import pytest
 
 from swarmnet.identifiers import PeerId
-from swarmnet.placement.policy import MoveRules, ObservedPeer, View, choose_move, choose_stage, view_of
+from swarmnet.placement.policy import (
+    MoveRules,
+    ObservedPeer,
+    View,
+    choose_move,
+    choose_stage,
+    summarize_records,
+)
 
 TWO_GROUPS = MoveRules((1.0, 1.0, 1.0), groups=2)
 
@@ -14,7 +21,7 @@ TWO_GROUPS = MoveRules((1.0, 1.0, 1.0), groups=2)
 def seen(*stages: int, rates: dict[int, float] | None = None) -> View:
     rates = rates or {}
     records = [(PeerId(str(n)), ObservedPeer(stage, rates.get(stage, 1.0))) for n, stage in enumerate(stages)]
-    return view_of(records, TWO_GROUPS)
+    return summarize_records(records, TWO_GROUPS)
 
 
 @pytest.mark.parametrize("seed", range(5))

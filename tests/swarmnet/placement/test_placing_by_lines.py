@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
-from swarmnet.placement.policy import MoveRules, ObservedPeer, choose_move, choose_stage, view_of
+from swarmnet.placement.policy import MoveRules, ObservedPeer, choose_move, choose_stage, summarize_records
 from swarmnet.resources.link_bandwidth import UNKNOWN, Crossing, LinkBandwidth
 
 END, MIDDLE = Crossing(1.0, 1.0), Crossing(2.0, 2.0)
@@ -22,14 +22,14 @@ def come(
     """Newcomers one after the other, each by what the records of those before it say."""
     chance, there = Random(seed), []
     for line in lines:
-        view = view_of(((PeerId(str(n)), seen) for n, seen in enumerate(there)), rules)
+        view = summarize_records(((PeerId(str(n)), seen) for n, seen in enumerate(there)), rules)
         stage = choose_stage(view, replace(rules, line=line), chance)
         there.append(ObservedPeer(stage, rate, line=line))
     return there
 
 
 def poorest(there: list[ObservedPeer]) -> float:
-    return min(view_of(((PeerId(str(n)), seen) for n, seen in enumerate(there)), FOUR).capacities)
+    return min(summarize_records(((PeerId(str(n)), seen) for n, seen in enumerate(there)), FOUR).capacities)
 
 
 def test_newcomers_with_good_lines_end_in_the_middle():
@@ -62,7 +62,7 @@ def test_lines_that_are_not_known_or_not_full_change_nothing(rates, seed):
     for line in (UNKNOWN, LinkBandwidth(1e9, 1e9)):
         chance, peers = Random(seed), []
         for rate in rates:
-            view = view_of(((PeerId(str(n)), seen) for n, seen in enumerate(peers)), FOUR)
+            view = summarize_records(((PeerId(str(n)), seen) for n, seen in enumerate(peers)), FOUR)
             stage = choose_stage(view, replace(FOUR, line=line), chance)
             peers.append(ObservedPeer(stage, rate, line=line))
         there[line] = [seen.stage for seen in peers]
@@ -71,7 +71,7 @@ def test_lines_that_are_not_known_or_not_full_change_nothing(rates, seed):
 
 def test_who_knows_nothing_of_its_line_takes_itself_for_usual():
     peers = [ObservedPeer(stage, 5.0, line=line) for stage, line in enumerate((THIN, GOOD, GOOD, THIN))] * 2
-    view = view_of(((PeerId(str(n)), seen) for n, seen in enumerate(peers)), FOUR)
+    view = summarize_records(((PeerId(str(n)), seen) for n, seen in enumerate(peers)), FOUR)
     assert {choose_stage(view, FOUR, Random(seed)) for seed in range(20)} == {0, 3}
 
 
@@ -80,7 +80,7 @@ def test_a_claim_of_a_huge_line_gains_nothing_and_one_of_a_thin_line_counts_for_
 
     def capacity(line: LinkBandwidth) -> float:
         seen = [*usual, ObservedPeer(1, 5.0, line=line)]
-        return view_of(((PeerId(str(n)), one) for n, one in enumerate(seen)), FOUR).capacities[1]
+        return summarize_records(((PeerId(str(n)), one) for n, one in enumerate(seen)), FOUR).capacities[1]
 
     assert capacity(LinkBandwidth(1e18, 1e18)) == capacity(GOOD) == capacity(UNKNOWN)
     assert capacity(THIN) == capacity(GOOD) - 4.5
@@ -90,12 +90,14 @@ def test_a_peer_moves_to_where_its_line_brings_something_and_stays_where_it_woul
     # The last stage has one peer's worth less than the first; in the middle a thin line brings half.
     ends = [ObservedPeer(0, 5.0, line=THIN)] * 6 + [ObservedPeer(3, 5.0, line=THIN)] * 3
     middle = [ObservedPeer(stage, 3.0, line=GOOD) for stage in (1, 2)] * 2
-    view = view_of(((PeerId(str(n)), seen) for n, seen in enumerate([*ends, *middle])), FOUR)
+    view = summarize_records(((PeerId(str(n)), seen) for n, seen in enumerate([*ends, *middle])), FOUR)
     moved = choose_move(view, PeerId("0"), 0, 5.0, replace(FOUR, line=THIN), 1.0, Random(1))
     assert moved is not None
     assert (moved.target, moved.leaves, moved.brings) == (3, 1.0, 1.0)
     poor = [ObservedPeer(1, 5.0, line=THIN)] * 2 + [ObservedPeer(2, 2.0, line=GOOD)] * 2
-    view = view_of(((PeerId(str(n)), seen) for n, seen in enumerate([*ends[:4], *ends[6:], *poor])), FOUR)
+    view = summarize_records(
+        ((PeerId(str(n)), seen) for n, seen in enumerate([*ends[:4], *ends[6:], *poor])), FOUR
+    )
     thin = choose_move(view, PeerId("0"), 0, 5.0, replace(FOUR, line=THIN), 1.0, Random(1))
     assert thin is not None
     assert (thin.target, thin.leaves, thin.brings) == (1, 1.0, 0.5)

@@ -5,7 +5,14 @@ from random import Random
 import pytest
 
 from swarmnet.identifiers import PeerId
-from swarmnet.placement.policy import MoveRules, ObservedPeer, View, choose_move, choose_stage, view_of
+from swarmnet.placement.policy import (
+    MoveRules,
+    ObservedPeer,
+    View,
+    choose_move,
+    choose_stage,
+    summarize_records,
+)
 from swarmnet.placement.standstill import OnDisk, StagePeer, stage_to_restore, stuck_stages
 
 RULES = MoveRules((1.0, 1.0, 1.0), snapshot_interval=16)
@@ -21,7 +28,7 @@ def trains(stage: int, round: int = 100, rate: float = 1.0) -> ObservedPeer:
 
 
 def view(*seen: ObservedPeer) -> View:
-    return view_of(((PeerId(str(number)), one) for number, one in enumerate(seen)), RULES)
+    return summarize_records(((PeerId(str(number)), one) for number, one in enumerate(seen)), RULES)
 
 
 @pytest.mark.parametrize(

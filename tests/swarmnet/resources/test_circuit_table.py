@@ -2,7 +2,13 @@
 
 import pytest
 
-from swarmnet.resources.circuit_table import IDLE_SECONDS, CircuitLimits, CircuitTable, NoCircuit, gives_way
+from swarmnet.resources.circuit_table import (
+    IDLE_SECONDS,
+    CircuitLimits,
+    CircuitTable,
+    NoCircuit,
+    circuit_to_displace,
+)
 
 
 def opened(table, source, target, address_range, now=0.0):
@@ -22,7 +28,7 @@ def opened(table, source, target, address_range, now=0.0):
     ],
 )
 def test_the_newest_of_the_range_that_has_most_gives_way(held, newcomer, expected):
-    assert gives_way(dict(enumerate(held)), newcomer) == expected
+    assert circuit_to_displace(dict(enumerate(held)), newcomer) == expected
 
 
 def test_one_range_holds_its_part_and_no_more():

@@ -89,7 +89,7 @@ def test_who_offers_a_proof_that_is_none_is_asked_for_no_other():
     question = proof(A)
     assert audits.ask(question)
     audits.end(question)
-    audits.proves_nothing(question)
+    audits.record_invalid_proof(question)
     assert not audits.ask(proof(A, 3, C))
     assert audits.ask(proof(B))
     assert audits.convicted == {}

@@ -13,7 +13,7 @@ from swarmnet.rounds.history import (
     Fork,
     SettledSet,
     first_difference,
-    theirs_stands,
+    must_give_up_branch,
 )
 
 sets = st.builds(SettledSet, st.integers(0, 20), st.binary(min_size=8, max_size=8))
@@ -51,16 +51,16 @@ def test_exactly_one_of_two_sides_gives_up(
 ) -> None:
     if left == right:
         return
-    gives_up = theirs_stands(Fork(5, left, right), settled[0], settled[1], on[0], on[1], sum(on))
-    other = theirs_stands(Fork(5, right, left), settled[1], settled[0], on[1], on[0], sum(on))
+    gives_up = must_give_up_branch(Fork(5, left, right), settled[0], settled[1], on[0], on[1], sum(on))
+    other = must_give_up_branch(Fork(5, right, left), settled[1], settled[0], on[1], on[0], sum(on))
     assert gives_up != other
 
 
 def test_a_lone_peer_with_a_history_of_its_own_never_overrules_its_group() -> None:
     fork = Fork(0, SettledSet(3, b"\xff" * 8), SettledSet(9, b"\x00" * 8))
-    assert not theirs_stands(fork, 40, 1000, my_supporters=4, their_supporters=1, in_sight=5)
+    assert not must_give_up_branch(fork, 40, 1000, my_supporters=4, their_supporters=1, in_sight=5)
     back = Fork(0, fork.theirs, fork.mine)
-    assert theirs_stands(back, 1000, 40, my_supporters=1, their_supporters=4, in_sight=5)
+    assert must_give_up_branch(back, 1000, 40, my_supporters=1, their_supporters=4, in_sight=5)
 
 
 def test_a_long_chain_forgets_its_beginning_and_keeps_its_value() -> None:

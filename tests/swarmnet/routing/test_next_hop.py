@@ -45,7 +45,7 @@ def test_a_run_that_skips_nothing_needs_no_legality(data, stages):
         for asked in ((KEY, tried), (None, ())):
             assert list(straight.candidates(*asked)) == skipping.candidates(*asked)
     assert straight.missing() == skipping.missing()
-    assert straight.came_otherwise(KEY, header) == skipping.came_otherwise(KEY, header)
+    assert straight.came_by_other_path(KEY, header) == skipping.came_by_other_path(KEY, header)
 
 
 VISITED = st.lists(st.integers(-1, 5), max_size=5).map(tuple)
@@ -150,10 +150,10 @@ def test_an_illegal_header_is_refused(header):
 def test_the_same_microbatch_by_another_way_is_told_apart():
     ways = Skipping(RULES, 3, swarm())
     ways.arrive(KEY, PathHeader((0, 1, 3), 3, 1, 1))
-    assert not ways.came_otherwise(KEY, PathHeader((0, 1, 3), 3, 1, 1))
-    assert ways.came_otherwise(KEY, PathHeader((0, 2, 3), 3, 1, 1))
+    assert not ways.came_by_other_path(KEY, PathHeader((0, 1, 3), 3, 1, 1))
+    assert ways.came_by_other_path(KEY, PathHeader((0, 2, 3), 3, 1, 1))
     ways.forget(KEY)
-    assert not ways.came_otherwise(KEY, PathHeader((0, 2, 3), 3, 1, 1))
+    assert not ways.came_by_other_path(KEY, PathHeader((0, 2, 3), 3, 1, 1))
 
 
 def test_another_try_stays_in_the_stage_while_it_has_other_peers():

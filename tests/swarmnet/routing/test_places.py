@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.routing.capacity import Booking, Load, earliest_start, that_counts
+from swarmnet.routing.capacity import Booking, Load, earliest_start, truncate_bookings
 from swarmnet.routing.reservations import FIRST_SHUN_SECONDS, LATE_SECONDS, LONGEST_SECONDS, ReservationTable
 from swarmnet.run.path_rules import PathRules, begin, visit
 
@@ -121,7 +121,7 @@ BOOKED = st.lists(st.tuples(st.floats(0, 50), st.floats(1, 30)), max_size=12)
 @given(BOOKED, st.integers(1, 6), st.integers(1, 6), st.floats(0, 60), st.floats(1, 40))
 def test_a_shortened_list_promises_no_earlier_start(drawn, memory, most, arrival, seconds):
     load = Load(memory, 0.0, 0.0, tuple(Booking(start, start + length) for start, length in drawn))
-    short = that_counts(load, most)
+    short = truncate_bookings(load, most)
     assert len(short.bookings) <= most
     if len(load.bookings) - most < memory:  # Else a place is told of, as there is one in the end.
         now = 0.0

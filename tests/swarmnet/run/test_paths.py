@@ -14,10 +14,10 @@ from swarmnet.run.path_rules import (
     begin,
     check,
     choices,
+    count_continuations,
     needs_swap,
     shorten,
     visit,
-    ways_on,
 )
 
 rules_drawn = st.builds(
@@ -142,7 +142,7 @@ def test_ways_ahead_are_counted_as_there_are(rules):
         for stage in path[1:-1]:
             header = visit(header, stage, rules)
             ahead = [way for way in as_long if way[: len(header.visited)] == header.visited]
-            assert ways_on(header, rules) == len(ahead)
+            assert count_continuations(header, rules) == len(ahead)
 
 
 def test_the_ratio_is_of_all_stages_and_spares_the_first_and_the_last():

@@ -17,7 +17,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from peers.config.run_file import source_beside
+from peers.config.run_file import find_source_text
 from peers.data.documents import TextError, held_out_text, read_text, text_at
 from peers.data.tokenizer import ByteTokenizer
 from peers.data.tokens import encoded
@@ -25,7 +25,7 @@ from peers.errors import UserError
 from peers.tools.model.evaluate import Windows, cut, labels_of, nats_of
 from peers.tools.owner.run_check import tokenizer_beside
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
-from swarmnet.model.activation_codec import decode, encode, rounding_of
+from swarmnet.model.activation_codec import decode, encode, rounding_generator
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.decoder import forward, initial_units, scaled
 from swarmnet.model.fixed_point import to_floats
@@ -135,7 +135,7 @@ class Ground:
         for stage in reversed(path[:-1]):
             assert back is not None, "only the first stage has tokens for inputs"
             by_chance = self.manifest.gradient_rounding == "stochastic"
-            chance = rounding_of(RunId(f"{self.seed}"), microbatch, stage + 1) if by_chance else None
+            chance = rounding_generator(RunId(f"{self.seed}"), microbatch, stage + 1) if by_chance else None
             back = self._computes[stage].backward(
                 0, _carried(back, self.manifest.effective_gradient_codec, chance)
             )
@@ -226,7 +226,7 @@ def read_texts(
 
 def _places(folder: Path, manifest: Manifest) -> Iterable[str]:
     for source in manifest.data.sources:
-        place = source_beside(folder, source)
+        place = find_source_text(folder, source)
         if place is None:
             raise TextError(f"data.sources: {source.path} is not beside the run file, in {folder.absolute()}")
         yield place

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import AdamW, Muon, Optimizer
 
 from peers.lab.bench.learning.ground import Ground, Parameter
-from swarmnet.model.parameters import is_muons
+from swarmnet.model.parameters import trains_with_muon
 from swarmnet.run.local_steps import InnerOptimizerName
 from swarmnet.run.manifest import Sync, learning_rate
 
@@ -73,7 +73,7 @@ class Inner:
         for each in parameters:
             leaf = each.view(flat_P).detach().requires_grad_()
             self._pairs.append((leaf, each))
-            (matrices if name == "muon" and is_muons(each.name, each.shape) else others).append(leaf)
+            (matrices if name == "muon" and trains_with_muon(each.name, each.shape) else others).append(leaf)
         self._optimizers: list[Optimizer] = [AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)]
         if matrices:
             self._optimizers.append(Muon(matrices, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))

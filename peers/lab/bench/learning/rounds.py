@@ -21,7 +21,7 @@ from peers.lab.bench.learning.learner import scheduled
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.model.experts.merging import ExpertMerging
 from swarmnet.model.fixed_point import to_floats
-from swarmnet.model.state_layout import at_rest
+from swarmnet.model.state_layout import with_zero_momentum
 from swarmnet.optimizer.method import Method, add_own, method_of
 from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.step import dense
@@ -49,7 +49,7 @@ class BenchRounds:
             method = method_of(manifest, layout, ground.device)
             experts = manifest.model.experts
             merging = ExpertMerging(experts, layout) if experts.merge_rounds else None
-            settled = at_rest(units, method.state).to(ground.device)
+            settled = with_zero_momentum(units, method.state).to(ground.device)
             self._replicas.append(Replica(layout, method, settled, merging=merging))
         for number, methods in enumerate(self._methods):
             for method in methods:

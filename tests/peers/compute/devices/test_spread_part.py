@@ -11,7 +11,7 @@ import torch
 
 from peers.compute.devices import processes as processes_module
 from peers.compute.devices.part import not_divisible, spread_part
-from peers.compute.stage_part import real_part
+from peers.compute.stage_part import build_stage_part
 from peers.errors import DevicesLost, UserError
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing
@@ -81,7 +81,7 @@ def round_of(part, replica, round, payloads):
 )
 def test_losses_are_those_of_one_device_and_what_settles_is_equal_to_the_bit(method, devices):
     manifest = replace(RUN, sync=Sync(method=method))
-    alone = [real_part(manifest, stage) for stage in (0, 1)]
+    alone = [build_stage_part(manifest, stage) for stage in (0, 1)]
     with spread(manifest, 0, devices) as (first, _), spread(manifest, 1, devices) as (last, _):
         together = [first, last]
         for part in (*alone, *together):
@@ -116,7 +116,7 @@ def test_losses_are_those_of_one_device_and_what_settles_is_equal_to_the_bit(met
 )
 def test_graphs_keep_the_weights_that_they_were_begun_with(recompute):
     computing = Computing(activation_checkpointing=recompute)
-    alone = real_part(RUN, 0, computing=computing)
+    alone = build_stage_part(RUN, 0, computing=computing)
     with spread(RUN, 0, 2, computing) as (together, _):
         gradients = []
         for part in (alone, together):

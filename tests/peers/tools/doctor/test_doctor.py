@@ -14,8 +14,8 @@ from examined import command
 from swarm import tiny_manifest
 
 from peers.compute.memory_budget import all_needs
-from peers.config.peer_file import check_typed
-from peers.config.yaml_lines import Typed
+from peers.config.peer_file import validate_peer_file
+from peers.config.yaml_lines import ParsedYaml
 from peers.data.documents import ReadSummary
 from peers.data.tokens import ShardTokens
 from peers.errors import UserError
@@ -28,7 +28,7 @@ from peers.tools.doctor.reachability import judge, no_bootstrap, undialled
 from peers.tools.doctor.show import CHECKS, DoctorReport, run_doctor, wanted_checks
 from peers.tools.doctor.stage_memory import Memory
 from peers.tools.doctor.swarm import verdicts
-from protocols.reachability.fresh_dial import ADDRESSES, Dialled
+from protocols.reachability.fresh_dial import ADDRESSES, DialOutcome
 
 SEEN = "/ip4/8.8.4.4/tcp/40000"
 DOOR = "/ip4/8.8.4.4/tcp/31331"
@@ -39,7 +39,7 @@ TEXT = 1 << 20
 
 
 def met(address, outcome, detail=""):
-    return Dialled(address, outcome, detail, 0.05)
+    return DialOutcome(address, outcome, detail, 0.05)
 
 
 def verdict(announced, *dialled, chosen=True, must=False, ports=(31331,)):
@@ -160,7 +160,7 @@ def test_another_torch_than_the_tested_one_is_a_warning():
 
 def config(tmp_path, **keys):
     data = {"role": "bootstrap", "state": str(tmp_path / "state"), "metrics": {"listen": "off"}, **keys}
-    return check_typed(Typed("test", data), tmp_path, "test", {})
+    return validate_peer_file(ParsedYaml("test", data), tmp_path, "test", {})
 
 
 def test_memory_is_what_the_container_may_take(tmp_path):
@@ -380,7 +380,7 @@ def test_the_text_is_judged_by_what_a_peer_would_read_of_it():
 
 
 def test_a_check_that_was_asked_for_and_not_made_is_no_success(tmp_path):
-    config = check_typed(Typed("x", {"role": "bootstrap"}, {}), tmp_path, "x", {})
+    config = validate_peer_file(ParsedYaml("x", {"role": "bootstrap"}, {}), tmp_path, "x", {})
     told = io.StringIO()
     assert run_doctor(config, must_be_reached=False, swarm=False, only=["text", "python"], out=told) == 1
     assert "was requested and could not be checked" in told.getvalue()

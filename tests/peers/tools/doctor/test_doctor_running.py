@@ -10,7 +10,7 @@ from swarm import sign, tiny_manifest
 
 from peers.config.run_file import published_text
 from peers.network.addresses import tcp_port
-from peers.runtime.state_lock import only_one
+from peers.runtime.state_lock import lock_state_folder
 from peers.telemetry.event_log import EventLog, parts, read
 from peers.telemetry.events import Listening, PlacementChecked, Started
 from peers.tools.doctor.swarm import NetworkChecks, logged_addresses
@@ -116,15 +116,15 @@ def test_the_peer_that_runs_here_is_the_one_that_is_looked_at(states, capsys):
         (states / "one/peer.yaml").write_text(
             f"role: bootstrap\nstate: .\nmetrics: {{listen: '{address}'}}\n"
         )
-        with only_one(states / "one"):
+        with lock_state_folder(states / "one"):
             for arguments in ([], [states / "one"], [states / "one/peer.yaml"]):
                 metrics = told(capsys, *arguments, "--only", "metrics")["metrics"]
                 assert (metrics["level"], "by the running peer" in metrics["text"]) == ("ok", True)
-            with only_one(states / "two"):
+            with lock_state_folder(states / "two"):
                 assert command("--only", "metrics") == 2
                 assert "several peers run here" in capsys.readouterr().err
         assert told(capsys, states / "one", "--only", "metrics")["metrics"]["level"] == "fail"
-        with only_one(states / "two"):
+        with lock_state_folder(states / "two"):
             assert command("--only", "metrics") == 2
         assert "there is no peer.yaml in it; name the file" in capsys.readouterr().err
 

@@ -94,7 +94,7 @@ async def test_where_nobody_answers_the_next_step_is_named(monkeypatch, tmp_path
     monkeypatch.setattr(visitor_session, "FIND_SECONDS", 0.05)
     told = rf"{said} within 0.05 s; is the address right\? swarmnet doctor --run RUN --bootstrap ADDRESS"
     with pytest.raises(NoAnswer, match=told):
-        async with visitor_session.reaching(
+        async with visitor_session.visit_run(
             "ab" * 32, [], PeerCache(tmp_path / "peers.json"), lambda *_: None
         ):
             pass

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from peers.errors import UserError
 from peers.telemetry.reasons import stuck_lines
-from peers.telemetry.snapshot import Happened, PeerRow, SwarmSnapshot, as_json, complete, from_json
+from peers.telemetry.snapshot import PeerRow, ShownEvent, SwarmSnapshot, as_json, complete, from_json
 from peers.tools.top import screen
 
 EPOCH = 1_700_000_000.0
@@ -48,8 +48,8 @@ SNAPSHOT = SwarmSnapshot(
     microbatches={"committed": 4120, "rerouted": 3, "dropped": 0},
     rounds={"completed": 229, "deadline": 2},
     events=(
-        Happened(EPOCH - 9, "silent", "lost ...abc123: nothing was heard of it for 4 seconds", "warning"),
-        Happened(EPOCH - 5, "in_step", "in step at round 230"),
+        ShownEvent(EPOCH - 9, "silent", "lost ...abc123: nothing was heard of it for 4 seconds", "warning"),
+        ShownEvent(EPOCH - 5, "in_step", "in step at round 230"),
     ),
 )
 SNAPSHOT = complete(SNAPSHOT, [1, 1, 1])
@@ -118,7 +118,7 @@ def test_a_low_terminal_keeps_the_head_and_the_newest_events(rows):
         replace(PEERS[0], peer=f"p{number}", name=f"n{number}", state="gone" if number == 900 else "training")
         for number in range(1000)
     )
-    events = tuple(Happened(EPOCH + number, "left", f"event {number}") for number in range(200))
+    events = tuple(ShownEvent(EPOCH + number, "left", f"event {number}") for number in range(200))
     lines = drawn(replace(SNAPSHOT, rows=many, events=events), rows=rows).splitlines()
     assert len(lines) <= max(rows, 22)
     assert any("event 199" in line for line in lines)
@@ -143,8 +143,8 @@ def test_a_stage_without_peers_is_shown_and_named():
 
 
 def test_what_is_said_again_and_again_takes_one_line():
-    events = [Happened(EPOCH + number, "gone", "x was not reached") for number in range(9)]
-    events.insert(4, Happened(EPOCH + 3.5, "left", "y"))
+    events = [ShownEvent(EPOCH + number, "gone", "x was not reached") for number in range(9)]
+    events.insert(4, ShownEvent(EPOCH + 3.5, "left", "y"))
     lines = drawn(replace(SNAPSHOT, events=tuple(events))).splitlines()
     assert [line.split()[1:] for line in lines[-2:]] == [
         ["left", "y"], ["gone", "(9", "times)", "x", "was", "not", "reached"]
@@ -162,7 +162,7 @@ HOSTILE = "a\x1b[2Jb\nc\u202e"
 
 def test_what_strangers_write_does_not_steer_the_terminal():
     peer = replace(PEERS[0], name=HOSTILE, state=HOSTILE)
-    event = Happened(EPOCH, HOSTILE, HOSTILE, "info")
+    event = ShownEvent(EPOCH, HOSTILE, HOSTILE, "info")
     said = {"run": HOSTILE, "source": HOSTILE, "sent": {HOSTILE: 5}}
     snapshot = replace(SNAPSHOT, rows=(peer,), events=(event,), **said)
     text = drawn(snapshot)

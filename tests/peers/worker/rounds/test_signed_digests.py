@@ -3,7 +3,7 @@
 import pytest
 from swarm import Swarm, shared_rounds, sign, tiny_manifest
 
-from peers.compute.stage_part import real_part
+from peers.compute.stage_part import build_stage_part
 from peers.lab.world.virtual_time import run
 from peers.state import checkpoint_file
 from peers.state.checkpoint_file import state_digest
@@ -134,7 +134,7 @@ def test_a_peer_whose_weights_go_wrong_learns_it_and_fetches_those_of_the_others
 
 def shifted(manifest, by):
     """The first weights, each moved by so many units."""
-    part = real_part(manifest, 0)
+    part = build_stage_part(manifest, 0)
     units = part.first_units()
     for entry in part.layout.entries:
         units[entry.offset : entry.offset + entry.size] += by
@@ -148,7 +148,7 @@ def statement(identity, run_id, round, units, chain=b"twelve bytes"):
 def test_a_restarted_group_goes_on_from_what_it_had_agreed_on_not_from_what_one_settled_alone(tmp_path):
     """The disk of b is lost, c had gone on alone: a's older weights have the names of all three."""
     manifest = tiny_manifest((3,))
-    run_id, layout = sign(manifest).run_id, real_part(manifest, 0).layout
+    run_id, layout = sign(manifest).run_id, build_stage_part(manifest, 0).layout
     agreed, alone = shifted(manifest, 3), shifted(manifest, 5)
     names = {name: Identity.from_seed(name.encode()) for name in "abc"}
     words = [statement(identity, run_id, 7, agreed) for identity in names.values()]
@@ -169,7 +169,7 @@ def test_a_restarted_group_goes_on_from_what_it_had_agreed_on_not_from_what_one_
 
 def test_words_are_kept_beside_the_checkpoint(tmp_path):
     manifest = tiny_manifest((3,))
-    part, run_id = real_part(manifest, 0), sign(manifest).run_id
+    part, run_id = build_stage_part(manifest, 0), sign(manifest).run_id
     words = [statement(Identity.from_seed(name), run_id, 3, part.first_units()) for name in (b"a", b"b")]
     path = checkpoint_file.write(
         tmp_path, manifest, 0, 3, b"twelve bytes", part.first_units(), part.layout, words

@@ -9,7 +9,7 @@ from method_cases import PEERS, gradient_of, manifest, moved_by, replica_of, sha
 
 from swarmnet.model.fixed_point import UNIT, to_floats
 from swarmnet.model.flat_layout import layout_of
-from swarmnet.model.state_layout import MOMENTUM, at_rest, state_of
+from swarmnet.model.state_layout import MOMENTUM, state_of, with_zero_momentum
 from swarmnet.optimizer.replica import Replica, ReplicaError
 from swarmnet.optimizer.step import dense
 from swarmnet.optimizer.tiling import empty_padding
@@ -121,7 +121,7 @@ def test_a_momentum_is_part_of_what_is_settled_and_a_replica_begins_with_all_of_
     assert state[LAYOUT.size :].any()
     with pytest.raises(ReplicaError, match="int32"):
         Replica(LAYOUT, method, state[: LAYOUT.size])
-    forgot = Replica(LAYOUT, method, at_rest(state[: LAYOUT.size], method.state), settled_round=0)
+    forgot = Replica(LAYOUT, method, with_zero_momentum(state[: LAYOUT.size], method.state), settled_round=0)
     assert forgot.digest() != replica.digest()
     for start, stop in method.state.padding:
         assert not state[start:stop].any()
