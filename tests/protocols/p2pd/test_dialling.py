@@ -46,7 +46,7 @@ class Way:
 
 def dialled(way, monkeypatch, addresses, times=1):
     """The connection that a stream is opened on, as an address; and after how many seconds."""
-    monkeypatch.setattr(dialling, "knock", way.knock)
+    monkeypatch.setattr(dialling, "probe_address", way.knock)
 
     async def scenario():
         begun = Dialling(way)
