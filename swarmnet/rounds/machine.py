@@ -101,8 +101,6 @@ class GroupRounds:
             self.reducing = ReductionSchedule(rules, draw, me, self._same_branch_peers, self.chain)
         self._is_leaving = False
         """True while the gathered gradient waits to be contributed as soon as the round may close."""
-        self.dropped_late = 0
-        """Contributions that came, or were made here, after their round had settled or been sealed."""
         self.gossip = Gossip(now)
         self._differing_until = float("inf")
         """No set of a neighbour has differed long enough before this time."""
@@ -269,10 +267,8 @@ class GroupRounds:
         self.gossip.changed(URGENT_SECONDS)
         if reference is None or self._is_sealed(round):
             self.contributed.discard(round)
-            if reference is not None:
-                self.dropped_late += 1
-                if self.reducing is None:
-                    self._effects.append(events.RestoreToMomentum(round, reference.id))
+            if reference is not None and self.reducing is None:
+                self._effects.append(events.RestoreToMomentum(round, reference.id))
             return
         if self.reducing is None:
             self.offers.made(round, reference.id, now)
@@ -311,7 +307,6 @@ class GroupRounds:
                 continue
             self._set_rate_factor(number, factor)  # The factor that the group settled it with.
             for contributor in self.rounds[number].keep_only(settled):
-                self.dropped_late += 1
                 self._effects.append(events.RemoveContribution(number, contributor))
             for reference in references:
                 self._record_if_accepted(reference, reference.round == number)
@@ -327,7 +322,6 @@ class GroupRounds:
         """Handle a contribution that the caller has verified. Any peer may have sent it, requested or not."""
         holders = (peer, reference.peer, *self.pulls.arrived(reference.id))
         if reference.round <= self.settled:
-            self.dropped_late += 1
             return
         if not self.takes(reference):
             return

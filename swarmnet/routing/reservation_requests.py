@@ -119,7 +119,7 @@ class PathSearch:
         """Number of microbatches that got a place on the next stage."""
         self.visits: dict[int, float] = {}
         """Number of microbatches sent from here to each stage when there was a choice. Old ones decay."""
-        self.asked = self.refused = self.unanswered = 0
+        self.asked = self.refused = 0
 
     # -- knowledge about neighbours ----------------------------------------------------------------------
 
@@ -217,7 +217,6 @@ class PathSearch:
         late = []
         for key, quest in self.quests.items():
             if quest.asked is not None and now >= quest.until:
-                self.unanswered += 1
                 quest.silent.add(quest.asked)
                 quest.asked = None
                 late.append(key)

@@ -275,7 +275,7 @@ def take_snapshot_root(data: bytes, _folder: Path) -> None:
         snapshots=snapshots(), start=held.root.digest, state_bytes=len(held.data),
         vouched=lambda peer, root: True, neighbourhood=SimpleNamespace(refused=refuse),
     )  # fmt: skip
-    for root in SnapshotService._roots(
+    for root in SnapshotService._valid_roots(
         path, PeerId(ALICE.peer_id), SnapshotOffer(1, 3, 3, bytes(32), [data], 0)
     ):  # type: ignore[arg-type]
         assert root.size == path.state_bytes
@@ -354,7 +354,7 @@ def _forged(chance: Random) -> bytes:
     for _ in range(chance.randrange(1, 3)):
         metadata[chance.choice(list(metadata))] = chance.choice(_LIES)
     tensors = load(good)
-    metadata["content"] = checkpoint._content(metadata, tensors)
+    metadata["content"] = checkpoint._content_hash(metadata, tensors)
     return bytes(save(tensors, metadata))
 
 

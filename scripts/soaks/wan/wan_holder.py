@@ -29,6 +29,6 @@ if __name__ == "__main__":
         SnapshotService.chunk = lie
     else:
         ChunkService.accept = stall
-        SnapshotService._serve = lambda *_: None
+        SnapshotService._send_chunk = lambda *_: None
     sys.argv = ["swarmnet", *arguments]
     cli.main()

@@ -64,8 +64,8 @@ def other_chunks(worker, snapshot):
 def corrupt(worker, lie):
     """Make this worker tell `lie` to whoever fetches the state from it; other than that it is honest."""
     states = worker.states
-    state, chunk, serve = type(states)._state, type(states).chunk, type(states)._serve
-    states.chunk, states._serve, states._state = (
+    state, chunk, serve = type(states)._make_offer, type(states).chunk, type(states)._send_chunk
+    states.chunk, states._send_chunk, states._make_offer = (
         lambda *asked: chunk(states, *asked), lambda *asked: serve(states, *asked), lambda: state(states)
     )  # fmt: skip
     if lie == "wrong chunks":
@@ -76,14 +76,14 @@ def corrupt(worker, lie):
 
         states.chunk = wrong
     elif lie == "silence":
-        states._serve = lambda *_: None
+        states._send_chunk = lambda *_: None
     elif lie == "denial":
         states.chunk = lambda *_: None
     else:
         held = false_snapshots(worker, lie)
         offered = [snapshot.signed for snapshot in held]
         by_digest = {snapshot.root.digest: snapshot for snapshot in held}
-        states._state = lambda: msgspec.structs.replace(state(states), roots=offered)
+        states._make_offer = lambda: msgspec.structs.replace(state(states), roots=offered)
         states.chunk = lambda digest, index: (
             by_digest[digest].chunk(index) if digest in by_digest else chunk(states, digest, index)
         )

@@ -234,7 +234,7 @@ def test_a_peer_that_is_just_starting_is_not_said_not_to_run(tmp_path):
 
 def test_a_peer_that_does_not_end_is_not_said_to_end_at_the_first_signal(tmp_path):
     with lock_state_folder(tmp_path), pytest.raises(UserError, match="SIGTERM, sent twice, ends it at once"):
-        commands._until_ended(tmp_path, 0.0)
+        commands._wait_until_ended(tmp_path, 0.0)
 
 
 @pytest.mark.parametrize(("count", "said"), [(0, "0 peers"), (1, "1 peer"), (1200, "1,200 peers")])
