@@ -127,7 +127,9 @@ class UnknownContributors:
         self._count_single_holder(holders, 1)
         self._named[reference.id] = (reference, holders)
 
-    def record_unknown_in_result(self, peer: PeerId, reference: Reference, contributors: Iterable[PeerId]) -> None:
+    def record_unknown_in_result(
+        self, peer: PeerId, reference: Reference, contributors: Iterable[PeerId]
+    ) -> None:
         """Record that `peer` sent a reducer's result that names `contributors`, which do not belong to the
         group.
 

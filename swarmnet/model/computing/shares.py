@@ -1,6 +1,6 @@
 """Divide the weights of a stage among several devices, as torch.distributed.fsdp does.
 
-All weights of a stage are one flat vector (`flat_layout.py`). It is divided into *planes*: one after the other,
+All weights of a stage are one flat vector (`flat_layout.py`). It is divided into *planes*, one after another,
 each a matrix [chunks, chunk] whose rows are equally long chunks of the vector. A *block* is a layer, the
 embedding or the head. A *piece* is the matrices, or the vectors, that one block has in one plane: a range of
 the plane's rows. A device's *share* is a range of rows of each piece, cut as torch.chunk does. FSDP cuts a
