@@ -18,7 +18,7 @@ from web_server import WebServer
 PLAYS = {"Swarm": "swarm", "play": "peers.lab.faults.play"}
 """Who imports this name from there plays whole swarms: seconds to minutes of computing a test."""
 
-EXAMPLES = int(os.environ.get("SWARMNET_EXAMPLES", "30"))
+EXAMPLES = int(os.environ.get("SWARMNET_EXAMPLES", "20"))
 """A property is tried with so many, unless it says how many; `scripts/soak properties` tries more."""
 settings.register_profile("examples", max_examples=EXAMPLES, deadline=None)
 settings.load_profile("examples")

@@ -45,6 +45,9 @@ class Swarm:
         content = PeerRecord(peer.peer_id, stage, "worker", [], ROUND, 64.0, "0")
         return seal_record(peer, self.signed.run_id, content, 100.0)
 
+    def now(self) -> float:
+        return 100.0
+
     async def look_up(self, run: RunId, stage: int, deadline_seconds: float) -> dict[PeerId, bytes]:
         return self.records[stage] if stage >= 0 else {}
 

@@ -22,7 +22,8 @@ EIGHT = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1, "f": 1, "g": 2, "h": 2}
 EXCHANGES = [pytest.param("all-gather", marks=pytest.mark.soak), "sharded-reduce"]
 
 
-@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.soak
+@pytest.mark.parametrize("exchange", ["all-gather", "sharded-reduce"])
 def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed(exchange):
     swarm = Watched(
         expert_manifest(exchange, num_experts=4, top_k=2, groups=2, merge_rounds=5, merge_nearest=2)

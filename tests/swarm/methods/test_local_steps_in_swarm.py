@@ -154,7 +154,7 @@ def test_a_swarm_with_reducers_learns_though_one_of_them_crashes_and_a_newcomer_
     assert sum(losses[-20:]) / 20 < 4.6
 
 
-@pytest.mark.parametrize("shards", [1, 64])
+@pytest.mark.parametrize("shards", [1, pytest.param(64, marks=pytest.mark.soak)])
 @on_virtual_clock
 async def test_any_number_of_shards_settles(shards):
     swarm = Swarm(local_manifest(topology="sharded-reduce", shards=shards))
