@@ -214,7 +214,7 @@ class _Source:
         weight_map = read_json(part / INDEX).get("weight_map")
         names = sorted({str(name) for name in weight_map.values()}) if isinstance(weight_map, dict) else []
         if not names or not all(map(_SHARD.fullmatch, names)):
-            raise StartError(f"{self.url}/{INDEX}: names no safetensors files beside it")
+            raise StartError(f"{self.url}/{INDEX}: names no safetensors files next to it")
         return names
 
     def copy_if_there(self, name: str, part: Path, budget: _Budget, most: int | None = None) -> bool:

@@ -56,7 +56,7 @@ DEPARTURES = Codes("A linked peer is gone", "departures_total", {
     "moved": Reason("it went to another stage", NOTHING),
     "paused": Reason("its owner paused it", NOTHING),
     "silent": Reason(
-        "nothing was heard of it for 4 seconds", f"if many fall silent at once: {DOCTOR} here", "warning"
+        "it sent nothing for 4 seconds", f"if many fall silent at once: {DOCTOR} here", "warning"
     ),
     "still_silent": Reason(
         "its machine accepts connections, but it sends nothing", "its owner restarts it", "warning"

@@ -111,6 +111,6 @@ async def _collect(process: asyncio.subprocess.Process, task: Dial, outcomes: di
         try:
             got = msgspec.json.decode(line, type=_Line)
         except msgspec.MsgspecError:
-            return "the process that dials said something strange"
+            return "the process that dials gave an unexpected answer"
         outcomes[got.address] = DialOutcome(got.address, got.outcome, got.detail[:300], got.seconds)
     return f"the process that dials ended with code {await process.wait()}"

@@ -312,7 +312,7 @@ class ForkChoice:
             return []
         if not others:
             return []
-        reason = f"{len(others)} neighbours have another history since round {fork.round}, and it stands"
+        reason = f"{len(others)} neighbours have another branch since round {fork.round}, and it wins"
         return [FetchGroupState(tuple(others), reason, fork.round, fork.exact)]
 
     def _sign(self, view: NeighbourView, now: float) -> list[Effect]:

@@ -376,7 +376,7 @@ def bench(
 def render(rows: Sequence[GroupRow]) -> str:
     lines = [
         "| peers | links | hops | rounds settled by all | one peer, p50 (s) | one peer, p99.9 (s) "
-        "| everybody, p99.9 (s) | settled after (s) | sent, mean / most | a line a round, mean / most "
+        "| everybody, p99.9 (s) | settled after (s) | sent, mean / most | a link a round, mean / most "
         "| all held after (s) | counted | killed | bodies twice | corrections |",
         "|" + "---|" * 15,
     ]

@@ -132,8 +132,8 @@ def render_devices(taken: TakenByDevices) -> str:
         f"{most / 1e6:.0f} MB in all"
         for number, most in enumerate(taken.most)
     )
-    beside = f"{taken.alone / 1e6:.0f} MB of programs"
-    head = f"{taken.parameters:,} parameters; bytes per parameter, beside {beside}"
+    programs = f"{taken.alone / 1e6:.0f} MB of programs"
+    head = f"{taken.parameters:,} parameters; bytes per parameter, in addition to {programs}"
     return "\n".join([head, *rows])
 
 

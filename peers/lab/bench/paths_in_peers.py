@@ -361,10 +361,13 @@ def bench(
 
 def render(rows: Sequence[TopologyRow], lines: Lines) -> Table:
     """Return a table with the means in the last row."""
-    title = f"Seconds for {SHARE} microbatches in a steady swarm of real workers, lines {lines}"
+    title = f"Seconds for {SHARE} microbatches in a steady swarm of real workers, links {lines}"
     table = Table(title=title)
-    for name in ("seed", "memory", "router", "ahead", "ahead to router",
-                 "full for router", "questions", "said no", "kB told", "per stage", "router's"):  # fmt: skip
+    names = [
+        "seed", "memory", "router", "ahead", "ahead to router", "full for router", "requests", "refusals",
+        "kB reported", "per stage", "router's",
+    ]  # fmt: skip
+    for name in names:
         table.add_column(name, justify="right")
     for row in rows:
         ahead, router = row.ahead, row.router

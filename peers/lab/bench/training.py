@@ -198,7 +198,7 @@ def render(report: TrainingReport) -> str:
     lines = [
         f"{report.parameters:,} parameters, microbatches of {report.microbatch_tokens:,} tokens, a step for "
         f"every {report.inner_batch_tokens:,}; one thread, {clock}; medians of {repeats} turns of "
-        f"{report.microbatches}, each beside its neighbours (least to most)",
+        f"{report.microbatches}, each compared with its neighbours (least to most)",
         "",
     ]
     baselines: list[Loop] = [name for name in report.seconds if name.startswith("plain")]

@@ -82,7 +82,7 @@ async def bench(run_file: Path, manifest: Manifest, seconds: float) -> list[Swar
 
 def render(costs: Sequence[SwarmCost]) -> str:
     """Return the costs as text, one line for each swarm."""
-    lines = ["processor time of whole processes, each beside the plain loop at the same time", ""]
+    lines = ["processor time of whole processes, each with the plain loop at the same time", ""]
     for cost in costs:
         name = "a peer with the whole model" if cost.peers == 1 else f"{cost.peers} peers, one a stage"
         lines.append(

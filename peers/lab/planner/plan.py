@@ -149,7 +149,7 @@ def _stretch(
     rate = min(1.0, played.rate / its_way.most) * bounds[-1]  # Over 1 by random compute times.
     found = PlanPhase(whole, placement, way, bounds, played, len(some), churn, rate)
     if found.churned <= 0:
-        why = "with so much churn" if rate > 0 else "on such lines, or of peers so slow"
+        why = "with so much churn" if rate > 0 else "over such links, or by peers so slow"
         raise UserError(f"nothing is trained {why}: no microbatch came back to where it started")
     return found
 

@@ -88,8 +88,8 @@ class Bounds:
         """Return the limit that costs the largest share of the bound before it, or "compute"."""
         steps = {
             "how peers fit into stages": (self.summed, self.compute),
-            "lines: what microbatches send": (self.compute, self.lines),
-            "lines: contributions": (self.lines, self.exchange),
+            "links: bytes of microbatches": (self.compute, self.lines),
+            "links: bytes of contributions": (self.lines, self.exchange),
             "waits and latencies": (self.exchange, self.played),
         }
         name = min(steps, key=lambda name: steps[name][1] / steps[name][0])

@@ -71,8 +71,8 @@ def _alone(answer: PlanResult) -> str:
 def _bounds(answer: PlanResult) -> str:
     bounds = answer.bounds
     return (
-        f"{bounds.strongest} (compute of the stages {bounds.compute:,.0f}, on their lines "
-        f"{bounds.lines:,.0f}, beside contributions {bounds.exchange:,.0f}, played {bounds.played:,.0f})"
+        f"{bounds.strongest} (compute of the stages {bounds.compute:,.0f}, links "
+        f"{bounds.lines:,.0f}, with contributions {bounds.exchange:,.0f}, simulated {bounds.played:,.0f})"
     )
 
 
@@ -97,7 +97,7 @@ def _churn(answer: PlanResult) -> str:
         return "nothing"
     hastened = f", {churn.hastened:,.0f} times as fast" if churn.hastened > 1.5 else ""
     return (
-        f"{churn.costs:.2%} ({churn.leaving:,.{0 if churn.leaving >= 10 else 1}f} leave an hour; played: "
+        f"{churn.costs:.2%} ({churn.leaving:,.{0 if churn.leaving >= 10 else 1}f} leave an hour; simulated: "
         f"{churn.deaths:,}{hastened}; by arithmetic {churn.computed:.2%})"
     )
 
@@ -125,7 +125,7 @@ def _advice(answer: PlanResult) -> list[str]:
     times = max(answer.full_line_share / LINE_SHARE, bounds.lines / bounds.exchange)
     return [
         "",
-        f"Contributions take {answer.line_share:,.0%} of the thinnest line: make "
+        f"Contributions take {answer.line_share:,.0%} of the slowest link: make "
         "rounds.global_batch_tokens and "
         f"max_seconds {times:,.2g} times as large, or sync.topk_per_chunk smaller.",
     ]

@@ -72,7 +72,7 @@ def peer_classes(text: str, lines: Mapping[str, Line] | None = None) -> tuple[Pe
         lines_of_it = down * MEGABIT, up * MEGABIT
         loss = float(match["loss"] or 0.0) / 100
         if loss >= MAX_LOST:
-            raise ValueError(f"{part.strip()!r}: lines that lose {MAX_LOST:.0%} and more are not foretold")
+            raise ValueError(f"{part.strip()!r}: links that lose {MAX_LOST:.0%} and more cannot be predicted")
         found.append(PeerClass(int(match["count"]), speed, *lines_of_it, region, memory or 0, loss))
     return tuple(found)
 

@@ -180,7 +180,7 @@ def _skipping(manifest: Manifest) -> list[tuple[str, str]]:
 def _contributors(facts: ModelProvenance) -> list[str]:
     counts, signed, claims = facts.contributions, facts.receipts, facts.claims
     if not counts and not signed and not claims:
-        return ["Not known here: no event log or receipt of a peer lay beside the checkpoints."]
+        return ["Not known here: no event log or receipt of a peer was next to the checkpoints."]
     known = counts.keys() | signed.keys() | claims.keys()
     ranked = sorted(known, key=lambda peer: (-max(counts[peer], signed[peer]), -claims[peer], peer))
     named = ranked[:MAX_CONTRIBUTORS]
@@ -207,7 +207,7 @@ def _score(score: Score | None, text: Path | None) -> list[str]:
         "tokens). Scores compare only where both are equal."
     ]
     if text is not None:
-        lines += ["", "Whoever wrote this chose that text; that none of it was trained on is their word."]
+        lines += ["", "The author of this card chose that text, and claims that none of it was trained on."]
     return lines
 
 
@@ -215,8 +215,8 @@ def _check(parity: Parity | None) -> list[str]:
     if parity is None:
         return ["Not compared with transformers, which was not installed where this was written."]
     return [
-        f"transformers {parity.version} loads it and says the same to {parity.tokens} tokens: logits differ "
-        f"by {parity.difference:.1e} at most, where the largest is {parity.largest:.3g}."
+        f"transformers {parity.version} loads it and gives the same logits for {parity.tokens} tokens: they "
+        f"differ by {parity.difference:.1e} at most, where the largest is {parity.largest:.3g}."
     ]
 
 

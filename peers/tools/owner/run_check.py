@@ -98,7 +98,7 @@ def tokenizer_beside(manifest: Manifest, folder: Path, given: Path | None) -> To
     file = None if data.tokenizer == BYTES else given or beside(folder, data.tokenizer)
     if data.tokenizer != BYTES and file is None:
         raise TextError(
-            f"data.tokenizer: {data.tokenizer} is not beside the run file, in {folder.absolute()}: put it "
+            f"data.tokenizer: {data.tokenizer} is not next to the run file, in {folder.absolute()}: put it "
             "there, or say where it is: --tokenizer FILE (`swarmnet tokenizer TEXT` makes one)"
         )
     return open_tokenizer(tokenizer_file(data, file or given), manifest.model.vocab_size, data.eos_token)
@@ -132,7 +132,7 @@ def start_beside(
         return None, [f"init_checkpoint: the model was not checked: publishing fetches it from {wanted}"]
     if place is None:
         raise ConfigError([
-            f"{run_file}: init_checkpoint.path: {wanted} is not beside the run file, in "
+            f"{run_file}: init_checkpoint.path: {wanted} is not next to the run file, in "
             f"{folder.absolute()}: put the "
             "model's folder there, or say where it is: --init-checkpoint DIR"
         ])  # fmt: skip

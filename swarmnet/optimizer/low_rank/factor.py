@@ -57,7 +57,7 @@ class Factor:
         if data[0] > LARGEST_EXPONENT:
             raise ContributionError(f"an exponent of {data[0]}, above {LARGEST_EXPONENT}")
         if levels.min() < -MOST:
-            raise ContributionError(f"a number of {-MOST - 1}, which says nothing")
+            raise ContributionError(f"a number of {-MOST - 1}, which no encoder writes")
         return cls(torch.from_numpy(levels.reshape(shape).copy()).to(device), data[0])
 
 

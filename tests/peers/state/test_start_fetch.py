@@ -185,7 +185,7 @@ def test_an_index_names_files_beside_it_only(model, tmp_path, name):
     (there / "config.json").write_bytes((model / "config.json").read_bytes())
     (there / INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
     with serving(tmp_path) as server:
-        with pytest.raises(StartError, match="names no safetensors files beside it"):
+        with pytest.raises(StartError, match="names no safetensors files next to it"):
             fetched(f"{server.url}/there", tmp_path / "here", RUN, said_nothing)
         assert server.asked == ["/there/config.json", f"/there/{INDEX}"]
 

@@ -201,7 +201,7 @@ def test_every_event_is_followed_and_told_without_a_fault():
 
 def test_events_are_told_with_what_happened_why_and_what_helps():
     words = event_text(noted.Unlinked("12D3KooWabcdef", "silent"))
-    assert words.text == "lost ...abcdef: nothing was heard of it for 4 seconds"
+    assert words.text == "lost ...abcdef: it sent nothing for 4 seconds"
     assert words.level == "warning"
     assert "swarmnet doctor" in words.cure
     assert event_text(noted.Waiting("stage_missing", [1, 2])).text.startswith("waits for stages 1, 2:")

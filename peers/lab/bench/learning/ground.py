@@ -228,7 +228,9 @@ def _places(folder: Path, manifest: Manifest) -> Iterable[str]:
     for source in manifest.data.sources:
         place = find_source_text(folder, source)
         if place is None:
-            raise TextError(f"data.sources: {source.path} is not beside the run file, in {folder.absolute()}")
+            raise TextError(
+                f"data.sources: {source.path} is not next to the run file, in {folder.absolute()}"
+            )
         yield place
 
 

@@ -20,13 +20,13 @@ def render(search: Search) -> str:
         sentence(search),
         "",
         f"{search.parameters:,} parameters, {search.target:,} tokens; {search.looked_at:,} shapes by "
-        f"arithmetic, {search.fitting:,} of which fit the peers' memory; played:",
+        f"arithmetic, {search.fitting:,} of which fit the peers' memory; simulated:",
         "",
         *_table([*search.found, *([search.as_it_is] if search.as_it_is else [])], len(search.found)),
         *([] if search.as_it_is else [f"as it is: {search.why_not}"]),
         "",
         f"The best is bounded by: {best.answer.bounds.strongest}. A round's contributions take "
-        f"{best.exchange_seconds:,.0f} s of the slowest line, a round {round_seconds(best):,.0f} s.",
+        f"{best.exchange_seconds:,.0f} s of the slowest link, a round {round_seconds(best):,.0f} s.",
         *warnings(search),
     ]
     return "\n".join(lines)

@@ -112,7 +112,7 @@ def _reasons(search: Search) -> list[str]:
         f"micro_batch_size: {shape.sequences}. A peer needs {scaled(max(answer.memory))} of memory, with "
         "one microbatch at a time.",
         f"global_batch_tokens: a round takes {round_seconds(best):,.0f} s, and its contributions "
-        f"{best.exchange_seconds:,.0f} s of the slowest line; contribution_timeout_seconds waits for these.",
+        f"{best.exchange_seconds:,.0f} s on the slowest link; contribution_timeout_seconds waits for these.",
         f"decay_rounds: until {search.tokens:,} tokens; one alone takes {search.target:,} to its loss.",
         *warnings(search),
     ]

@@ -84,7 +84,7 @@ def test_a_run_of_one_stage_is_as_fast_as_its_exchange_where_that_fills_the_line
     answer = plan(ONE, asked(f"{peers}x20ktps@100/{up}"))
     rounds = MAX_OF_A_LINE * up * MEGABIT / (4 * (peers - 1) / peers * contribution_bytes(ONE, 0))
     assert answer.bounds.exchange == pytest.approx(rounds * ONE.rounds.global_batch_tokens, rel=0.01)
-    assert answer.bounds.strongest == "lines: contributions"
+    assert answer.bounds.strongest == "links: bytes of contributions"
     assert answer.tokens_per_second == pytest.approx(answer.bounds.exchange, rel=0.03)
 
 

@@ -366,7 +366,7 @@ def test_transformers_confirms_the_logits_before_it_says_done(states, swarmnet, 
     assert code == 0, err
     assert re.search(r"check  transformers 5\.\S+ computes the same for 64 tokens", out)
     page = (tmp_path / "model" / "README.md").read_text()
-    assert "loads it and says the same to 64 tokens" in page
+    assert "loads it and gives the same logits for 64 tokens" in page
     assert "Not scored." in page
 
 

@@ -61,7 +61,7 @@ def warnings(swarmnet):
 def test_a_tokenizer_that_is_not_there_is_named_with_the_folder_and_the_option(lab):
     swarmnet = lab()
     Path("tokenizer.json").unlink()
-    refused(swarmnet, "tokenizer.json is not beside the run file", str(Path.cwd()), "--tokenizer FILE")
+    refused(swarmnet, "tokenizer.json is not next to the run file", str(Path.cwd()), "--tokenizer FILE")
 
 
 def test_a_tokenizer_that_is_none_is_refused(lab):
@@ -146,7 +146,7 @@ def test_a_text_that_is_read_in_epochs_is_opened_in_its_shards_and_by_its_index(
 
 def test_a_text_that_only_others_have_is_not_looked_at_and_that_is_said(lab):
     (line,) = warnings(lab(RUN, text=None))
-    assert "the text `books` was not checked: books.txt is not beside the run file" in line
+    assert "the text `books` was not checked: books.txt is not next to the run file" in line
 
 
 def test_who_has_no_tokenizer_here_may_sign_and_is_told_that_nothing_was_opened(lab):

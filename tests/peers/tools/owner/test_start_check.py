@@ -75,7 +75,7 @@ def test_what_is_published_names_the_model_and_every_stage_and_how_to_begin(owne
 def test_a_model_elsewhere_is_named_by_an_option_and_the_right_hash_passes(owner):
     swarmnet = owner()
     Path("model").rename("elsewhere")
-    refused(swarmnet, "init_checkpoint.path: model is not beside the run file", "--init-checkpoint DIR")
+    refused(swarmnet, "init_checkpoint.path: model is not next to the run file", "--init-checkpoint DIR")
     assert swarmnet("publish", "tiny.yaml", "--init-checkpoint", "elsewhere", "--out", "first.json")[0] == 0
     sha256 = load_signed(Path("first.json")).manifest.init_checkpoint.sha256
     Path("tiny.yaml").write_text(RUN.replace("path: model", f"path: model, sha256: {sha256}"))

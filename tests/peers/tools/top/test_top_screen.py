@@ -48,7 +48,7 @@ SNAPSHOT = SwarmSnapshot(
     microbatches={"committed": 4120, "rerouted": 3, "dropped": 0},
     rounds={"completed": 229, "deadline": 2},
     events=(
-        ShownEvent(EPOCH - 9, "silent", "lost ...abc123: nothing was heard of it for 4 seconds", "warning"),
+        ShownEvent(EPOCH - 9, "silent", "lost ...abc123: it sent nothing for 4 seconds", "warning"),
         ShownEvent(EPOCH - 5, "in_step", "in step at round 230"),
     ),
 )
