@@ -179,7 +179,7 @@ def _text(manifest: Manifest, folder: Path, reads: Tokenizer | None) -> Iterator
         place = find_source_text(folder, source)
         if place is None:
             yield (
-                f"data.sources: the text `{source.name}` was not checked: {source.path} is not beside the "
+                f"data.sources: the text `{source.name}` was not checked: {source.path} is not next to the "
                 f"run file, in {folder.absolute()}"
             )
             continue

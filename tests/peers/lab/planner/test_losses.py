@@ -58,5 +58,5 @@ def test_the_loss_of_a_line_stands_behind_its_speeds():
     assert replace(lossy, loss=0.0) == plain
     assert lossy.up == 10 * MEGABIT
     for wrong in ("8x2ktps@100/10/12%", "8x2ktps@100/10/0.5", "8x2ktps/0.5%"):
-        with pytest.raises(ValueError, match=r"not foretold|no class"):
+        with pytest.raises(ValueError, match=r"cannot be predicted|no class"):
             peer_classes(wrong)

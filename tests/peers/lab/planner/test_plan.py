@@ -89,7 +89,7 @@ def test_a_swarm_of_which_nothing_comes_is_refused():
     large = Manifest("run", PeerId("owner"), stages=(1, 1, 1), model=model)
     with pytest.raises(UserError, match="with so much churn"):
         plan(large, PlanRequest(peer_classes("3x500tps@0.5/0.5"), churn=100.0))
-    with pytest.raises(UserError, match="on such lines"):
+    with pytest.raises(UserError, match="over such links"):
         plan(large, PlanRequest(peer_classes("3x0.01tps@0.5/0.5")))
 
 
@@ -162,7 +162,7 @@ def test_what_churn_costs_is_played_and_computed_alike():
     played, computed = answer.churn.costs, answer.churn.computed
     assert 0.4 * computed < played < 1.2 * computed, "there is some slack in every stage"
     assert answer.churned == answer.tokens_per_second * (1 - answer.churn.costs)
-    assert "played" in render(answer)
+    assert "simulated" in render(answer)
 
 
 # -- how many are played -----------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def test_the_command_takes_a_table(swarmnet, tmp_path):
     code, out, _ = swarmnet("plan", run, *peers, "--links", str(table), "--churn", "0.1")
     assert code == 0
     assert "8 of 8 peers" in out
-    assert "leave an hour; played" in out
+    assert "leave an hour; simulated" in out
     refused(swarmnet("plan", run, *peers), "--links")
     refused(swarmnet("plan", run, *peers, "--links", str(table), "--latency", "1ms-2ms"), "--latency")
     refused(swarmnet("plan", run, "--peers", "8x5tps", "--latency", "9ms-2ms"), "--latency")

@@ -315,7 +315,7 @@ def test_a_model_is_scored_on_the_text_that_was_named_and_the_card_says_which(
     assert f"{scored[1]} bits per byte, perplexity" in page
     digest = hashlib.sha256(text).hexdigest()
     assert f"on 640 bytes of a \\*dark\\* night.txt (SHA-256 `{digest}`, windows of 32 tokens)" in page
-    assert "Whoever wrote this chose that text" in page
+    assert "The author of this card chose that text" in page
     told = swarmnet("evaluate", "--from", states, *chosen)[1]
     assert told.startswith(f"{scored[1]} bits per byte over 640 bytes")
     assert f"text sha256 {digest}, window 32 tokens" in told
