@@ -188,8 +188,9 @@ class _Incoming:
 
 
 class FrameReader:
-    """Turns bytes into messages. It allocates nothing for a body before the bytes arrive. A coroutine
-    (`_parse`) requests bytes by their number, and the other methods pass them to it as they come."""
+    """Turns bytes into messages. It allocates nothing for a body before the bytes arrive. A generator
+    (`_parse`) yields how many bytes it needs next, and gets them from the other methods as they come: n for
+    exactly n bytes, -n for any number from 1 to n."""
 
     def __init__(self, limit: Callable[[Message], int] = body_limit) -> None:
         """Create a reader. `limit` returns the largest body in bytes that a message may have."""

@@ -197,7 +197,8 @@ class Play:
         hour = self.hour
         hour.title("Start four workers")
         hour.tell(
-            "Each worker chooses the stage of the model that it trains. This is the output of the fourth worker:"
+            "Each worker chooses the stage of the model that it trains. This is the output of the fourth "
+            "worker:"
         )
         for name in self.workers:
             command = self.worker(name)
@@ -373,8 +374,8 @@ def main() -> int:
         hour.tell("# The first hour")
         hour.tell(
             "This page shows the commands of a first hour with their real output, on one computer. The "
-            "script `scripts/first-hour` writes the page; do not edit it. Long lines are cut, and options that "
-            "only keep the peers on 127.0.0.1 are left out."
+            "script `scripts/first-hour` writes the page; do not edit it. Long lines are cut, and options "
+            "that only keep the peers on 127.0.0.1 are left out."
         )
         try:
             shutil.copytree(ROOT / "configs", hour.folder / "configs")

@@ -99,8 +99,9 @@ class QuorumAccepted:
 class UnknownContributors:
     """Contributions whose contributors have no weight here yet, and the neighbours that named each.
 
-    Their number is bounded, because ids cost nothing. A contribution that exceeds the bound is not recorded.
-    Its neighbour names it again as long as its set differs from this peer's."""
+    Their number is bounded, because ids cost nothing. Above the bound, another contribution is not recorded,
+    and the oldest unknown contributors of a result are forgotten. Its neighbour names it again as long as the
+    neighbour's set differs from this peer's."""
 
     def __init__(self, is_member: Callable[[PeerId], bool] = lambda peer: True) -> None:
         self._is_member = is_member
@@ -126,12 +127,15 @@ class UnknownContributors:
         self._count_single_holder(holders, 1)
         self._named[reference.id] = (reference, holders)
 
-    def strangers(self, peer: PeerId, reference: Reference, contributors: Iterable[PeerId]) -> None:
+    def record_unknown_in_result(
+        self, peer: PeerId, reference: Reference, contributors: Iterable[PeerId]
+    ) -> None:
         """Record that `peer` sent a reducer's result that names `contributors`, which do not belong to the
         group.
 
-        If two results overlap, the one with more contributors wins, and a reducer could invent some. The
-        result enters no set until they are known as members, or half of the peers in sight hold it."""
+        If two results overlap, the one with more contributors wins, so a reducer could invent contributors.
+        This result therefore enters no set until all its contributors are members of the group, or until half
+        of the peers in sight hold the result."""
         self._unknown_in_result[reference.id] = reference.round, frozenset(contributors)
         if len(self._unknown_in_result) > MAX_WAITING:
             self._unknown_in_result.popitem(last=False)

@@ -480,7 +480,7 @@ class GroupRounds:
                 self.offers.read(identity, table)
             case events.UnknownPeersNamed(peer, reference, strangers):
                 self.pulls.arrived(reference.id)
-                self.waiting.strangers(peer, reference, strangers)
+                self.waiting.record_unknown_in_result(peer, reference, strangers)
         if self.reducing is not None:
             self.reducing.take(event, self.settled, self.current, now)
 

@@ -45,11 +45,12 @@ def choose_root(
     signed: Mapping[PeerId, Collection[Root]] | None = None,
     resumed: Collection[Root] = (),
 ) -> Root | None:
-    """Return the newest root that some peer offers and `AGREEMENT` of the peers in `offers` name; None if
-    there is none. A peer names the roots that it offers, and those in `signed`.
+    """Return the newest root for which enough peers vouch: at least the fraction `AGREEMENT` of the peers in
+    `offers`. Returns None if there is no such root.
 
-    `signed`: roots that peers have signed, even if they no longer hold them. `resumed`: roots whose partial
-    download is worth resuming. They come before newer ones."""
+    A peer vouches for the roots that it offers, and for those that it has signed (`signed`), even if it no
+    longer holds them. Only offered roots count. `resumed` are roots whose partial download is worth resuming:
+    one of them is preferred to a newer root."""
     named = _peers_by_root(offers, signed or {})
     agreed = [root for root, peers in named.items() if len(peers) >= AGREEMENT * len(offers)]
     return max(agreed, key=lambda root: (root in resumed, root), default=None)

@@ -1,9 +1,10 @@
 """Divide the weights of a stage among several devices, as torch.distributed.fsdp does.
 
-All weights of a stage are one flat vector. It consists of planes, and a plane of chunks of one size
-(`flat_layout.py`). A *block* is a layer, the embedding or the head. A *piece* is the part of one block in one
-plane: its matrices or its vectors. A device's *share* is a range of chunks (*rows*) of each piece, cut as
-torch.chunk does; FSDP cuts a parameter [chunks, chunk] the same way. A share has its own layout. An optimizer
+All weights of a stage are one flat vector (`flat_layout.py`). It is divided into *planes*, one after another,
+each a matrix [chunks, chunk] whose rows are equally long chunks of the vector. A *block* is a layer, the
+embedding or the head. A *piece* is the matrices, or the vectors, that one block has in one plane: a range of
+the plane's rows. A device's *share* is a range of rows of each piece, cut as torch.chunk does. FSDP cuts a
+parameter [chunks, chunk] the same way. A share has its own layout. An optimizer
 works in it as in that of a whole stage, because chunks are independent.
 """
 
@@ -103,7 +104,9 @@ class Shares:
 
 
 def pieces_of(layout: Layout) -> Iterator[Piece]:
-    """Yield the pieces of a stage in the order of the flat vector. A piece ends where the next begins."""
+    """Yield the pieces of a stage in the order of the flat vector: for each plane, its parameters grouped by
+    block and by whether they are vectors. A piece begins with the row of its first parameter, and ends where
+    the next piece of the plane begins."""
     for number, plane in enumerate(layout.planes):
         inside = [entry for entry in layout.entries if plane.offset <= entry.offset < plane.stop]
         inside.sort(key=lambda entry: entry.offset)

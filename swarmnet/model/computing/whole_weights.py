@@ -170,7 +170,8 @@ class WholeWeights:
         self, version: object, inputs: Tensor, tokens_BT: Tensor | None, branch_scale: float, rows: Rows
     ) -> Tensor:
         """Run the stage's layers on the weights of `version`, with compiled layers if there are some for this
-        shape. Returns hidden states, or logits on the last stage."""
+        shape. Returns hidden states, or logits on the last stage. `branch_scale` multiplies what each
+        attention and feed-forward branch adds to the hidden states."""
         assert isinstance(version, dict)
         run_layers = self._compiled.get(inputs.shape[:2], self._run_layers)
         return forward(

@@ -43,8 +43,8 @@ def test_the_lock_of_a_peer_ends_with_its_process_and_not_when_it_has_closed_all
     script = """
         import sys
         from pathlib import Path
-        from peers.runtime.state_lock import only_one
-        with only_one(Path(sys.argv[1]), to_the_end=True):
+        from peers.runtime.state_lock import lock_state_folder
+        with lock_state_folder(Path(sys.argv[1]), to_the_end=True):
             pass
         print("closed", flush=True)
         sys.stdin.read()
