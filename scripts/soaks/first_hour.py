@@ -273,7 +273,10 @@ class Play:
             del hour.running[name]
             if name != self.workers[0]:
                 del hour.lines[before:]
-        hour.tell("`swarmnet export` writes the model, compares it with transformers and scores it:")
+        hour.tell(
+            "`swarmnet export` writes the model, checks its logits with transformers, and scores it on "
+            "held-out text:"
+        )
         hour.run([SWARMNET, "export", "--from", "states", "--hf", "model"], 240)
         hour.tell("The folder of the exported model contains a model card:")
         hour.show("cat model/README.md", (hour.folder / "model" / "README.md").read_text(), first=22)
