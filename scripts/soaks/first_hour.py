@@ -160,7 +160,8 @@ class Play:
     def demo(self, seconds: int) -> None:
         self.hour.title("Watch the demo")
         self.hour.tell(
-            "Six peers train on this computer. One is killed, and a new one joins. You should see:"
+            "`swarmnet demo` trains with six peers on this computer. It kills one peer and starts a new one. "
+            "You should see:"
         )
         self.hour.run([SWARMNET, "demo", "--seconds", str(seconds)], seconds + 240, last=18)
 
@@ -182,20 +183,23 @@ class Play:
     def publish(self) -> None:
         hour = self.hour
         hour.title("Publish a run and start a bootstrap")
-        hour.tell("`publish` signs the run with your key and prints its id:")
+        hour.tell("`swarmnet publish` signs a run with your key and prints the run's id:")
         hour.run([SWARMNET, "publish", "configs/demo-run.yaml"], 60)
         command = self.start("bootstrap", "bootstrap.yaml", "metrics.listen=off")
         self.bootstrap = str(hour.until("the bootstrap tells how to join", 60, lambda: join_line(hour)))
-        hour.tell("The bootstrap prints the command with which others join:")
+        hour.tell("The bootstrap (a peer through which others join) prints the command to join the run:")
         hour.show(command, text_of(hour, "bootstrap"))
-        hour.tell("An observer starts the same way from `configs/observer.yaml`.")
+        hour.tell("Start an observer (a peer with a web page) in the same way, from `configs/observer.yaml`.")
         self.start("observer", "observer.yaml", self.way_in, "metrics.listen=off")
         hour.until("the observer's page answers", 60, answers)
 
     def train(self) -> None:
         hour = self.hour
         hour.title("Start four workers")
-        hour.tell("Each worker chooses its stage of the model. This is the output of the fourth worker:")
+        hour.tell(
+            "Each worker chooses the stage of the model that it trains. This is the output of the fourth "
+            "worker:"
+        )
         for name in self.workers:
             command = self.worker(name)
         hour.until("all four train", 180, lambda: all(trains(hour, name) for name in self.workers))
@@ -206,7 +210,9 @@ class Play:
 
     def doctor(self) -> None:
         self.hour.title("Check the computer")
-        self.hour.tell("`doctor` prints a fix for each problem. A warning does not stop a peer.")
+        self.hour.tell(
+            "`swarmnet doctor` prints a fix for each problem. A peer works in spite of a warning (`warn`)."
+        )
         self.hour.run(
             [SWARMNET, "doctor", "--run", str(self.run), "--bootstrap", self.bootstrap], 180, last=9
         )
@@ -214,12 +220,16 @@ class Play:
     def watch(self, pictures: Path) -> None:
         hour = self.hour
         hour.title("Watch one peer, and the whole swarm")
-        hour.tell("`swarmnet top` shows a peer of this computer and its neighbours:")
+        hour.tell("`swarmnet top` shows one peer of this computer and the peers linked to it:")
         hour.run([SWARMNET, "top", f"states/{self.workers[0]}"], 60, first=16)
-        hour.tell("With `--run`, `swarmnet top` shows all peers, as their signed records describe them:")
+        hour.tell(
+            "With `--run`, `swarmnet top` shows all peers of the run, as their signed records describe them:"
+        )
         hour.run([SWARMNET, "top", "--run", str(self.run), "--bootstrap", self.bootstrap], 90)
         hour.until("the observer sees four workers", 60, lambda: counted_workers() == WORKERS)
-        photograph(hour, pictures / "observer.png", "The observer's page shows the same peers in a browser:")
+        photograph(
+            hour, pictures / "observer.png", "The observer's page shows the peers of the run in a browser:"
+        )
 
     def kill(self) -> tuple[str, str]:
         """(who was killed, who holds the same stage)."""
@@ -231,13 +241,13 @@ class Play:
         rounds = newest_round(hour, survivor)
         hour.running[victim].send_signal(signal.SIGKILL)
         killed = time.monotonic()
-        hour.tell(f"{victim} is killed with SIGKILL. {survivor} has the same stage and continues.")
+        hour.tell(f"{victim} is killed with SIGKILL. {survivor} trains the same stage and continues.")
         hour.until("the observer sees three", 60, lambda: counted_workers() == WORKERS - 1)
         thinned = time.monotonic() - killed
         hour.until("rounds continue", 130, lambda: newest_round(hour, survivor) > rounds)
         hour.tell(
-            f"The observer's page showed {thinned:.1f} s later that a worker was missing. You should see the "
-            "peer as `gone`:"
+            f"The observer's page showed {thinned:.1f} s after the kill that a worker was missing. "
+            "`swarmnet top` should show the killed peer as `gone`:"
         )
         hour.run([SWARMNET, "top", f"states/{survivor}"], 60, first=8)
         return victim, survivor
@@ -245,7 +255,7 @@ class Play:
     def come_back(self, victim: str, survivor: str) -> None:
         hour = self.hour
         hour.title("Start it again; pause and resume another")
-        hour.tell("The same command as before starts the killed worker from its checkpoint:")
+        hour.tell(f"The command that first started {victim} also restarts it, from its checkpoint:")
         command = self.worker(victim)
         hour.until("it trains again", 120, lambda: trains(hour, victim))
         hour.show(command, text_of(hour, victim), last=5)
@@ -256,16 +266,19 @@ class Play:
     def take_home(self) -> None:
         hour = self.hour
         hour.title("Take the model home")
-        hour.tell("Stop each worker with `leave`. The other three leave in the same way:")
+        hour.tell(f"Stop each worker with `swarmnet leave`, for example {self.workers[0]}:")
         for name in self.workers:
             before = len(hour.lines)
             hour.run([SWARMNET, "leave", f"states/{name}"], 90)
             del hour.running[name]
             if name != self.workers[0]:
                 del hour.lines[before:]
-        hour.tell("`export` compares the model with transformers and scores it:")
+        hour.tell(
+            "`swarmnet export` writes the model, checks its logits with transformers, and scores it on "
+            "held-out text:"
+        )
         hour.run([SWARMNET, "export", "--from", "states", "--hf", "model"], 240)
-        hour.tell("The exported model has a model card:")
+        hour.tell("The folder of the exported model contains a model card:")
         hour.show("cat model/README.md", (hour.folder / "model" / "README.md").read_text(), first=22)
         loaded = hour.run([str(BIN / "python"), "-c", LOAD.strip()], 180)
         if "LlamaForCausalLM" not in loaded:
@@ -364,8 +377,8 @@ def main() -> int:
         hour.tell("# The first hour")
         hour.tell(
             "This page shows the commands of a first hour with their real output, on one computer. The "
-            "script `scripts/first-hour` writes the page; do not edit it. It leaves out options that only "
-            "keep the peers on 127.0.0.1, and cuts long lines."
+            "script `scripts/first-hour` writes the page; do not edit it. Long lines are cut, and options "
+            "that only keep the peers on 127.0.0.1 are left out."
         )
         try:
             shutil.copytree(ROOT / "configs", hour.folder / "configs")

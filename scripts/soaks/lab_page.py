@@ -36,8 +36,8 @@ print(type(model).__name__, tokenizer.eos_token, model.config.eos_token_id)
 print(tokenizer.decode(model.generate(**tokenizer("A peer", return_tensors="pt"), max_new_tokens=16)[0]))
 """
 FIXED = """The rate follows the schedule in the run file, which cannot be changed after publishing."""
-CHANGED = """The owner can multiply the scheduled rate by a factor. All peers apply it from the same
-future round (`--from-round`)."""
+CHANGED = """The owner can multiply the scheduled learning rate by a factor. All peers apply the factor from
+the same future round (`--from-round`)."""
 
 
 def files_of(page: str) -> dict[str, str]:
