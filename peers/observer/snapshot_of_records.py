@@ -59,12 +59,13 @@ def snapshot_of(
     walked_at: float = 0.0,
     bootstraps: Mapping[str, bool] = NO_BOOTSTRAPS,
 ) -> SwarmSnapshot:
-    """Return the snapshot at time `now`. `own_eval_loss` is this observer's newest score, as its own record
-    is not among the observations. `walked_at` is when all records were last read; `bootstraps` maps addresses
-    to whether they respond."""
+    """Return the snapshot at time `now`. `ordered` are the owner's orders. `own_eval_loss` is this observer's
+    newest loss on held-out text; its own record is not among the observations. `walked_at` is when all
+    records were last read. `bootstraps` maps addresses to whether they respond."""
     manifest = signed.manifest
     present = list(sightings.here())
     workers = [observed.record for observed in present if observed.record.stage >= 0]
+    # Peers in a state of IN_STEP follow the rounds; those of HOLDING serve their stage or are about to.
     training = [record for record in workers if plain_state(record.state) in IN_STEP]
     current_round = usual_round(training)
     # Upper bound of a peer's tokens. A round may exceed its target, by less than the target.
@@ -132,7 +133,8 @@ def _total_rate(rates: Iterable[float | None]) -> float | None:
 
 
 def _peer_row(observed: PeerObservation) -> PeerRow:
-    """Return the peer as a row of the snapshot, from its newest record."""
+    """Return the peer as a row of the snapshot, from its newest record. `tokens_per_second` is the measured
+    growth of its tokens, and `can_do` the speed that it claims for its machine."""
     record = observed.record
     return PeerRow(
         record.peer, record.stage, state_of(observed), record.name,
@@ -146,8 +148,8 @@ def _peer_row(observed: PeerObservation) -> PeerRow:
 
 
 def _weakest_stage(holding: Sequence[PeerObservation], signed: SignedManifest, now: float) -> int | None:
-    """Return the stage that a newcomer would choose; None without a peer. `holding` are the peers that serve
-    a stage or are about to."""
+    """Return the stage that a newcomer would choose, by the same policy; None without a peer. `holding` are
+    the peers that serve a stage or are about to."""
     data = signed.manifest.data
     microbatch_tokens = data.seq_len * data.micro_batch_size
     candidates = []
@@ -156,6 +158,7 @@ def _weakest_stage(holding: Sequence[PeerObservation], signed: SignedManifest, n
         rate = record.tokens_per_second / microbatch_tokens
         link = claimed_bandwidth(record)
         waits = waits_for_weights(record)
+        # `rate` is in microbatches per second, and `age` is that of the record in seconds.
         peer = policy.ObservedPeer(record.stage, rate, record.moving_to, age, record.round, link, waits)
         candidates.append((PeerId(record.peer), peer))
     if not candidates:
