@@ -80,7 +80,9 @@ def join(
     if not is_there(_state_folder(state, joined_id) / PEER_FILE) or not run_id_of(joined_id):
         joined_id = RunId("")
     signed = None if joined_id else _load_run(run, from_archive)
-    run_id = signed.run_id if signed is not None else joined_id or RunId(run or "")
+    run_id = joined_id or RunId(run or "")
+    if signed is not None:
+        run_id = signed.run_id
     folder = _state_folder(state, run_id)
     file = folder / PEER_FILE
     data: dict[str, object] = {"bootstrap": list(bootstrap or ()), "stage": _stage_number(stage)}

@@ -453,15 +453,7 @@ def plan(
     classes, latency_range, link_table = _parse_swarm(peers, latency, links)
     manifest = load_manifest(run_file, PeerId(""), {})
     request = PlanRequest(
-        classes=classes,
-        latency=latency_range,
-        churn=churn,
-        tokens=tokens,
-        cores=cores,
-        slots=slots,
-        simulated=simulate,
-        seed=seed,
-        links=link_table,
+        classes, latency_range, churn, tokens, cores, slots, simulated=simulate, seed=seed, links=link_table
     )
     if shape:
         _find_shape(manifest, request, run_file, out)

@@ -134,8 +134,10 @@ class PeerObservations:
             observed.misses = 0
             observed.ask_at = now
             self._record_return(observed, now)
-        elif observed.gone and new.state == "leaving":  # Its last record was found late.
-            observed.gone = self.away[PeerId(new.peer)] = "left"
+        elif observed.gone and new.state == "leaving":
+            # The record from before its end says that it left, instead of how this observer lost it.
+            observed.gone = "left"
+            self.away[PeerId(new.peer)] = "left"
 
     def answered(self, peer: PeerId, now: float) -> None:
         """Record that a peer has responded at time `now`. A peer that was gone is back."""

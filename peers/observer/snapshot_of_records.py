@@ -72,8 +72,8 @@ def snapshot_of(
     max_tokens = 2 * ((current_round or 0) + 2) * manifest.rounds.global_batch_tokens
     contributions, stages = sightings.contributions, range(len(manifest.stages))
     stage_rates = [
-        _total_rate(observed.tokens_per_second for observed in present if observed.record.stage == s)
-        for s in stages
+        _total_rate(observed.tokens_per_second for observed in present if observed.record.stage == stage)
+        for stage in stages
     ]
     stage_peers = [observed for observed in present if plain_state(observed.record.state) in HOLDING]
     served_stages = {observed.record.stage for observed in stage_peers}
@@ -87,11 +87,11 @@ def snapshot_of(
         rows=tuple(map(_peer_row, sightings.peers.values())),
         weakest=_weakest_stage(stage_peers, signed, now) if not stuck else None,
         round=current_round,
-        settled=settled_round(training, 0),
+        settled=settled_round(training, stage=0),
         loss=usual_loss(training),
         eval_loss=eval_loss((observed.record for observed in present), own_eval_loss),
         tokens=max(contributions.of_stage(stage, max_tokens) for stage in stages),
-        finalized_tokens=finalized_tokens(training, 0),
+        finalized_tokens=finalized_tokens(training, stage=0),
         tokens_per_second=max((rate for rate in stage_rates if rate is not None), default=None),
         sent={"all": sum(record.sent_bytes for record in workers)},
         received={"all": sum(record.received_bytes for record in workers)},
@@ -110,7 +110,8 @@ def snapshot_of(
         walked_at=walked_at,
         bootstraps=dict(bootstraps),
     )
-    shown = complete(incomplete, [span.stop - span.first for span in map(manifest.span, stages)])
+    layers = [span.stop - span.first for span in map(manifest.span, stages)]
+    shown = complete(incomplete, layers)  # Adds the rows' sums by stage, state and version.
     return replace(shown, states={**shown.states, **_bootstrap_states(bootstraps)})
 
 

@@ -143,7 +143,8 @@ class EventLog:
 
     def _update_standing_facts(self, event: Event, line: str) -> None:
         """Add the line of a fact that holds from now on, or remove the facts that this event ends. A key is
-        the fact and its subject, such as an address; `started` begins a new life without older facts."""
+        the fact and its subject, such as an address. `started` ends all older facts, and the end of p2pd
+        (the network daemon) those about addresses."""
         match event:
             case Started():
                 self._standing_facts = {("started", ""): line}

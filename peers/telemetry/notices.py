@@ -44,7 +44,7 @@ class NoticePrinter:
         if line.monotonic < self._shown_at.get(notice_key, float("-inf")) + QUIET_SECONDS:
             self._suppressed[notice_key] = self._suppressed.get(notice_key, 0) + 1
             return
-        if len(self._shown_at) >= MAX_REMEMBERED:
+        if len(self._shown_at) >= MAX_REMEMBERED:  # Forget the notice that was printed longest ago.
             oldest = next(iter(self._shown_at))
             del self._shown_at[oldest]
             self._suppressed.pop(oldest, None)
