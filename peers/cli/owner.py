@@ -187,7 +187,8 @@ def show_orders(run: Run, bootstrap: Bootstraps = None, as_json: AsJson = False)
 
     async def fetch_orders() -> OwnerOrders:
         async with visit_run(run, bootstraps, cache, notify) as connection:
-            return (await newest(connection, None, notify)).public
+            known = await newest(connection, kept=None, notify=notify)
+            return known.public  # The orders that the directory has.
 
     with as_user_errors(*NOT_REACHED, WireError):
         order = asyncio.run(fetch_orders())

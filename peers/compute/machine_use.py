@@ -32,7 +32,7 @@ class OtherUse:
         last_now, last_busy, last_ours = last_sample
         if now <= last_now:
             return 0.0
-        # `ours` shrinks if a process of this peer was replaced by a new one.
+        # `ours` shrinks if a process of this peer has ended.
         others = (busy - last_busy) - max(0.0, ours - last_ours)
         return max(0.0, others / (now - last_now))
 

@@ -172,7 +172,7 @@ def build_stage_part(
 
 
 def computing_of(wish: ComputeFile, device: torch.device) -> Computing:
-    """Return what a peer file requests for this device: dtype (bf16 by default if the GPU has it),
+    """Return what a peer file requests (`wish`) for this device: dtype (bf16 by default if the GPU has it),
     checkpointing, compilation, place of the optimizer state. Raises UserError if the device cannot do it."""
     on_gpu = device.type == "cuda"
     has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
