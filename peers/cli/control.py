@@ -55,7 +55,7 @@ def resume(where: Where = None) -> None:
 def leave(where: Where = None) -> None:
     """Stop a peer cleanly, as Ctrl+C does: it finishes its work and hands it over."""
     state = state_of(where, "leave")
-    if not runs(state) and is_held(state):
+    if not runs(state) and is_held(state):  # The peer has locked the folder but does not listen.
         raise UserError(f"the peer of {state} is just starting or ending; ask again in some seconds")
     answer = ask(state, {"do": "leave"}, ANSWER_SECONDS)
     _wait_until_ended(state, float(answer["drain_seconds"]) + LEAVE_SECONDS)

@@ -48,7 +48,7 @@ def rate(
 
     async def prepare_rate(connection: RunConnection) -> Callable[[OwnerOrders], OwnerOrders]:
         first = await _choose_round(connection, from_round)
-        typer.echo(f"from   round {first.round}: {first.why}")
+        typer.echo(f"from   round {first.round}: {first.why}")  # `why` says how the round was chosen.
         return lambda orders: owner_orders.rate(orders, thousandths, first.round, reason)
 
     give_planned_order(run, key, bootstrap, prepare_rate)
@@ -101,8 +101,9 @@ async def is_archived(found: RunConnection) -> bool:
 
 
 async def _choose_round(connection: RunConnection, wanted: int | None) -> Chosen:
-    """Return the first round for an order: `wanted`, or one some minutes ahead. The latter depends on the
-    speed of the peers, so wait up to SPEED_SECONDS for it. Raises UserError for a past round."""
+    """Return the first round for an order, with the reason in words: `wanted`, or one some minutes ahead. The
+    latter depends on the speed of the peers, so wait up to SPEED_SECONDS until they report it. Raises
+    UserError for a past round."""
     from peers.network.discovery.record_reader import look
     from peers.tools.owner.round_ahead import SPEED_SECONDS, chosen, seen
 
@@ -111,6 +112,7 @@ async def _choose_round(connection: RunConnection, wanted: int | None) -> Chosen
     while True:
         records = await look(connection.directory, connection.signed.run_id, len(manifest.stages))
         progress = seen(manifest, [signed.record for signed in records.values()])
+        # `progress` is None if no peer trains; waiting is then useless.
         if progress is None or progress.rounds_per_second > 0 or clock() >= deadline:
             return chosen(manifest, progress, wanted)
         if not has_notified:

@@ -45,7 +45,8 @@ def doctor(
 
     checks = wanted_checks(only or ())
     can_reach_swarm = not is_newcomer or run is not None or bool(config.bootstrap)
-    if only and not can_reach_swarm and not checks - NETWORK:
+    all_need_swarm = not checks - NETWORK
+    if only and not can_reach_swarm and all_need_swarm:
         raise UserError(
             f"--only {only[0]}: needs a swarm: add --run RUN --bootstrap ADDRESS, or name a peer file"
         )
@@ -59,7 +60,9 @@ def doctor(
 def _newcomer_config(run: str | None, bootstrap: list[str] | None, settings: list[str] | None) -> PeerFile:
     """Return the configuration that `swarmnet join` would create for a new peer. Raises ConfigError."""
     typed = ParsedYaml(
-        "doctor", {"bootstrap": list(bootstrap or ())}, {("bootstrap",): "--bootstrap", ("run",): "--run"}
+        origin="doctor",
+        data={"bootstrap": list(bootstrap or ())},
+        places={("bootstrap",): "--bootstrap", ("run",): "--run"},
     )
     if run is not None:
         typed.data["run"] = run

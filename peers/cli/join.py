@@ -80,7 +80,9 @@ def join(
     if not is_there(_state_folder(state, joined_id) / PEER_FILE) or not run_id_of(joined_id):
         joined_id = RunId("")
     signed = None if joined_id else _load_run(run, from_archive)
-    run_id = signed.run_id if signed is not None else joined_id or RunId(run or "")
+    run_id = joined_id or RunId(run or "")
+    if signed is not None:
+        run_id = signed.run_id
     folder = _state_folder(state, run_id)
     file = folder / PEER_FILE
     data: dict[str, object] = {"bootstrap": list(bootstrap or ()), "stage": _stage_number(stage)}
@@ -89,14 +91,15 @@ def join(
     optional = {"name": name, "invite": invite}
     data |= {key: value for key, value in optional.items() if value is not None}
     set_options = overrides(settings)
-    if is_there(file):
+    if is_there(file):  # Start the peer of an earlier call with the options that differ from the defaults.
         options = {key: json.dumps(value) for key, value in data.items() if value not in ([], "auto")}
-        _restart(file, run_id, {**options, **set_options}, invite)
+        _restart(file, run_id, {**options, **set_options}, invite)  # Does not return.
     if not bootstrap and signed is not None and run is not None:
         data["bootstrap"] = list(signed.bootstraps)
     data = {"run": run_id, "state": ".", **data}
     typed = ParsedYaml("join", dict(data), {(key,): f"--{key}" for key in data})
     override_values(typed, {tuple(key.split(".")): (text, "--set") for key, text in set_options.items()})
+    # Without `name`, the validation takes the start of the run id, and the peer file a part of the peer id.
     has_name = "name" in typed.data
     config = validate_peer_file(typed, folder, run_id[:16], os.environ)
     if signed is not None:
@@ -117,8 +120,9 @@ def join(
 
 
 def _restart(file: Path, run_id: RunId, options: dict[str, str], invite: str | None) -> None:
-    """Start the peer of an earlier `join`, whose peer file is `file`. `options` (YAML text by key) apply to
-    this start only; the invite is also saved. Raises UserError if the peer file is for another run."""
+    """Start the peer of an earlier `join`, whose peer file is `file`, and exit with its code. `options` (YAML
+    text by key) apply to this start only; the invite is also saved. Raises UserError if the peer file is for
+    another run."""
     config = _load_peer_file(file, run_id, options)
     if invite and set_key(file, "invite", invite, MEANINGS["invite"]):
         typer.echo(f"wrote  the invite into {file}: it is used at every start from now on", err=True)
@@ -132,9 +136,8 @@ def _write_peer_file(file: Path, typed: ParsedYaml, signed: SignedManifest | Non
     if signed is not None:
         write_atomically(file.with_name("run.json"), published_text(signed).encode())
         typed.data["run"] = "run.json"
-    write_atomically(
-        file, peer_yaml(typed.data).encode(), private=True
-    )  # It may contain an invite or a password.
+    # Private, because it may contain an invite or a password.
+    write_atomically(file, peer_yaml(typed.data).encode(), private=True)
     typer.echo(f"wrote  {file}   yours to edit; `swarmnet config explain` has all keys", err=True)
 
 
@@ -174,8 +177,9 @@ def _no_address_message(signed: SignedManifest | None) -> str:
 
 
 def _start_first(file: Path, is_new: bool) -> None:
-    """Start a new peer. If no peer knows the run, or the peer ends before any has sent the manifest, remove
-    its state folder, unless that existed before.
+    """Start a new peer, and exit with its code. If no peer knows the run, or the new peer ends before another
+    has sent the manifest (run.json), remove the new state folder. `is_new` is False if the folder existed
+    before; it then stays.
 
     Otherwise commands that look for the only peer of this machine would find the failed one, too.
     """
@@ -218,7 +222,7 @@ def _bootstrap_saver(file: Path, tried: Sequence[str]) -> Callable[[], str]:
             in_peer_file = load(file, os.environ).bootstrap
             notice = ""
             if set(in_peer_file) >= set(tried):
-                pass
+                pass  # The peer file names them already.
             elif set(in_peer_file) & set(responded_before):
                 notice = f"for this start only: {file} names another bootstrap, which has answered before"
             elif set_key(file, "bootstrap", list(tried), MEANINGS["bootstrap"]):
@@ -251,7 +255,8 @@ def _complete_run_id(run: str, state: Path | None) -> str:
     Return any other text unchanged."""
     from peers.config.run_file import load_signed
 
-    if not re.fullmatch(f"[0-9a-f]{{{RUN_DIGITS}}}", run) or is_there(Path(run)):
+    is_short_id = re.fullmatch(f"[0-9a-f]{{{RUN_DIGITS}}}", run) is not None
+    if not is_short_id or is_there(Path(run)):  # A file may have such a name.
         return run
     saved_run = _state_folder(state, RunId(run)) / "run.json"
     full_id = load_signed(saved_run).run_id if is_there(saved_run) else ""
@@ -353,5 +358,5 @@ def peer_yaml(data: dict[str, object]) -> str:
         if key in MEANINGS:
             lines.append(f"# {MEANINGS[key]}")
         lines.append(f"{key}: {json.dumps(value, ensure_ascii=False)}")
-    optional = _OPTIONAL if "limits" not in data else ""
-    return "\n".join(lines) + "\n" + optional
+    limits_as_comment = _OPTIONAL if "limits" not in data else ""
+    return "\n".join(lines) + "\n" + limits_as_comment

@@ -167,8 +167,9 @@ def paths(
 
     console = Console(width=TABLE_COLUMNS)
     lines: Lines = "shared" if shared else "alone"
-    for number in memory or [3]:
-        console.print(render(list(bench(range(first, first + seeds), number, lines)), lines))
+    for microbatches in memory or [3]:
+        topologies = list(bench(range(first, first + seeds), microbatches, lines))
+        console.print(render(topologies, lines))
 
 
 def learning(
@@ -230,8 +231,9 @@ def learning(
         folder = out / run_file.stem
         report = _run_learning_bench(
             BenchConfig(
-                run_file, method or (), tokens, seeds, peers, delay, folder, eval_text, tokenizer,
-                away, late, rate, local_steps, device_of(device), jobs,
+                run_file=run_file, methods=method or (), tokens=tokens, seeds=seeds, peers=peers, delay=delay,
+                out=folder, eval_text=eval_text, tokenizer=tokenizer, away=away, late=late, rate=rate,
+                local_steps=local_steps, device=device_of(device), jobs=jobs,
             )
         )  # fmt: skip
         (folder / "report.json").write_text(as_json(report))
@@ -313,13 +315,13 @@ def simulate(
     _check_size(peers, stages)
     options = [
         Options(
-            seed + number,
-            peers,
-            stages,
-            run_rounds,
-            tuple(kind or ()),
-            real,
-            rounds,
+            seed=seed + number,
+            peers=peers,
+            stages=stages,
+            rules=run_rounds,
+            kinds=tuple(kind or ()),
+            real=real,
+            rounds=rounds,
             moves=moves,
             sharded=sharded,
             method=method,
@@ -385,7 +387,7 @@ def _print_result(result: Result, again: str) -> None:
     """Print a schedule's result, the rules that it violated, and the command `again` that repeats it."""
     from peers.lab.faults.report import row
 
-    seed, peers, stages, rounds, faults, verdict = row(result)
+    seed, peers, stages, rounds, faults, verdict = row(result)  # Texts of the columns.
     typer.echo(f"{seed:>7}  {peers:>2} peers  {stages} stages  {rounds:>16} rounds  {verdict:<8}  {faults}")
     for violation in result.violations:
         typer.echo(f"         {violation.rule}: {violation.text}")

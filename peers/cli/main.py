@@ -242,10 +242,10 @@ def _print_errors(problems: Sequence[str]) -> int:
 def _print_usage_error(error: TyperException) -> int:
     """Print one line for a wrong command, or the help text if no command was given. Return the exit code."""
     lines = error.format_message().strip().splitlines()
-    if len(lines) > 1:
+    if len(lines) > 1:  # The help text: no command was given.
         print("\n".join(lines), file=sys.stderr)
         return ERROR_EXIT
-    context = getattr(error, "ctx", None)
+    context = getattr(error, "ctx", None)  # The command that refused its arguments.
     path = context.command_path if context is not None else "swarmnet"
     return _print_errors([f"{lines[0] if lines else type(error).__name__} Try '{path} --help'."])
 

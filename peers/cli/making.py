@@ -119,4 +119,6 @@ def _address_templates(config: PeerFile) -> Iterator[str]:
         shown = address
         for unspecified, placeholder in _UNSPECIFIED.items():
             shown = shown.replace(unspecified, placeholder)
-        yield f"{shown.removesuffix('/0')}/PORT" if shown.endswith("/0") else shown
+        if shown.endswith("/0"):  # Port 0.
+            shown = f"{shown.removesuffix('/0')}/PORT"
+        yield shown

@@ -122,7 +122,7 @@ def _write_export(
         weights = model.whole()
         file = tokenizer_file(manifest.data, tokenizer_path)
         tokenizer = open_tokenizer(file, shape.vocab_size, manifest.data.eos_token)
-        eos_id = tokenizer.end.token
+        eos_id = tokenizer.end.token  # None if the tokenizer has no token that ends a document.
         end = (manifest.data.eos_token, eos_id) if eos_id is not None else None
         provenance = facts(source, manifest)
         scored = None
@@ -275,7 +275,7 @@ def _text_for_card(manifest: Manifest, chosen: Path | None, score: bool | None) 
     `score` is the user's choice, or None. An export is then scored if a text was `chosen`, or if the run
     trains only on Python's standard library. Held-out modules of that library are the default text. Warns if
     the run may have trained on the default text. Raises TextError."""
-    trained_on_stdlib_only = manifest.data.is_library_alone
+    trained_on_stdlib_only = manifest.data.is_library_alone  # The held-out modules are no part of that text.
     wanted = score if score is not None else chosen is not None or trained_on_stdlib_only
     text = _text_to_score(chosen) if wanted else None
     if chosen is None and score is not False and not trained_on_stdlib_only:

@@ -130,7 +130,7 @@ def _give_order(
     """Sign and send an order. `change` returns the new orders from those in force. Raises UserError."""
 
     async def prepare_change(_connection: RunConnection) -> Callable[[OwnerOrders], OwnerOrders]:
-        return change
+        return change  # This order does not depend on the run's progress.
 
     give_planned_order(run, key, bootstrap, prepare_change)
 
@@ -157,6 +157,7 @@ def give_planned_order(
             check_owner(connection.signed, identity, path)
             saved_orders = _state_home() / "orders" / f"{connection.signed.run_id[:16]}.bin"
             change = await planned(connection)
+            # The newest orders of the directory and of this machine, which saves all that it has given.
             in_force = await newest(connection, saved_orders, notify)
             given = await give(connection, identity, in_force, change)
         for line in describe_changes(given.before, given.order.order):
@@ -186,7 +187,8 @@ def show_orders(run: Run, bootstrap: Bootstraps = None, as_json: AsJson = False)
 
     async def fetch_orders() -> OwnerOrders:
         async with visit_run(run, bootstraps, cache, notify) as connection:
-            return (await newest(connection, None, notify)).public
+            known = await newest(connection, kept=None, notify=notify)
+            return known.public  # The orders that the directory has.
 
     with as_user_errors(*NOT_REACHED, WireError):
         order = asyncio.run(fetch_orders())
@@ -200,6 +202,7 @@ def _describe_order(order: OwnerOrders) -> str:
 
     if not order.sequence:
         return "the run's owner has given no order"
+    # An order's sequence is the time of its signature in microseconds.
     given = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(order.sequence / 1e6))
     lines = [f"newest order of {given}: {order.reason or 'no reason given'}"]
     lines.append("the run is paused" if order.paused else "the run is not paused")
@@ -234,6 +237,7 @@ def invite(
     data = seal_invite(identity, signed.run_id, invited, now + 86400 * days, now)
     if signed.manifest.access == "open":
         typer.echo(f"note   {signed.manifest.name} is open to all: no peer needs an invite", err=True)
+    # Open the new invite as a peer would, to learn the id by which `order revoke` names it.
     proof = prove_invite(data, signed.run_id, identity.peer_id)
     opened = open_invite(proof, signed.run_id, identity.peer_id, identity.peer_id)
     typer.echo(f"id     {opened.id}", err=True)
@@ -265,7 +269,7 @@ def registry_list(
             return await runs(directory, limit, Random())
 
     with as_user_errors(*NOT_REACHED, WireError):
-        public_runs, entries = asyncio.run(fetch_runs())
+        public_runs, entries = asyncio.run(fetch_runs())  # Not every entry has a manifest.
     from peers.telemetry.console import counted
 
     if as_json:

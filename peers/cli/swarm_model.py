@@ -93,6 +93,7 @@ def generate(
             lines = [line for conversation in conversations for line in caveats(conversation)]
             for line in dict.fromkeys(lines):  # Each line once.
                 notify("told", line)
+            # Traffic between this client and the run's peers.
             per_token = (client.sent_bytes + client.received_bytes) / count
             notify("rate", f"{count / seconds:.1f} tokens/s, {per_token:,.0f} bytes per token on this link")
 
@@ -103,7 +104,8 @@ def generate(
 async def _stream_text(
     client: SwarmClient, prompt: str, tokens: int, style: Style, out: Beside
 ) -> Conversation:
-    """Print one prompt and stream its continuation. Return which peers and weights answered."""
+    """Print one prompt and stream its continuation. Return which peers and weights answered. `Readable` joins
+    pieces of bytes to whole characters."""
     conversation, readable = Conversation(), Readable()
     out.write(prompt)
     try:
@@ -141,8 +143,8 @@ def evaluate(
 ) -> Score:  # fmt: skip
     """Return the score of the model that the run's live peers hold. Raises UserError.
 
-    After Ctrl+C or SIGTERM, prints the score so far and exits. Once the run is known, `found` is called with
-    whether it trains only on Python's library.
+    After Ctrl+C or SIGTERM, prints the score so far and exits. `found` is called once, when the manifest has
+    arrived; its argument is whether the run trains only on Python's library.
     """
     cache, invite_data = remembered_peers(run, bootstraps), invite_of(invite)
     progress, conversation = ScoreProgress(), Conversation()
@@ -160,6 +162,7 @@ def evaluate(
                 reporting.cancel()
 
     async def score_until_signal() -> Score | None:
+        """Return the score; None if a signal came first."""
         scoring, loop = asyncio.create_task(connect_and_score()), asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, scoring.cancel)
@@ -168,7 +171,8 @@ def evaluate(
 
     with as_user_errors(*EXPECTED):
         scored = asyncio.run(score_until_signal())
-    for line in caveats(conversation) if conversation.rounds else ():
+    has_answers = bool(conversation.rounds)
+    for line in caveats(conversation) if has_answers else ():
         notify("told", line)
     if scored is None:
         typer.echo(f"stopped after {progress.line()}")

@@ -100,7 +100,8 @@ class ThreadCompute:
 
     def _run_next(self) -> None:
         """Run the most urgent work item in the compute thread, and have `done` called on the event loop. In
-        between, pause if the thread may not work all the time."""
+        between, pause if the thread may not work all the time: `self.pause` seconds for each CPU second of
+        the work."""
         _, _, work, done = self._queue.get_nowait()
         self._started_at = start = time.perf_counter()
         used_before = self.used()
@@ -164,11 +165,12 @@ class InlineCompute:
             self.loop.call_soon(self._run_next)
 
     def _run_next(self) -> None:
-        """Run the most urgent work item. `_finish` follows after its cost on the virtual clock."""
+        """Run the most urgent work item. `_finish` follows after its cost on the virtual clock, and runs the
+        next item."""
         if self._closed or not self._queue:
             self._busy = False
             return
-        priority, _, work, done = heapq.heappop(self._queue)
+        priority, _, work, done = heapq.heappop(self._queue)  # The second part is the submission's number.
         seconds = self.cost(priority)
         result = work()
         self.loop.call_later(seconds, self._finish, done, result, seconds)

@@ -40,7 +40,8 @@ class Nvml:
         self._library, self._device = library, device
 
     def read(self) -> GpuSensors:
-        """Return the current load, temperature and power; None for each that the GPU does not report."""
+        """Return the current load (0 to 1), temperature and power; None if the GPU does not report the value.
+        The library answers with a number, or for the load with a structure whose `gpu` is in percent."""
         library, device = self._library, self._device
 
         def query(function: str, *arguments: object) -> float | None:
@@ -50,11 +51,12 @@ class Nvml:
                 return None
             return float(getattr(answer, "gpu", answer))
 
-        load, watts = query("nvmlDeviceGetUtilizationRates"), query("nvmlDeviceGetPowerUsage")
+        percent = query("nvmlDeviceGetUtilizationRates")
+        milliwatts = query("nvmlDeviceGetPowerUsage")
         return GpuSensors(
-            load / 100.0 if load is not None else None,
-            query("nvmlDeviceGetTemperature", library.NVML_TEMPERATURE_GPU),
-            watts / MILLIWATTS if watts is not None else None,
+            load=percent / 100.0 if percent is not None else None,
+            celsius=query("nvmlDeviceGetTemperature", library.NVML_TEMPERATURE_GPU),
+            watts=milliwatts / MILLIWATTS if milliwatts is not None else None,
         )
 
 
@@ -65,7 +67,7 @@ class NoReading(Exception):
 def in_library(device: torch.device) -> tuple[ModuleType, object]:
     """Return NVIDIA's library and its handle of the GPU that torch calls `device`. Raises NoReading, with the
     reason, if the library is missing or does not know the GPU."""
-    if torch.version.hip is not None:
+    if torch.version.hip is not None:  # A GPU of AMD.
         raise NoReading("only NVIDIA's tell what runs on them")
     try:
         import pynvml

@@ -57,7 +57,8 @@ class LimitsWatch:
 
     def look(self, minute: int, now: float, own: Collection[int] = ()) -> None:
         """Check each limit once, and pause or resume the worker accordingly. `minute` is the local time of
-        day. `now` is in seconds of a monotonic clock. `own` are ids of this peer's other processes."""
+        day. `now` is in seconds of a monotonic clock. `own` are ids of this peer's other processes. Battery
+        and use by others count only after they have lasted for some seconds (`look` of each)."""
         if self.hours is not None:
             if self.hours.allow(minute):
                 self.role.resume("schedule")

@@ -25,10 +25,14 @@ class OtherUse:
         """Return the mean number of cores that other programs used since the last call; 0 at the first one.
         `own` are ids of other processes of this peer."""
         now, busy, ours = time.monotonic(), _busy_seconds(), _own_seconds(own)
-        last_sample, self._last_sample = self._last_sample, (now, busy, ours)
-        if last_sample is None or now <= last_sample[0]:
+        last_sample = self._last_sample
+        self._last_sample = (now, busy, ours)
+        if last_sample is None:
             return 0.0
         last_now, last_busy, last_ours = last_sample
+        if now <= last_now:
+            return 0.0
+        # `ours` shrinks if a process of this peer has ended.
         others = (busy - last_busy) - max(0.0, ours - last_ours)
         return max(0.0, others / (now - last_now))
 
@@ -74,7 +78,8 @@ class Nvidia:
         self._newest_sample = 0
 
     def share(self) -> float | None:
-        """Return the share of the GPU's time that other processes used since the last call, 0 to 1."""
+        """Return the share of the GPU's time that other processes used since the last call, 0 to 1. The
+        library has samples of each process, in percent, that are newer than a given time."""
         try:
             samples = self.library.nvmlDeviceGetProcessUtilization(self.device, self._newest_sample)
         except self.library.NVMLError:  # Also raised if nothing has run since.

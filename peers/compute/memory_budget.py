@@ -21,7 +21,8 @@ def all_needs(
     manifest: Manifest, device: torch.device, text_bytes: int, computing: Computing = PLAIN, devices: int = 1
 ) -> list[Needs]:
     """Return the memory that each stage needs on this device, or on each of `devices` GPUs. On a CPU this
-    includes the programs and, in stage 0, the text; with a GPU both are in host memory and not counted."""
+    includes the programs and, in stage 0, the training text of `text_bytes`. With a GPU both are in host
+    memory and not counted."""
     uses_host_memory = device.type == "cpu"
     process_bytes = PROCESS_BYTES + DAEMON_BYTES if uses_host_memory else 0
     if manifest.data.tokenizer != "bytes":
@@ -49,9 +50,12 @@ def graphs_that_fit(every: Sequence[Needs], stage: int, allowed: int, limited: b
     graphs = stage_needs.graphs_within(allowed)
     if graphs >= 1:
         return graphs
-    fitting = [f"{needs.stage} (needs {gib(needs.least)})" for needs in every if needs.least <= allowed]
-    advice = [f"stage {fitting[0]}: `--stage {fitting[0].partition(' ')[0]}`"] if fitting else []
-    advice += ["a larger limits.memory in the peer file"] if limited else ["a machine with more memory"]
+    fitting = [needs for needs in every if needs.least <= allowed]
+    advice = []
+    if fitting:
+        other = fitting[0]
+        advice.append(f"stage {other.stage} (needs {gib(other.least)}): `--stage {other.stage}`")
+    advice.append("a larger limits.memory in the peer file" if limited else "a machine with more memory")
     whose = "limits.memory allows" if limited else "this machine has"
     raise UserError(
         f"stage {stage} needs {gib(stage_needs.least)}, {whose} {gib(allowed)}; try {', or '.join(advice)}"

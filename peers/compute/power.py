@@ -12,7 +12,8 @@ SUPPLIES = Path("/sys/class/power_supply")
 
 
 def on_battery(supplies: Path = SUPPLIES) -> bool | None:
-    """Return whether the machine runs on its battery; None without a battery or if it is unknown."""
+    """Return whether the machine runs on its battery; None without a battery or if it is unknown. On Linux,
+    `supplies` is the folder with one folder for each power supply, whose files are its attributes."""
     if sys.platform != "linux":
         battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
         if battery is None or battery.power_plugged is None:
@@ -26,7 +27,7 @@ def on_battery(supplies: Path = SUPPLIES) -> bool | None:
         return None
     plugs = [*supplies_by_type.get("Mains", ()), *supplies_by_type.get("USB", ())]
     plug_values = [_read(plug, "online") for plug in plugs]
-    if any(value not in ("", "0") for value in plug_values):
+    if any(value not in ("", "0") for value in plug_values):  # Empty if a plug has no such file.
         return False
     if "0" in plug_values:
         return True

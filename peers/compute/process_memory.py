@@ -27,8 +27,9 @@ def resident_bytes() -> int:
 
 
 async def free_until_deleted(of: Callable[[], object | None]) -> int:
-    """Free memory repeatedly until the object of the weak reference `of` is deleted, and once more then.
-    Returns the process's resident bytes. Gives up after 1.5 s if something still holds the object."""
+    """Free memory repeatedly until an object is deleted, and once more then. `of` is a weak reference to it:
+    its call returns the object, or None once that is deleted. Returns the process's resident bytes. Gives up
+    after 1.5 s if something still holds the object."""
     for _ in range(MAX_LOOKS):
         await asyncio.sleep(LET_GO_SECONDS)
         is_deleted = of() is None
@@ -40,8 +41,8 @@ async def free_until_deleted(of: Callable[[], object | None]) -> int:
 
 def release_memory() -> None:
     """Collect cyclic garbage, and return free memory to the system and the GPU's driver. glibc keeps freed
-    memory. Without the trim a peer of 25 M parameters that dropped everything still held most of it
-    (docs/volunteer.md)."""
+    memory until `trim`. Without it, a peer of 25 M parameters that dropped everything still had most of its
+    memory (docs/volunteer.md)."""
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()

@@ -129,7 +129,8 @@ class StagePart:
 
     def replica(self, units: Tensor, settled_round: int) -> HasReplica:
         """Return a replica that starts from `units`, int32 [state.size], the state settled after
-        `settled_round`. Frozen parameters follow the trained state in it."""
+        `settled_round`. In `units` the frozen parameters follow the trained state; several devices
+        (`self.hold`) have none."""
         if self.hold is not None:
             return self.hold(units, settled_round)
         trained_size = self.method.state.size
@@ -146,10 +147,11 @@ def build_stage_part(
     manifest: Manifest, stage: int, device: torch.device | str = "cpu", computing: Computing = PLAIN
 ) -> StagePart:
     """Return the stage as the manifest describes it, on one device. `computing` has the peer file's choices,
-    such as the dtype."""
+    such as the dtype. A method with local steps has its own optimizer, whose state may be on the CPU."""
     layout, frozen = trained_layout(manifest, stage), frozen_layout(manifest, stage)
     method = method_of(manifest, layout, device)
     local_optimizer = method.own
+    # An optimizer that steps after each microbatch needs no sum of gradients in a wider dtype.
     steps_each_microbatch = (
         local_optimizer is not None and local_optimizer.tokens <= manifest.microbatch_tokens
     )
@@ -170,7 +172,7 @@ def build_stage_part(
 
 
 def computing_of(wish: ComputeFile, device: torch.device) -> Computing:
-    """Return what a peer file requests for this device: dtype (bf16 by default if the GPU has it),
+    """Return what a peer file requests (`wish`) for this device: dtype (bf16 by default if the GPU has it),
     checkpointing, compilation, place of the optimizer state. Raises UserError if the device cannot do it."""
     on_gpu = device.type == "cuda"
     has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -192,8 +194,9 @@ def computing_of(wish: ComputeFile, device: torch.device) -> Computing:
 
 
 def devices_of(wish: ComputeFile, device: torch.device) -> list[torch.device]:
-    """Return the devices that a peer file requests, of the type of `device`. Without a GPU it is the same
-    device several times, once for each process. Raises UserError if a GPU is missing."""
+    """Return the devices that a peer file requests, of the type of `device`. `wish.devices` is a number of
+    devices, a tuple of GPU numbers, or `all`. Without a GPU it is the same device several times, once for
+    each process. Raises UserError if a GPU is missing."""
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0
     requested = wish.devices
     if isinstance(requested, tuple) and not gpus:

@@ -33,7 +33,8 @@ def lines(cls: type, prefix: str = "") -> Iterator[ExplainedKey]:
     Keys of the manifest that publishing fills in are left out."""
     for key in keys(cls):
         name = prefix + key.name
-        if not prefix and cls is Manifest and key.name in FILLED_IN:
+        is_top_level = not prefix
+        if is_top_level and cls is Manifest and key.name in FILLED_IN:
             continue
         section_class = section(key.kind)
         item_class = section(element(key.kind))
@@ -41,6 +42,7 @@ def lines(cls: type, prefix: str = "") -> Iterator[ExplainedKey]:
             yield from lines(section_class, f"{name}.")
             continue
         default = "required" if key.default is None else key.default
+        # Two defaults are computed, so the class cannot name them.
         if cls is Manifest and key.name == "name":
             default = "the file's name"
         if name == "data.sources":

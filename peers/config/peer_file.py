@@ -176,13 +176,11 @@ class ObserverFile(BaseModel):
     @model_validator(mode="after")
     def _refuse_off(self) -> ObserverFile:
         """Refuse the address `off`, which the type HostAndPort allows. An observer must serve its page."""
-        for key, addresses in (("listen", (self.listen,)), ("targets", self.targets)):
+        for key, addresses, error in (
+            ("listen", (self.listen,), "is off; an observer needs its page: write HOST:PORT"),
+            ("targets", self.targets, "off is no address; write HOST:PORT"),
+        ):
             if "off" in addresses:
-                error = (
-                    "is off; an observer needs its page: write HOST:PORT"
-                    if key == "listen"
-                    else "off is no address; write HOST:PORT"
-                )
                 raise PydanticCustomError("refused", "{error}", {"key": key, "error": error})
         return self
 
@@ -339,7 +337,8 @@ class PeerFile(BaseModel):
 
     @model_validator(mode="after")
     def _require_run_and_archive(self) -> PeerFile:
-        """Refuse every role but bootstrap without `run`, and an archivist without `archive`."""
+        """Refuse every role but bootstrap without `run`, and an archivist without `archive`. The `key` in an
+        error says which key of the file it is about."""
         purposes = {"worker": "to train", "observer": "to show", "archivist": "to archive"}
         if self.role in purposes and self.run is None:
             error = f"is missing; {_with_article(self.role)} needs the run {purposes[self.role]}"
@@ -391,22 +390,22 @@ def load(
     `overrides` maps dotted keys to YAML text (`{"metrics.listen": "off"}`). Raises ConfigError.
     """
     environment = environment or {}
-    typed = read(path)
+    typed = read(path)  # JSON is valid YAML, so this may also be a published run.
     if typed.data.keys() >= {"run_id", "signature", "manifest"}:
         join = f"swarmnet join {path} --bootstrap MULTIADDR"
         raise ConfigError([f"{path}: is a published run, not a peer file; join it with `{join}`"])
     override_values(typed, _from_environment(environment))
-    override_values(
-        typed, {tuple(key.split(".")): (text, "--set") for key, text in (overrides or {}).items()}
-    )
+    options = {tuple(key.split(".")): (text, "--set") for key, text in (overrides or {}).items()}
+    override_values(typed, options)
     return validate_peer_file(typed, path.absolute().parent, path.stem, environment)
 
 
 def validate_peer_file(
     typed: ParsedYaml, folder: Path, stem: str, environment: Mapping[str, str]
 ) -> PeerFile:
-    """Return the validated content of a peer file. Relative paths start in `folder`. A missing name becomes
-    `stem`, and a missing state folder the default one for the name. Raises ConfigError."""
+    """Return the validated content of a peer file. Relative paths start in `folder`. A missing `name` becomes
+    `stem`, the file's name without suffix. A missing `state` becomes the default folder for that name. Raises
+    ConfigError."""
     name = typed.data.setdefault("name", stem)
     if "state" not in typed.data:
         typed.data["state"] = str(default_state(environment, sys.platform) / (str(name) or stem))
@@ -414,8 +413,8 @@ def validate_peer_file(
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[tuple[str, ...], tuple[str, str]]:
-    """Return the `SWARMNET__*` variables as the path of each key, with its YAML text and a name for errors.
-    `SWARMNET__METRICS__LISTEN` is the path `("metrics", "listen")`."""
+    """Return the `SWARMNET__*` variables as a map from the path of each key to its YAML text and a name for
+    errors. `SWARMNET__METRICS__LISTEN` has the path `("metrics", "listen")`."""
     return {
         tuple(key.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")): (text, f"environment {key}")
         for key, text in environment.items()

@@ -72,7 +72,8 @@ def at_least_bytes(least: int, example: str) -> AfterValidator:
 
 
 def at_least_rate(least: float, example: str) -> AfterValidator:
-    """Return a pydantic validator that refuses rates below `least` bytes per second, a multiple of 125."""
+    """Return a pydantic validator that refuses rates below `least` bytes per second. `least` is a multiple of
+    125, so that the error can name it in whole kbit/s."""
 
     def check(value: float | None) -> float | None:
         if value is not None and value < least:
@@ -89,9 +90,11 @@ def byte_rate(value: object) -> object:
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)/s\s*", value)
-    unit: float | None = None
-    if match is not None:
-        unit = _BITS[match[2]] / 8 if match[2] in _BITS else _BYTES.get(match[2])
+    unit: float | None = None  # In bytes.
+    if match is not None and match[2] in _BITS:
+        unit = _BITS[match[2]] / 8
+    elif match is not None:
+        unit = _BYTES.get(match[2])
     if match is None or unit is None or float(match[1]) > MAX_NUMBER:
         raise ValueError(f"is {value!r}; expected a rate such as 20Mbit/s or 2.5MB/s")
     return float(match[1]) * unit
@@ -110,7 +113,7 @@ def multiaddr(value: str) -> str:
 def _require_multiaddr(value: str, example: str) -> None:
     """Raise ValueError unless `value` is a multiaddr: a libp2p address with an IP or DNS name and a TCP or
     UDP port. The error shows `example`."""
-    parts = value.split("/")
+    parts = value.split("/")  # /ip4/1.2.3.4/tcp/4001: "", "ip4", "1.2.3.4", "tcp", "4001".
     problem = None
     if len(parts) < 5 or parts[0] or parts[1] not in ("ip4", "ip6", "dns", "dns4", "dns6"):
         problem = "is no multiaddr"

@@ -99,8 +99,9 @@ def connect(
 @contextmanager
 def reached(url: str, failed: Callable[[str], Exception], *passed: type[Exception]) -> Iterator[None]:
     """Run the body of a `with` statement. Turn an exception of fsspec's backends into the one that `failed`
-    makes of the reason. `passed` and absent files (FileNotFoundError) are raised unchanged. The backends
-    (botocore, gcsfs, aiohttp, paramiko) have own exceptions, which only an import of them could name."""
+    makes of the reason. `passed` and absent files (FileNotFoundError) are raised unchanged. But a backend may
+    report another failure as an absent file; that is treated as a failure. All exceptions are caught, because
+    only an import of the backends (botocore, gcsfs, aiohttp, paramiko) could name theirs."""
     cause: Exception
     try:
         yield

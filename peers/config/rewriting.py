@@ -29,7 +29,7 @@ def set_key(file: Path, key: str, value: str | list[str], meaning: str) -> bool:
         is_correct = parse(edited, str(file)).data == {**before, key: value}
     except ConfigError:
         is_correct = False
-    if not is_correct:  # Such as {a: b, c: d}: valid YAML without lines of its own.
+    if not is_correct:  # The file may be {a: b, c: d}, whose keys have no lines of their own.
         line = f"{key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
         raise UserError(f"{file}: cannot be edited by a program as it is written; type in it: {line}")
     target = file.resolve()  # A symbolic link stays a link.

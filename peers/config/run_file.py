@@ -86,12 +86,11 @@ class SignedManifest:
 
 
 def load_manifest(path: Path, owner: PeerId, overrides: Mapping[str, str] | None = None) -> Manifest:
-    """Return the manifest that a run file describes. `overrides` maps dotted keys to YAML text. Raises
-    ConfigError with file and line."""
+    """Return the manifest that a run file describes, with this `owner`. `overrides` maps dotted keys to YAML
+    text. Raises ConfigError with file and line, also for keys that publishing fills in."""
     typed = read(path)
-    override_values(
-        typed, {tuple(key.split(".")): (text, "--set") for key, text in (overrides or {}).items()}
-    )
+    options = {tuple(key.split(".")): (text, "--set") for key, text in (overrides or {}).items()}
+    override_values(typed, options)
     for key in ("owner", "wire_version"):
         if key in typed.data:
             raise ConfigError([f"{typed.place((key,))}: {key}: {FILLED_IN}"])
@@ -122,6 +121,7 @@ def _require_names(manifest: Manifest, typed: ParsedYaml) -> None:
     A published run must not choose which files other peers read: it only names a text, and each peer file
     has the path to its copy.
     """
+    # The location of the key, its path, and the line that a peer file would have.
     paths: list[tuple[Location, str, str]] = [
         (
             ("data", "sources", number, "path"),
@@ -168,7 +168,7 @@ def find_source_text(folder: Path, source: TextSource) -> str | None:
 
 def text_settings(manifest: Manifest, folder: Path, tokenizer: Path | None = None) -> str:
     """Return the `--set` options that name the run's text and tokenizer to `swarmnet join`, quoted for a
-    shell; empty if the run needs none.
+    shell; empty if the run needs none, because its text is Python's library and its tokens are bytes.
 
     Files are looked for in `folder`; for a missing one the option has the word PATH. `tokenizer` is the path
     of the tokenizer if it is elsewhere.
@@ -176,7 +176,8 @@ def text_settings(manifest: Manifest, folder: Path, tokenizer: Path | None = Non
     data = manifest.data
 
     def path_or_placeholder(name: str, given: Path | None = None) -> str:
-        return str(given.absolute() if given else beside(folder, name) or "PATH")
+        path = given.absolute() if given else beside(folder, name)
+        return str(path or "PATH")
 
     sources = [source for source in data.sources if source.path != STANDARD_LIBRARY]
     text_paths = {source.name: path_or_placeholder(source.path) for source in sources}
@@ -263,20 +264,21 @@ def _with_text_sizes(manifest: Manifest, sources: tuple[TextSource, ...], path: 
     """Return the manifest with the sizes of its text.
 
     If `path` is already the published file of this run, return its manifest, which keeps the run id. Else the
-    sizes are those of `sources`.
+    sizes are those of `sources`; if it is empty, return the manifest unchanged.
     """
     with suppress(RunFileError):
         published = load_signed(path).manifest if is_file(path) else manifest
         typed_sources = {source.name: source for source in manifest.data.sources}
-        sources_without_sizes = []
+        # Undo the measured sizes in the published manifest: it is the same run if nothing else differs.
+        unmeasured_sources = []
         for source in published.data.sources:
             typed = typed_sources.get(source.name)
             if typed is not None:
-                sources_without_sizes.append(
+                unmeasured_sources.append(
                     replace(source, bytes=typed.bytes, documents=typed.documents, sha256=typed.sha256)
                 )
-        data_without_sizes = replace(published.data, sources=tuple(sources_without_sizes))
-        if published != manifest and replace(published, data=data_without_sizes) == manifest:
+        unmeasured_data = replace(published.data, sources=tuple(unmeasured_sources))
+        if published != manifest and replace(published, data=unmeasured_data) == manifest:
             return published
     return replace(manifest, data=replace(manifest.data, sources=sources)) if sources else manifest
 
@@ -342,13 +344,13 @@ def load_signed(source: Path | bytes, run_id: RunId | None = None) -> SignedMani
 def from_published(raw: bytes, source: str, run_id: RunId | None = None) -> SignedManifest:
     """Return the run in the bytes of a published file, after all checks. `source` names the file in errors.
     Raises RunFileError, also if the run is not `run_id`."""
-    if len(raw) > 4 * MANIFEST_LIMIT:
+    if len(raw) > 4 * MANIFEST_LIMIT:  # Readable JSON is longer than the canonical form.
         raise RunFileError(f"{source}: is {len(raw)} bytes, too long for a published run")
     try:
         content = _json_object(raw)
         manifest, claimed, signature = (content[key] for key in ("manifest", "run_id", "signature"))
         bootstraps = _checked_bootstraps(content.pop("bootstraps", []))
-        if len(content) != 3 or not isinstance(manifest, dict):
+        if len(content) != 3 or not isinstance(manifest, dict):  # `bootstraps` was removed by `pop`.
             raise ValueError("expected exactly run_id, signature and manifest, and bootstraps or none")
         signed = _checked(_canonical(manifest), bytes.fromhex(signature), run_id)
         if claimed != signed.run_id:
@@ -398,8 +400,8 @@ def from_wire(data: bytes, run_id: RunId | None = None) -> SignedManifest:
 def _checked(canonical: bytes, signature: bytes, run_id: RunId | None) -> SignedManifest:
     """Return the run after all checks: canonical form, keys and values, run id, and the owner's signature.
 
-    Raises ValueError, or OtherVersion if the manifest is for another wire version. With `run_id`, only the
-    requested run raises OtherVersion."""
+    Raises ValueError, or OtherVersion if the manifest is for another wire version. If the bytes are of
+    another run than `run_id`, it is always ValueError, because the version does not matter then."""
     from protocols.signed.identity import verify  # Loads the cryptography library.
 
     if run_id is None or hashlib.sha256(canonical).hexdigest() == run_id:
@@ -425,7 +427,7 @@ def _require_version(canonical: bytes) -> None:
     except (ValueError, RecursionError):
         return  # The later checks report what is wrong with it.
     version = content.get("wire_version") if isinstance(content, dict) else None
-    if type(version) is int and version != WIRE_VERSION:
+    if type(version) is int and version != WIRE_VERSION:  # `isinstance` would accept true and false.
         advice = "the run is of an older one; ask"
         if version > WIRE_VERSION:
             advice = "this machine's swarmnet is too old; update it (git pull && scripts/setup), or ask"
@@ -438,6 +440,7 @@ def _require_version(canonical: bytes) -> None:
 def _parse(canonical: bytes) -> Manifest:
     """Return the manifest in JSON bytes. Raises ValueError, which names a key of the wrong type or value."""
     try:
+        # RunFile is a pydantic model with the one key `manifest`.
         return RunFile.model_validate_json(b'{"manifest":' + canonical + b"}").manifest
     except ValidationError as error:
         detail = error.errors(include_url=False)[0]

@@ -87,8 +87,8 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 def may_redirect(before: str, after: str) -> bool:
     """Return whether a request for the URL `before` may be redirected to the URL `after`.
 
-    Allowed are https URLs on the public internet, and the same server. The author of a URL must not choose
-    what this machine requests from its own network. Blocking: looks up the name of the server.
+    Allowed are https URLs on the public internet, and URLs on the same server. The author of a URL must not
+    choose what this machine requests from its own network. Blocking: looks up the name of the server.
     """
     old, new = urlsplit(before), urlsplit(after)
     is_same_server = (old.scheme, old.netloc) == (new.scheme, new.netloc)
@@ -102,7 +102,8 @@ def _is_on_the_internet(url: SplitResult) -> bool:
         results = socket.getaddrinfo(url.hostname, url.port or 443, type=socket.SOCK_STREAM)
     except OSError:
         return True
-    ips = [ip_of(str(socket_address[0]).partition("%")[0]) for *_, socket_address in results]
+    hosts = [str(socket_address[0]) for *_, socket_address in results]
+    ips = [ip_of(host.partition("%")[0]) for host in hosts]  # An IPv6 address may end in `%interface`.
     return all(ip is not None and is_public(ip) for ip in ips)
 
 

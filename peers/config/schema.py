@@ -121,8 +121,8 @@ def yaml_text(value: object) -> str:
 
 
 def _default(info: FieldInfo) -> str | None:
-    """Return the default of a pydantic field as text; None if the field is required. A `default` in its
-    `json_schema_extra` replaces the value."""
+    """Return the default of a pydantic field as text; None if the field is required. A field may describe its
+    default in words, as `default` in its `json_schema_extra`; they are returned instead of the value."""
     extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
     if "default" in extra:
         return str(extra["default"])

@@ -31,7 +31,7 @@ def validate(model: type[Model], typed: ParsedYaml, context: object = None, insi
     try:
         return model.model_validate_json(json.dumps(wrapped), context=context)
     except ValidationError as error:
-        problems: list[tuple[str, str]] = []
+        problems: list[tuple[str, str]] = []  # Place and message of each.
         details = error.errors(include_url=False)
         for detail in details:
             if detail["type"] == "default_factory_not_called":
@@ -40,13 +40,14 @@ def validate(model: type[Model], typed: ParsedYaml, context: object = None, insi
             if detail["type"] == "too_short" and has_wrong_item:
                 continue  # The list only seems empty: pydantic left out the wrong items.
             location = tuple(detail["loc"][len(inside) :])
-            if "key" in (detail.get("ctx") or {}):  # A validator of a whole section names the wrong key.
+            if "key" in (detail.get("ctx") or {}):
+                # A validator of a whole section has found the error; its context names the wrong key in it.
                 location = (*location, *detail["ctx"]["key"].split("."))
             known_keys = _keys_at(model, tuple(detail["loc"][:-1]))
             key_name = ".".join(map(str, location)) or "file"
             problems.append((typed.place(location), f"{key_name}: {_describe(dict(detail), known_keys)}"))
         problems.sort(key=lambda problem: _line_number(problem[0]))
-        raise ConfigError([": ".join(problem) for problem in problems]) from None
+        raise ConfigError([f"{place}: {message}" for place, message in problems]) from None
 
 
 def _is_inside(location: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:
@@ -73,7 +74,7 @@ def _keys_at(model: type, location: Location) -> list[str]:
     kind: Any = model
     for step in location:
         section_class = section(kind)
-        if section_class is None:
+        if section_class is None:  # In a list or a map, any step leads to an item.
             kind = element(kind)
             continue
         kind = next((key.kind for key in keys(section_class) if key.name == step), None)

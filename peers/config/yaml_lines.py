@@ -116,7 +116,8 @@ def span(text: str, origin: str, key: str) -> tuple[int, int] | None:
 
 
 def parse_value(text: str, place: str) -> object:
-    """Return the value of YAML text after `key: `; None for an empty text. Raises ConfigError."""
+    """Return the value that `text` would have in a YAML file after `key: `; None for an empty text. Errors
+    name `place`. Raises ConfigError."""
     root = _compose(text, place)
     if root is None:
         return None
@@ -259,7 +260,8 @@ class _Reader:
         return value
 
     def _scalar(self, node: Node, location: Location) -> object:
-        """Return a plain value. Dates stay text; a value with another YAML tag is a problem and None."""
+        """Return a plain value: number, boolean, None or text. Dates stay text. A value with another YAML tag
+        is a problem; its value is None."""
         kind = str(node.tag).removeprefix(_CORE)
         if kind in ("int", "float"):
             return self._number(node, location)

@@ -105,7 +105,7 @@ class Crawl:
                 continue
             await self._add_records(records)
         self.sightings.walked()
-        if complete:
+        if complete:  # The page shows how old the newest complete walk is.
             self.walked_at = self.directory.now()
         await self.orders.look(self.directory)
 
@@ -120,11 +120,13 @@ class Crawl:
             now = self.directory.now()
             with suppress(WireError):  # The directory has verified it; it is verified again here.
                 signed = open_record(data, self.run_id)
+                # A record's sequence is the time of its signature in microseconds.
                 if signed.sequence / 1e6 <= now + FUTURE_SECONDS:
                     self.sightings.recorded(signed, now)
 
     async def _ask_peers_forever(self) -> None:
-        """Start requests to the peers that are due, and drop expired records, several times a second."""
+        """Start requests to the peers that are due, at most MAX_ASKED at once, and drop expired records. It
+        repeats every TURN_SECONDS."""
         while True:
             now = self.directory.now()
             self.sightings.look(now)
@@ -135,8 +137,9 @@ class Crawl:
             await asyncio.sleep(TURN_SECONDS)
 
     async def _ask_peer(self, peer: PeerId) -> None:
-        """Ask a peer whether it responds, and record the outcome. Before the peer counts as gone, the records
-        of its stage are read again: its newest record may say that it left."""
+        """Ask a peer whether it responds, and record the outcome. If this failure makes the peer gone, the
+        records of its stage are read again first: its newest record may say that it left. A departure is
+        logged."""
         addresses = self.sightings.peers[peer].record.addresses[:MAX_ADDRESSES]
         failure: Miss | None = None
         try:
@@ -158,8 +161,8 @@ class Crawl:
             self.log_event(events.Departed(peer=peer, code=departure))
 
     async def _read_stage_again(self, stage: int) -> None:
-        """Read the records of a stage again, unless it was done in the last REFRESH_SECONDS. The newest
-        record of a peer that left with a goodbye has the state `leaving`."""
+        """Read the records of a stage again, unless this was done in the last REFRESH_SECONDS; a failure is
+        ignored. The newest record of a peer that left with a goodbye has the state `leaving`."""
         async with self._refreshing:
             now = self.directory.now()
             if now < self._read_again_at.get(stage, float("-inf")) + REFRESH_SECONDS:

@@ -145,7 +145,7 @@ class SwarmMetrics(Collector):
             kind = CounterMetricFamily if declared.kind == "counter" else GaugeMetricFamily
             family = kind(declared.name, declared.help, labels=names)
             for values, number in metric.samples(swarm):
-                family.add_metric([swarm.run_id, *values], float(number))
+                family.add_metric([swarm.run_id, *values], float(number))  # The first label is the run.
             yield family
 
     def text(self) -> bytes:

@@ -25,7 +25,8 @@ LONGEST_TEXT = 200
 
 
 def as_json(ordered: OwnerOrdersView) -> dict[str, object]:
-    """Return the orders as plain data of bounded size, for the page. Reasons are what the owner typed."""
+    """Return the orders as plain data of bounded size, for the page. Reasons are what the owner typed. Only
+    the newest SHOWN_ENTRIES bans and withdrawals are listed, newest first; all are counted."""
     order, pause = ordered.order, ordered.pause
     return {
         "asked_at": ordered.asked_at,
@@ -77,11 +78,13 @@ class Orders:
         self.happened(ShownEvent(now.sequence / 1e6, "order", text[:LONGEST_TEXT]))
 
     def _current_pause(self, before: OwnerOrders, now: OwnerOrders) -> Pause | None:
-        """Return the pause in force after the order `now`. None without a pause, or if its reason is unknown
-        because the order also changes something else."""
+        """Return the pause in force after the order `now`, which replaces `before`: a new pause or the one
+        of earlier. None without a pause, or if the order starts one but also changes something else: its
+        reason may then be for that other change."""
         if not now.paused:
             return None
-        if _without_signature_data(now) == _without_signature_data(replace(before, paused=True)):
+        before_but_paused = replace(before, paused=True)
+        if _without_signature_data(now) == _without_signature_data(before_but_paused):
             # Nothing else has changed, so the order's reason belongs to the pause.
             return Pause(now.sequence / 1e6, now.reason)
         return self.ordered.pause if before.paused else None

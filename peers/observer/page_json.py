@@ -60,14 +60,17 @@ class Board:
         return self._encode(search) if search else self._unfiltered_json
 
     def _encode(self, search: str) -> bytes:
-        """Return the page's data as JSON, with only the peers that match `search`; empty: all."""
+        """Return the page's data as JSON, with only the peers that match `search`; empty: all. Lists are cut;
+        `more` and `more_experts` are the numbers of entries that are left out."""
         snapshot, curve = self.snapshot, self._curve_points
         rows = snapshot.rows
         if search:
             is_searchable = len(search) <= LONGEST_SEARCH
             rows = tuple(row for row in rows if is_searchable and row.fits(search))
+        # Experts and orders are encoded below in a shorter form.
+        shortened = replace(snapshot, rows=rows[:SHOWN_PEERS], experts=(), ordered=ORDERS_NOT_READ)
         return msgspec.json.encode({
-            **as_json(replace(snapshot, rows=rows[:SHOWN_PEERS], experts=(), ordered=ORDERS_NOT_READ)),
+            **as_json(shortened),
             "run": self._describe_run(),
             "ordered": owner_orders.as_json(snapshot.ordered),
             "peers": snapshot.peers,
@@ -98,8 +101,8 @@ class Board:
 
 
 def _describe_neediest_groups(experts: Sequence[ExpertGroup]) -> list[dict[str, object]]:
-    """Return at most SHOWN_GROUPS groups as plain data, sorted by stage and group: those with the fewest
-    peers and, among equals, those untrained for longest."""
+    """Return at most SHOWN_GROUPS groups of experts as plain data, sorted by stage and group. These are the
+    groups with the fewest peers and, among equals, those untrained for the most rounds."""
     by_need = sorted(experts, key=lambda group: (group.holders, -(group.stale_rounds or 0)))
     shown = sorted(by_need[:SHOWN_GROUPS], key=lambda group: (group.stage, group.group))
     return [

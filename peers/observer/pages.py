@@ -24,7 +24,8 @@ def pages(
     healthy: Probe,
 ) -> dict[str, Page]:
     """Return the observer's pages by path. `board` returns the page's data, or None until the run is known.
-    `targets` are addresses for Prometheus. The HTML has no data of the swarm; it fetches the JSON."""
+    `targets` are addresses that `/sd` (service discovery) gives to Prometheus. `healthy` is asked for
+    `/healthz`. The HTML has no data of the swarm; it fetches `/swarm.json`."""
     html = files("peers.observer").joinpath("page.html").read_bytes()
 
     def swarm(query: Mapping[str, str]) -> HttpResponse:

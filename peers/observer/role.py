@@ -46,7 +46,7 @@ class Evaluator(Protocol):
 
 
 class ObserverRole(Role):
-    """Role `observer`. Its observations outlive a session."""
+    """Role `observer`. A session, one call of `run`, ends with its p2pd; the observations stay."""
 
     def __init__(self, process: Process, evaluator: Evaluator | None = None) -> None:
         self.process = process

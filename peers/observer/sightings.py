@@ -87,14 +87,15 @@ class PeerObservations:
     # -- updates --------------------------------------------------------------------------------------
 
     def recorded(self, signed: SignedRecord, now: float) -> None:
-        """Store a verified record, and log an arrival. Expired records and those that are not newer change
-        nothing. A new peer beyond MAX_PEERS is only counted."""
+        """Store a verified record, and log an arrival. Expired records, those that are not newer and those of
+        an unknown stage change nothing. A new peer beyond MAX_PEERS is only counted. In the first walk no new
+        peer is logged as an arrival: all were there before this observer."""
         observed, record = self.peers.get(signed.peer), signed.record
         expired = signed.expires_seconds < now
         if record.stage >= self.stages or expired:
             return
         if observed is not None and observed.sequence >= signed.sequence:
-            return
+            return  # Not newer: the sequence grows with each record of a peer.
         if observed is None:
             if len(self.peers) >= MAX_PEERS:
                 self._left_out_in_this_walk += 1
@@ -115,31 +116,37 @@ class PeerObservations:
 
     def _update(self, observed: PeerObservation, signed: SignedRecord, now: float) -> None:
         """Store a peer's newer record, and compute its rates from the difference. A pause, a move to another
-        stage and a return are logged."""
+        stage and a return are logged. `stage` is -1 for a peer without one."""
         old, new = observed.record, signed.record
         if not observed.gone:
             if new.state == "paused" and old.state != "paused":
                 self._record_departure(observed, "paused", now)
             elif new.stage != old.stage and old.stage >= 0:
                 self._record_departure(observed, "moved", now)
-        seconds = (signed.sequence - observed.sequence) / 1e6
+        seconds = (signed.sequence - observed.sequence) / 1e6  # A sequence is a time in microseconds.
         observed.tokens_per_second = self.contributions.grown(old, new) / seconds
         observed.sent_bytes_per_second = growth(old.sent_bytes, new.sent_bytes) / seconds
         observed.received_bytes_per_second = growth(old.received_bytes, new.received_bytes) / seconds
         observed.record, observed.sequence = new, signed.sequence
         if observed.gone and observed.signed_at > observed.gone_at:
-            # The peer is alive, although it does not respond here.
-            observed.answers, observed.misses, observed.ask_at = False, 0, now
+            # It has signed a record since it was gone: it is alive, although it does not respond here.
+            observed.answers = False
+            observed.misses = 0
+            observed.ask_at = now
             self._record_return(observed, now)
-        elif observed.gone and new.state == "leaving":  # Its last record was found late.
-            observed.gone = self.away[PeerId(new.peer)] = "left"
+        elif observed.gone and new.state == "leaving":
+            # The record from before its end says that it left, instead of how this observer lost it.
+            observed.gone = "left"
+            self.away[PeerId(new.peer)] = "left"
 
     def answered(self, peer: PeerId, now: float) -> None:
         """Record that a peer has responded at time `now`. A peer that was gone is back."""
         observed = self.peers.get(peer)
         if observed is None:
             return
-        observed.asking, observed.answers, observed.misses = False, True, 0
+        observed.asking = False
+        observed.answers = True
+        observed.misses = 0
         if observed.gone:
             self._record_return(observed, now)
         observed.ask_at = now + self._ask_interval(observed)
@@ -153,7 +160,7 @@ class PeerObservations:
 
     def missed(self, peer: PeerId, code: Miss, now: float) -> None:
         """Record that a request failed, with the reason `code`. A peer that responded before is gone after
-        MISSES failures in a row."""
+        MISSES failures in a row, and is asked again soon until then. Other peers are asked less often."""
         observed = self.peers.get(peer)
         if observed is None:
             return
@@ -168,20 +175,22 @@ class PeerObservations:
             self._record_departure(observed, "left" if has_said_goodbye else code, now, away=True)
 
     def look(self, now: float) -> None:
-        """Drop expired records; their peers are gone. A peer that never responded here is gone as soon as its
-        record is older than FRESH_SECONDS."""
+        """Drop records older than RECORD_SECONDS; their peers are gone. A peer that never responded here is
+        gone as soon as its record is older than FRESH_SECONDS."""
         for peer, observed in list(self.peers.items()):
             if observed.signed_at + RECORD_SECONDS < now:
                 if not observed.gone:
                     self._record_departure(observed, "silent", now, away=True)
                 del self.peers[peer]
-            elif not (observed.gone or observed.answers) and observed.signed_at + FRESH_SECONDS < now:
+                continue
+            is_fresh = observed.signed_at + FRESH_SECONDS >= now
+            if not observed.gone and not observed.answers and not is_fresh:
                 code = "left" if observed.record.state == "leaving" else "silent"
                 self._record_departure(observed, code, now, away=True)
 
     def _record_departure(self, observed: PeerObservation, code: str, now: float, away: bool = False) -> None:
-        """Count and log a departure. With `away`, the peer is gone; else it paused or moved to another stage.
-        Only the newest MAX_PEERS peers that are away are remembered."""
+        """Count and log a departure. `code` says how the peer left. With `away`, the peer is gone; else it
+        paused or moved to another stage. Only the newest MAX_PEERS peers that are away are remembered."""
         record = observed.record
         self.departures[code] += 1
         level = "warning" if code in ("silent", "not_reached") else "info"

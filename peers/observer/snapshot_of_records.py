@@ -59,20 +59,21 @@ def snapshot_of(
     walked_at: float = 0.0,
     bootstraps: Mapping[str, bool] = NO_BOOTSTRAPS,
 ) -> SwarmSnapshot:
-    """Return the snapshot at time `now`. `own_eval_loss` is this observer's newest score, as its own record
-    is not among the observations. `walked_at` is when all records were last read; `bootstraps` maps addresses
-    to whether they respond."""
+    """Return the snapshot at time `now`. `ordered` are the owner's orders. `own_eval_loss` is this observer's
+    newest loss on held-out text; its own record is not among the observations. `walked_at` is when all
+    records were last read. `bootstraps` maps addresses to whether they respond."""
     manifest = signed.manifest
     present = list(sightings.here())
     workers = [observed.record for observed in present if observed.record.stage >= 0]
+    # Peers in a state of IN_STEP follow the rounds; those of HOLDING serve their stage or are about to.
     training = [record for record in workers if plain_state(record.state) in IN_STEP]
     current_round = usual_round(training)
     # Upper bound of a peer's tokens. A round may exceed its target, by less than the target.
     max_tokens = 2 * ((current_round or 0) + 2) * manifest.rounds.global_batch_tokens
     contributions, stages = sightings.contributions, range(len(manifest.stages))
     stage_rates = [
-        _total_rate(observed.tokens_per_second for observed in present if observed.record.stage == s)
-        for s in stages
+        _total_rate(observed.tokens_per_second for observed in present if observed.record.stage == stage)
+        for stage in stages
     ]
     stage_peers = [observed for observed in present if plain_state(observed.record.state) in HOLDING]
     served_stages = {observed.record.stage for observed in stage_peers}
@@ -86,11 +87,11 @@ def snapshot_of(
         rows=tuple(map(_peer_row, sightings.peers.values())),
         weakest=_weakest_stage(stage_peers, signed, now) if not stuck else None,
         round=current_round,
-        settled=settled_round(training, 0),
+        settled=settled_round(training, stage=0),
         loss=usual_loss(training),
         eval_loss=eval_loss((observed.record for observed in present), own_eval_loss),
         tokens=max(contributions.of_stage(stage, max_tokens) for stage in stages),
-        finalized_tokens=finalized_tokens(training, 0),
+        finalized_tokens=finalized_tokens(training, stage=0),
         tokens_per_second=max((rate for rate in stage_rates if rate is not None), default=None),
         sent={"all": sum(record.sent_bytes for record in workers)},
         received={"all": sum(record.received_bytes for record in workers)},
@@ -109,7 +110,8 @@ def snapshot_of(
         walked_at=walked_at,
         bootstraps=dict(bootstraps),
     )
-    shown = complete(incomplete, [span.stop - span.first for span in map(manifest.span, stages)])
+    layers = [span.stop - span.first for span in map(manifest.span, stages)]
+    shown = complete(incomplete, layers)  # Adds the rows' sums by stage, state and version.
     return replace(shown, states={**shown.states, **_bootstrap_states(bootstraps)})
 
 
@@ -132,7 +134,8 @@ def _total_rate(rates: Iterable[float | None]) -> float | None:
 
 
 def _peer_row(observed: PeerObservation) -> PeerRow:
-    """Return the peer as a row of the snapshot, from its newest record."""
+    """Return the peer as a row of the snapshot, from its newest record. `tokens_per_second` is the measured
+    growth of its tokens, and `can_do` the speed that it claims for its machine."""
     record = observed.record
     return PeerRow(
         record.peer, record.stage, state_of(observed), record.name,
@@ -146,8 +149,8 @@ def _peer_row(observed: PeerObservation) -> PeerRow:
 
 
 def _weakest_stage(holding: Sequence[PeerObservation], signed: SignedManifest, now: float) -> int | None:
-    """Return the stage that a newcomer would choose; None without a peer. `holding` are the peers that serve
-    a stage or are about to."""
+    """Return the stage that a newcomer would choose, by the same policy; None without a peer. `holding` are
+    the peers that serve a stage or are about to."""
     data = signed.manifest.data
     microbatch_tokens = data.seq_len * data.micro_batch_size
     candidates = []
@@ -156,6 +159,7 @@ def _weakest_stage(holding: Sequence[PeerObservation], signed: SignedManifest, n
         rate = record.tokens_per_second / microbatch_tokens
         link = claimed_bandwidth(record)
         waits = waits_for_weights(record)
+        # `rate` is in microbatches per second, and `age` is that of the record in seconds.
         peer = policy.ObservedPeer(record.stage, rate, record.moving_to, age, record.round, link, waits)
         candidates.append((PeerId(record.peer), peer))
     if not candidates:

@@ -29,7 +29,8 @@ class SteadyStage:
         return replace(snapshot, weakest=self._shown)
 
     def _should_switch(self, snapshot: SwarmSnapshot) -> bool:
-        """Return whether to show the new weakest stage now. A stage with fewer peers is shown at once."""
+        """Return whether to show the new weakest stage now: at once if it has fewer peers than the shown one,
+        otherwise after it was another than the shown one for STEADY_SECONDS."""
         new, shown = snapshot.weakest, self._shown
         if new is None or shown is None or snapshot.stages[new].peers < snapshot.stages[shown].peers:
             return True

@@ -68,7 +68,8 @@ class Beside:
         return f"\x1b[A\x1b[{self._columns - cell_len(self._last_character) + 1}G{self._last_character}"
 
     def _column_after(self, character: str) -> int:
-        """Return the cursor's column after `character`; a full line wraps."""
+        """Return the cursor's column after `character`; a full line wraps. Also remember the last character
+        that is visible (combining characters have no width)."""
         if character == "\n":
             return 0
         column, width = self._column, cell_len(character)

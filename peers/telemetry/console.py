@@ -175,7 +175,8 @@ class LogToReporter(logging.Handler):
         self._report = report
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Report a library's log record as an event `log`, except p2pd's message that it was stopped."""
+        """Report a library's log record as an event `log`, in one line. The message of the network daemon
+        p2pd that it was stopped is left out."""
         text = " ".join(record.getMessage().split())
         if END_OF_P2PD in text:
             return

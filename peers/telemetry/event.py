@@ -75,8 +75,8 @@ def short(peer: object) -> str:
 
 
 def event_text(event: Event) -> EventText | None:
-    """Return the text of an event with its level and cure. None if people need not see the event, or if this
-    version does not know its code."""
+    """Return the text of an event with its level (such as `info`) and its cure (what helps). None if people
+    need not see the event, or if this version does not know its code."""
     if not event.sentence:
         return None
     text = event.sentence.format_map({key: _format_value(value) for key, value in event.fields.items()})

@@ -50,7 +50,9 @@ class PeerTimeline:
             self.events.append(happened)
 
     def _update_losses_and_fates(self, event: Event, at: float) -> None:
-        """Update the mean loss and the fates of contributions by an event. `at` is its time in seconds."""
+        """Update the mean loss and the fates of contributions by an event. `at` is its time in seconds.
+        `Committed` has a microbatch's loss. Contributions that are open when the peer fetches the state again
+        (`Resync`) count as late."""
         match event:
             case events.Committed(tokens=tokens, loss=float(loss)):
                 self.recent.add(loss * tokens, tokens)

@@ -142,7 +142,9 @@ class EventLog:
         self._file = file
 
     def _update_standing_facts(self, event: Event, line: str) -> None:
-        """Add the line of a fact that holds from now on, or remove the facts that this event ends."""
+        """Add the line of a fact that holds from now on, or remove the facts that this event ends. A key is
+        the fact and its subject, such as an address. `started` ends all older facts, and the end of p2pd
+        (the network daemon) those about addresses."""
         match event:
             case Started():
                 self._standing_facts = {("started", ""): line}
@@ -220,8 +222,8 @@ def parts(path: Path) -> list[Path]:
 
 
 def read_part(file: Path) -> Iterator[LogLine]:
-    """Yield the events of one of the `parts`, preceded by the standing facts at its start.
-    Raises UserError."""
+    """Yield the events of one file of a log: the current one or `.old`. A line `continued` yields the events
+    of its standing facts. Raises UserError."""
     for line in read(file):
         if line.name == CONTINUED:
             yield from _standing_facts_in(line, file)
@@ -230,12 +232,12 @@ def read_part(file: Path) -> Iterator[LogLine]:
 
 
 def read_lately(path: Path) -> Iterator[LogLine]:
-    """Yield the events that describe the peer's current state: the log, preceded by its older part if the log
-    has no `started` or `continued`. Raises UserError."""
+    """Yield the events that describe the peer's current state. The log alone suffices if it begins with
+    `started` or `continued`; otherwise the file `.old` precedes it. Raises UserError."""
     files = parts(path)
     first = next(read(path), None) if path in files else None
-    is_complete = first is not None and first.name in (CONTINUED, "started")
-    if is_complete:
+    suffices_alone = first is not None and first.name in (CONTINUED, "started")
+    if suffices_alone:
         files = [path]
     for file in files:
         yield from read_part(file)
@@ -276,7 +278,7 @@ def _truncate_incomplete_line(path: Path) -> None:
         return
     with path.open("r+b") as file:
         end = file.seek(0, 2)
-        tail_start = max(0, end - (1 << 20))
+        tail_start = max(0, end - (1 << 20))  # Only the last MiB is searched.
         file.seek(tail_start)
         tail = file.read()
         if tail and not tail.endswith(b"\n"):

@@ -78,8 +78,8 @@ SHARED_LINK = "[shared codes](#codes-of-several-tables)"
 
 
 def codes() -> str:
-    """Return the part of docs/watching.md that lists all codes. Codes that mean the same in several tables
-    are explained once, in the first table of the page."""
+    """Return the part of docs/watching.md that lists all codes. A code with the same meaning in several of
+    TABLES is explained once, in a table of shared codes at the top of the page."""
     shared = _shared_codes()
     lines = [CODES_HEAD, f"### {SHARED_TITLE}", "", *_code_table(shared), ""]
     for table in TABLES:

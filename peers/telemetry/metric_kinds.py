@@ -61,7 +61,7 @@ class LabelledMetric(Generic[Metric]):
 
     def _child_with_other(self, values: tuple[str, ...]) -> Metric:
         """Return the series for label values that have none yet. Values that a label does not list become
-        `other`. Raises TypeError if the number of values is wrong."""
+        `other`; a label with an empty list allows all. Raises TypeError if the number of values is wrong."""
         if len(values) != len(self._labels):
             raise TypeError(f"expected {[label.name for label in self._labels]}, got {values}")
         known = tuple(

@@ -29,11 +29,12 @@ class NoticePrinter:
 
     def on_line(self, line: LogLine) -> None:
         """Print the line's event if it matters to people, with its cure. An event with the same code and peer
-        as one printed in the last QUIET_SECONDS is only counted; the next print adds the count. Rounds
-        without other contributors are printed once in a row."""
+        as one printed in the last QUIET_SECONDS is only counted; the next print adds the count. Consecutive
+        rounds to which only this peer contributed (code ALONE) are printed once."""
         event = line.event
         if isinstance(event, Applied):
-            was_alone, self._alone = self._alone, event.code == ALONE
+            was_alone = self._alone
+            self._alone = event.code == ALONE
             if was_alone and self._alone:
                 return
         notice = event_text(event) if event.is_printed else None
@@ -43,11 +44,11 @@ class NoticePrinter:
         if line.monotonic < self._shown_at.get(notice_key, float("-inf")) + QUIET_SECONDS:
             self._suppressed[notice_key] = self._suppressed.get(notice_key, 0) + 1
             return
-        if len(self._shown_at) >= MAX_REMEMBERED:
+        if len(self._shown_at) >= MAX_REMEMBERED:  # Forget the notice that was printed longest ago.
             oldest = next(iter(self._shown_at))
             del self._shown_at[oldest]
             self._suppressed.pop(oldest, None)
-        self._shown_at.pop(notice_key, None)
+        self._shown_at.pop(notice_key, None)  # A key set anew is the last in order, so not the oldest.
         self._shown_at[notice_key] = line.monotonic
         suppressed = self._suppressed.pop(notice_key, 0)
         cure = f" ({notice.cure})" if notice.cure else ""

@@ -133,21 +133,22 @@ def way_out(run: str, stage: int) -> str:
 def stuck_lines(stuck: Mapping[int, int], run: str) -> tuple[str, ...]:
     """Return a sentence for each stage whose peers wait for weights. `stuck` maps stages to the number of
     waiting peers; `run` is the run's id."""
-    return tuple(
-        f"Stage {stage} is stuck: {waiting} {'peer waits' if waiting == 1 else 'peers wait'} for "
-        f"its weights. {way_out(run, stage)}"
-        for stage, waiting in stuck.items()
-    )
+    lines = []
+    for stage, waiting in stuck.items():
+        peers_wait = "peer waits" if waiting == 1 else "peers wait"
+        lines.append(f"Stage {stage} is stuck: {waiting} {peers_wait} for its weights. {way_out(run, stage)}")
+    return tuple(lines)
 
 
 def slow_upload(verdict: UploadVerdict, doctor: str, restart: str = "") -> tuple[str, str]:
     """Return two texts for people: what is wrong with a peer's upload, and what helps. `doctor` is a command
-    that measures it. `restart` restarts the peer, where its own limits.upload is too low; else empty."""
-    rate = f" ({round(8e-6 * verdict.line, 1):g} Mbit/s)" if verdict.line < inf else ""
+    that measures it. `restart` is the command that restarts the peer, after an opening backtick; it is empty
+    unless the peer's own limits.upload is too low."""
+    rate = f" ({round(8e-6 * verdict.line, 1):g} Mbit/s)" if verdict.line < inf else ""  # From bytes/s.
     proof = "."
     if verdict.has_proof:
         proof = f": {verdict.late} of {verdict.decided} contributions came too late, so they do not count."
-    if not verdict.is_short:
+    if not verdict.is_short:  # The link seems fast enough, but contributions were late.
         what = f"Your upload{rate} may be too slow for this run{proof} Look for the cause"
         return what, f"`{doctor}`"
     need = ceil(8e-5 * verdict.need) / 10  # Mbit/s, rounded up to a tenth.

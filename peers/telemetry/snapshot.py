@@ -277,11 +277,13 @@ class Curve(Generic[Point]):
 
     def add(self, now: float, point: Point) -> None:
         """Add a point if the newest one is at least a step old."""
-        if self.points and now < self.points[-1][0] + self.step_seconds:
-            return
+        if self.points:
+            newest_time, _ = self.points[-1]
+            if now < newest_time + self.step_seconds:
+                return
         self.points.append((now, point))
         if len(self.points) > MAX_POINTS:
-            del self.points[1::2]
+            del self.points[1::2]  # Every other point.
             self.step_seconds *= 2
 
 
@@ -305,7 +307,8 @@ def _row_sort_key(row: PeerRow) -> tuple[int, bool, bool, float, str]:
 
 
 def _stage_rows(rows: Iterable[PeerRow], layers: Sequence[int]) -> tuple[StageRow, ...]:
-    """Return one row for each stage with its peers by state and their total possible speed."""
+    """Return one row for each stage with its peers by state and their total possible speed. `layers` has the
+    number of layers of each stage. Peers in a state of HOLDING serve the stage or are about to."""
     states: list[Counter[str]] = [Counter(dict.fromkeys(STATES, 0)) for _ in layers]
     speeds: list[list[float]] = [[] for _ in layers]
     for row in rows:
@@ -314,7 +317,13 @@ def _stage_rows(rows: Iterable[PeerRow], layers: Sequence[int]) -> tuple[StageRo
             if row.state in HOLDING:
                 speeds[row.stage].append(row.can_do or 0.0)
     return tuple(
-        StageRow(stage, layers[stage], len(speeds[stage]), dict(states[stage]), capped_sum(speeds[stage]))
+        StageRow(
+            stage=stage,
+            layers=layers[stage],
+            peers=len(speeds[stage]),
+            states=dict(states[stage]),
+            tokens_per_second=capped_sum(speeds[stage]),
+        )
         for stage in range(len(layers))
     )
 
@@ -334,8 +343,8 @@ def _count_versions(rows: Iterable[PeerRow]) -> tuple[tuple[str, int], ...]:
 
 
 def _largest_lag(rows: Sequence[PeerRow]) -> int | None:
-    """Return the largest number of rounds that a peer is behind the furthest peer of its stage. Only peers in
-    a state of IN_STEP count; None without any."""
+    """Return the largest number of rounds that a peer is behind the furthest peer of its stage. Only peers
+    that follow their group's rounds (states IN_STEP) count; None without any."""
     stage_rounds = [(row.stage, row.round) for row in rows
              if row.round is not None and row.stage >= 0 and row.state in IN_STEP]  # fmt: skip
     newest: dict[int, int] = {}

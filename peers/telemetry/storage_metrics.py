@@ -51,7 +51,7 @@ class ArchiveMetrics:
         )
 
     def show(self, stages: int) -> None:
-        """Create all series of a run with this many stages."""
+        """Create all series of a run with this many stages. A call with labels creates a metric's series."""
         gauges = (self.round, self.succeeded, self.bytes)
         for stage in map(str, range(stages)):
             for gauge in gauges:

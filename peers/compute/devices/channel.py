@@ -47,7 +47,8 @@ class Channel(Generic[Sent, Received]):
         self._heads: tuple[_Tensor, ...] = ()
 
     def send(self, message: Sent, tensors: Sequence[Tensor] = ()) -> None:
-        """Send a message, and then the bytes of its tensors. Raises ChannelClosed."""
+        """Send a message with the dtype and shape of its tensors, then the tensors' bytes. Raises
+        ChannelClosed."""
         heads = tuple(_Tensor(str(each.dtype).removeprefix("torch."), tuple(each.shape)) for each in tensors)
         head = msgspec.msgpack.encode(_Head(message, heads))
         try:
@@ -59,7 +60,8 @@ class Channel(Generic[Sent, Received]):
             raise ChannelClosed(str(error)) from None
 
     def receive(self) -> tuple[Received, list[Tensor]]:
-        """Return the next message with its tensors, in host memory. Raises ChannelClosed."""
+        """Return the next message with its tensors, in host memory. Raises ChannelClosed. The message comes
+        with the dtype and shape of each tensor (`_heads`), and the tensors' bytes follow it."""
         message = self.receive_message()
         tensors = [torch.empty(head.shape, dtype=KINDS[head.kind]) for head in self._heads]
         for tensor in tensors:

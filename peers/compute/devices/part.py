@@ -52,6 +52,7 @@ def spread_part(
         raise UserError(f"compute.devices: {obstacle}; set it to 1")
     layout = trained_layout(manifest, stage)
     shares = Shares(layout, len(devices))
+    # A run is here a range of the vector that is on one device.
     devices_with_share = {run.device for run in shares.runs()}
     if len(devices_with_share) < len(devices):
         raise UserError(f"compute.devices: stage {stage} is too small for {len(devices)}; set it to 1")
@@ -76,7 +77,8 @@ def spread_part(
 
 
 def not_divisible(manifest: Manifest) -> str:
-    """Return why this run's contributions cannot be made in shares; empty if they can."""
+    """Return why this run's contributions cannot be made in shares, one for each device; empty if they
+    can."""
     sync = manifest.sync
     if sync.chunking == "tiled":
         return "the run cuts matrices in tiles (sync.chunking), which do not lie on one device"
@@ -141,6 +143,7 @@ class SpreadCompute:
         gradient of the inputs, each of the whole microbatch."""
         tensors = _without_none(inputs, labels_BT, tokens_BT)
         answers = self._processes.ask(orders.Finish(repr(key)), tensors)
+        # Each device has computed some sequences; those of the next device follow them.
         gradients = [gradient for _, of_device in answers for gradient in of_device]
         return LastStageResult(
             sum(done.loss_sum for done, _ in answers), sum(done.tokens for done, _ in answers),
@@ -301,8 +304,8 @@ class SpreadReplica:
         return sum(counts, VoteAgreement(0, 0, 0)) if counts else None
 
     def settle(self, round: int, hashed: bool = True) -> bytes:
-        """Settle a round on all devices. Returns the digest of the settled state, or NOT_HASHED without
-        `hashed`, which does not read the state from the devices."""
+        """Settle a round on all devices. Returns the digest of the settled state. Without `hashed`, returns
+        NOT_HASHED and does not read the state from the devices."""
         digest = digest_of(round)
         if hashed:
             for piece in self._read_state(orders.SettleOnDevice(round)):

@@ -75,7 +75,7 @@ class Processes:
                     env={**os.environ, **ENVIRONMENT}, start_new_session=True,
                 )
             )  # fmt: skip
-        self._channels.append(Channel(own_end, Answer, ANSWER_SECONDS))
+        self._channels.append(Channel(own_end, received=Answer, seconds=ANSWER_SECONDS))
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -93,18 +93,19 @@ class Processes:
     def ask_each(
         self, device_orders: Sequence[Order], tensors: Sequence[Sequence[Tensor]] | None = None
     ) -> list[DoneAnswer]:
-        """Send each device its order and tensors, both by rank, and return the answers by rank. Raises like
-        `ask`."""
+        """Send each device its order and tensors, both by rank, and return the answers by rank. Raises
+        StageError or GradientError if all devices refuse the input, DevicesLost if a process is lost."""
         with self._lock:
             self._send(device_orders, tensors)
             return self._receive_answers(lambda channel: channel.receive())
 
     def read(self, order: Order, runs: Iterator[tuple[int, int]]) -> Iterator[bytearray]:
         """Send the same order to all devices, each of which answers with its share of a vector. Yield the
-        bytes of the whole vector in pieces. `runs` are (device, bytes) in the order of the vector. No other
-        order is sent before the last piece is read."""
+        bytes of the whole vector in pieces. `runs` are (device, bytes): the next bytes of the vector are the
+        next ones of that device. No other order is sent before the last piece is read."""
         with self._lock:
             self._send([order] * len(self._processes), None)
+            # Only the answers are received here; their tensors' bytes follow in the loop.
             self._receive_answers(lambda channel: (channel.receive_message(), []))
             for rank, size in runs:
                 for start in range(0, size, PIECE_BYTES):
@@ -133,7 +134,8 @@ class Processes:
 
     def _receive_answers(self, receive: Callable[[Channel[Order, Answer]], Received]) -> list[DoneAnswer]:
         """Receive one answer of each device, in the order of arrival, so that a lost process is noticed at
-        once. Returns them by rank. Raises DevicesLost if a process fails, ends or is late."""
+        once. `receive` reads an answer from a connection. Returns the answers by rank. Raises DevicesLost if
+        a process fails, ends or is late, StageError or GradientError if all devices refuse the input."""
         answers: dict[int, Received] = {}
         failed: tuple[int, str] | None = None
         deadline = time.monotonic() + ANSWER_SECONDS
@@ -148,14 +150,19 @@ class Processes:
                     late = min(set(range(len(self._channels))) - answers.keys())
                     raise self._end_after_loss(late, f"has not answered for {ANSWER_SECONDS:g} s")
                 for key, _ in events:
+                    rank = key.data
                     try:
-                        answer = answers[key.data] = receive(self._channels[key.data])
+                        received = receive(self._channels[rank])
                     except ChannelClosed as error:
-                        raise self._end_after_loss(key.data, self._explain_end(key.data, error)) from None
+                        raise self._end_after_loss(rank, self._explain_end(rank, error)) from None
+                    answers[rank] = received
                     selector.unregister(key.fileobj)
-                    if isinstance(answer[0], DeviceFailed) and failed is None:
-                        # Another process that has ended may be the cause; that one should be named.
-                        failed, deadline = (key.data, answer[0].text), time.monotonic() + END_SECONDS
+                    answer, _ = received
+                    if isinstance(answer, DeviceFailed) and failed is None:
+                        # Another process that has ended may be the cause. Wait a moment for its end, so that
+                        # the error names it.
+                        failed = (rank, answer.text)
+                        deadline = time.monotonic() + END_SECONDS
         if failed is not None:
             raise self._end_after_loss(*failed)
         return self._check_agreement([answers[rank] for rank in range(len(self._channels))])
@@ -165,6 +172,7 @@ class Processes:
         all refuse the input, and DevicesLost if only some do."""
         refusals = [answer for answer, _ in answers if isinstance(answer, InputRefused)]
         if refusals and len(refusals) < len(answers):
+            # It is unknown which device is wrong; the error names device 0.
             raise self._end_after_loss(0, f"the devices are of two minds: {refusals[0].text}")
         if refusals and refusals[0].what == "stage":
             raise StageError(refusals[0].text)
@@ -185,7 +193,7 @@ class Processes:
         return f"ended with code {code}{last_line}"
 
     def _end_after_loss(self, rank: int, why: str) -> DevicesLost:
-        """End all processes and return the error to raise."""
+        """End all processes, because that of device `rank` is lost, and return the error to raise."""
         self._end_processes(0.0)
         self._lost = DevicesLost(f"the process of device {rank} of {len(self._processes)}: {why}")
         return self._lost

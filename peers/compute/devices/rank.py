@@ -81,8 +81,9 @@ class Device:
         return self._replica
 
     def do(self, order: Order, tensors: list[Tensor]) -> tuple[Answer, list[Tensor]]:
-        """Carry out an order. Returns the answer and its tensors. An input that the stage or the method
-        refuses is answered with `InputRefused`; other errors are raised."""
+        """Carry out an order. Returns the answer and its tensors: for two orders this device's share of the
+        settled state. Input that the stage or the optimizer method refuses is answered with `InputRefused`;
+        other errors are raised."""
         try:
             if isinstance(order, orders.Forward | orders.Finish | orders.Backward):
                 return self._compute_microbatch(order, tensors)
@@ -99,13 +100,15 @@ class Device:
     def _compute_microbatch(
         self, order: orders.Forward | orders.Finish | orders.Backward, tensors: list[Tensor]
     ) -> tuple[Answer, list[Tensor]]:
-        """Compute this device's sequences of a microbatch. Returns the answer with their outputs or
-        gradients; no tensor if this device has none of the sequences or there is no gradient."""
+        """Compute this device's sequences of a microbatch: forward, backward, or both in the last stage
+        (`Finish`). Returns the answer with the outputs or the gradients at the inputs. There is no tensor if
+        this device has none of the sequences, or in the first stage, whose inputs have no gradient."""
         match order:
             case orders.Forward(key, scale):
                 inputs, *tokens = tensors
                 output = self.compute.forward(key, inputs, scale, *tokens)
-                return Done(), [output] if self.compute.counts(len(inputs)) else []
+                has_sequences = self.compute.counts(len(inputs))
+                return Done(), [output] if has_sequences else []
             case orders.Finish(key):
                 return _last_stage_answer(self.compute.finish(key, *tensors))
             case orders.Backward(key):
@@ -113,8 +116,9 @@ class Device:
                 return Done(), [] if gradient is None else [gradient]
 
     def _change_state(self, order: Order, tensors: list[Tensor]) -> Answer:
-        """Carry out an order that changes weights, rounds or the optimizer on this device's share. Returns
-        its answer, with a payload if it makes one. Raises ValueError for any other order."""
+        """Carry out an order on the weights, rounds or optimizer of this device's share. A replica is the
+        settled weights and open rounds. Returns `Done`, with the result that the order asks for: a payload
+        (an encoded contribution) or counts of votes. Raises ValueError for any other order."""
         method = self.method
         match order:
             case orders.Hold(settled_round):
@@ -122,9 +126,10 @@ class Device:
                 self._replica = None  # The old replica is freed first: memory may not suffice for both.
                 self._replica = Replica(self.layout, method, units, settled_round)
             case orders.Publish(ahead):
+                # Compute with these weights from now on; `ahead` adds the expected step of the next round.
                 self.compute.publish(self.replica.live_tiles(ahead))
             case orders.Drop(key):
-                self.compute.drop(key)
+                self.compute.drop(key)  # The autograd graph of a microbatch.
             case orders.Contribute(tokens, round, peer):
                 payload = self.compute.use_gradient(
                     lambda gradient: method.contribute(gradient, tokens, round, PeerId(peer))
@@ -140,13 +145,14 @@ class Device:
             case orders.Close(round):
                 self.replica.close(round)
             case orders.RestoreOnDevice(round, peer, payload):
+                # The round settled without this contribution: its values return to the momentum.
                 method.give_back(payload, round, PeerId(peer))
             case orders.AddOnDevice(round, peer, payload):
                 self.replica.add(round, PeerId(peer), payload)
             case orders.RemoveOnDevice(round, peer):
                 self.replica.remove(round, PeerId(peer))
             case orders.RateOnDevice(round, factor):
-                self.replica.rate(round, factor)
+                self.replica.rate(round, factor)  # A factor on the learning rate of the round.
             case orders.ApplyOnDevice(round):
                 self.replica.apply(round)
             case orders.MeasureAgreement(round, me):
@@ -169,7 +175,8 @@ def _last_stage_answer(finished: LastStageResult) -> tuple[Answer, list[Tensor]]
 
 
 def serve(channel: Channel[Answer, Order]) -> None:
-    """Carry out orders until the peer closes its side. On an error, report it to the peer and raise it."""
+    """Carry out orders until the peer closes its side; the first, `Begin`, creates the device's share. On an
+    error, report it to the peer and raise it. Freed memory returns to the system every TRIM_SECONDS."""
     device: Device | None = None
     trimmed = time.monotonic()
     while True:
@@ -198,7 +205,9 @@ def serve(channel: Channel[Answer, Order]) -> None:
 def main() -> None:
     """Run `python -m peers.compute.devices.rank DESCRIPTOR` until the peer ends the connection. DESCRIPTOR is
     the file descriptor of one end of a socket pair; the peer has the other."""
-    if sys.platform == "linux":  # The socket also ends, but a process that hangs does not read it.
+    if sys.platform == "linux":
+        # Linux kills this process when the peer dies. The socket ends too, but a hanging process would not
+        # read it.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):
         # These signals are for the peer, which ends this process in time.
