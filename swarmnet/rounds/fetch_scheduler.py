@@ -101,7 +101,7 @@ class FetchScheduler:
                 self._of_round[reference.round] += 1
             if peer not in pull.holders:
                 pull.holders.append(peer)
-                self._set_doubted(pull, doubted=False)
+                self._set_doubted(pull, doubted=False)  # This holder was not asked yet.
                 if not pull.asks and self._asked[reference.round, peer] < self.fair_share:
                     self._record_request(pull, peer, now)
                     wanted.append(reference.id)
@@ -124,7 +124,7 @@ class FetchScheduler:
             if peer not in pull.holders:
                 continue
             if pull.holders[0] == peer:
-                pull.asked_at = now - LONGEST_PULL_SECONDS
+                pull.asked_at = now - LONGEST_PULL_SECONDS  # Due at once.
                 self._due = min(self._due, pull.due)
             pull.holders.remove(peer)
             if not pull.holders:
@@ -155,7 +155,8 @@ class FetchScheduler:
                 self._end(identity)
             else:
                 if pull.asks:
-                    pull.holders.append(pull.holders.pop(0))
+                    last_asked = pull.holders.pop(0)
+                    pull.holders.append(last_asked)
                     self._set_doubted(pull, doubted=len(pull.holders) == 1)
                     holder = pull.holders[0]
                 else:
