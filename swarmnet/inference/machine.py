@@ -209,9 +209,9 @@ class Requests:
     ) -> list[Effect]:
         """Record a refusal with its `code`, or a malformed response (`MALFORMED`).
 
-        Another peer is asked next. The refusing one rests if it refused for a temporary reason, and is not
-        asked again here if it lacks the pinned round. After `MAX_REFUSALS` for other reasons the request is
-        given up as `Impossible`."""
+        Another peer is asked next. A peer that lacks the pinned round is not asked again for this stage of
+        the request. After any other refusal a peer rests: for a fixed time if the reason is temporary. After
+        `MAX_REFUSALS` for reasons that are not, the request is given up as `Impossible`."""
         if self.expects(key, peer, attempt) is None:
             return []
         request = self._requests[key]
@@ -273,7 +273,7 @@ class Requests:
                 request.lacking.clear()
             peer = self._choose_peer(stage, request.lacking, now)
             if peer is None:
-                if stage in self._empty_since:
+                if stage in self._empty_since:  # Its peers are not just busy.
                     missing.add(stage)
                 continue
             effects.append(self._start_attempt(key, request, target, peer, now))

@@ -135,13 +135,13 @@ class RequestQueue(Generic[Item]):
         others = [each for each in kept if not each.client.is_first]
         if not others:
             return None
-        of_ranges = Counter(each.client.range for each in others)
-        largest, count = of_ranges.most_common(1)[0]
-        if not client.is_first and count <= of_ranges[client.range] + 1:
-            largest = client.range
-        of_clients = Counter(each.client.peer for each in others if each.client.range == largest)
-        peer, count = of_clients.most_common(1)[0] if of_clients else (client.peer, 0)
-        if largest == client.range and not client.is_first and count <= of_clients[client.peer] + 1:
+        by_range = Counter(each.client.range for each in others)
+        losing_range, most = by_range.most_common(1)[0]
+        if not client.is_first and most <= by_range[client.range] + 1:
+            losing_range = client.range
+        by_client = Counter(each.client.peer for each in others if each.client.range == losing_range)
+        peer, most = by_client.most_common(1)[0] if by_client else (client.peer, 0)
+        if losing_range == client.range and not client.is_first and most <= by_client[client.peer] + 1:
             return None
         return next(each for each in reversed(others) if each.client.peer == peer)
 

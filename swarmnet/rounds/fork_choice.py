@@ -305,9 +305,8 @@ class ForkChoice:
             return []  # The undecided may still settle on either branch, and that side may know it first.
         if now >= view.forked_since + SIGNED_SECONDS:
             ours, theirs = self._count_signers(fork.round)
-            others = {
-                other: at for other, at in others.items() if self._signed_side(other, fork.round) == "theirs"
-            }
+            signers = [other for other in others if self._signed_side(other, fork.round) == "theirs"]
+            others = {other: others[other] for other in signers}
         if view.settled < self.chain.start:
             # This peer started from a state that is ahead of that neighbour: only a majority makes it switch.
             if not is_majority(theirs, in_sight, self.all_in_sight):

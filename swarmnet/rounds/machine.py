@@ -175,9 +175,9 @@ class GroupRounds:
                 self.gossip.at_once(now)
             case events.NeighbourLeft(peer, released):
                 view = self.histories.left(peer)
-                if released:
+                if released:  # It is alive, but no longer a neighbour.
                     self.offers.released(peer)
-                elif view is not None and view.relation == "same":
+                elif view is not None and view.relation == "same":  # Settling waits a moment for its return.
                     self.departed[peer] = now + DEPARTURE_GRACE_SECONDS
                 self.pulls.left(peer, now)
                 self.waiting.left(peer)
@@ -447,7 +447,7 @@ class GroupRounds:
         )
 
     def _close_left_rounds(self, now: float) -> None:
-        """Close the rounds that enough neighbours have left (`CurrentRound.is_left`)."""
+        """Close the rounds that enough neighbours have left, but stay within `kept_rounds` of the settled."""
         while self._knows_draw() and self.current < self.settled + 1 + kept_rounds(self.rules):
             state = self.rounds.get(self.current)
             if not self.open_round.is_left(self.agreement, state is not None and bool(state.held), now):
@@ -485,7 +485,7 @@ class GroupRounds:
             case events.ResultRead(identity, table):
                 self.offers.read(identity, table)
             case events.UnknownPeersNamed(peer, reference, strangers):
-                self.pulls.arrived(reference.id)
+                self.pulls.arrived(reference.id)  # Ends its download.
                 self.waiting.record_unknown_in_result(peer, reference, strangers)
         if self.reducing is not None:
             self.reducing.take(event, self.settled, self.current, now)
@@ -534,9 +534,9 @@ class GroupRounds:
     def _settle(self, number: int, now: float) -> None:
         """Settle a round with the set that is held here, and forget what only its open state needed."""
         state = self.history[number] = self.rounds.pop(number)
-        self.histories.settle(SettledSet(len(state.held), state.digest))
+        self.histories.settle(SettledSet(len(state.held), state.digest))  # Extends the chain.
         state.seal(now)
-        self._following.took_up(number, now)
+        self._following.took_up(number, now)  # While it follows others, there may be more to adopt.
         self.history.pop(number - kept_rounds(self.rules), None)
         self.pulls.forget_until(number)
         self.waiting.forget_until(number)

@@ -67,7 +67,7 @@ class CurrentRound:
         Half of the peers in sight are enough. A single neighbour is enough if the group has half of the
         round's tokens, or if it has been ahead for a while. One peer can then neither drive the others
         through empty rounds nor leave idle peers behind. `contributed`: a signed contribution to this round
-        exists, which proves that the round is over. Without it, the while is longer."""
+        exists, which proves that the round is over. Without it, this peer waits longer."""
         left = [view.round > self.number for view in self._same_branch_peers.values()]
         if not any(left):
             self._left_at = float("inf")

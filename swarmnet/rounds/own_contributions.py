@@ -168,7 +168,7 @@ class OwnContributions:
 
         The peers that were asked may have switched to a third branch after the request. That branch may fork
         earlier than the request says, so its own fork counts, if a neighbour is on it."""
-        before = dict(self._sets)
+        replaced_sets = dict(self._sets)
         first = resync_request.fork_round
         if first is not None and settled >= first and own.chain.at(settled) == chain:
             self.undo(settled + 1)
@@ -177,10 +177,10 @@ class OwnContributions:
             if fork is not None and first is not None and fork.round < first:
                 resync_request = replace(resync_request, fork_round=fork.round, exact=fork.exact)
             self.give_up(resync_request, own.same_branch_peers)
-        for kept, sets in self._given_up:  # The state may lie on a branch given up before.
-            if kept.at(settled) == chain:
+        for given_up_chain, sets in self._given_up:  # The state may lie on a branch given up before.
+            if given_up_chain.at(settled) == chain:
                 self.restored({r: sets[r] for r in sets if r <= settled and r not in self._sets})
-        self._given_up.append((own.chain, before))
+        self._given_up.append((own.chain, replaced_sets))
 
     def give_up(self, resync_request: FetchGroupState, same_branch_peers: Container[PeerId]) -> None:
         """Make contributions after the fork undecided, because a state of another branch has replaced this
@@ -365,8 +365,8 @@ class OwnContributions:
         return min([self._next_release, *request_times])
 
     def _absent_since(self, same_branch_peers: Container[PeerId], round: int) -> float:
-        """Return when an absent peer was last heard on this branch; -inf if there is none. A peer is absent
-        if it is no same-branch peer now or has not settled this round. It may have contributions to the round
+        """Return when any absent peer was last heard on this branch; -inf if there is none. A peer is absent
+        if it is no same-branch peer now, or has not settled `round`. It may have contributions to the round
         that no other peer has, and settle them after a partition (simulated)."""
         for peer, heard_at in reversed(self._same_branch_at.items()):  # The last one heard comes first.
             if peer not in same_branch_peers or self._agreed.get(peer, -1) < round:

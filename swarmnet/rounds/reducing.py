@@ -51,7 +51,7 @@ class SeedSearch:
         """Return the chain value that seeds the draw of a round; None if it is not known yet. If the search
         for an older one has failed, the oldest known value takes its place."""
         number = self._draw.seed_round(round)
-        if number < 0:
+        if number < 0:  # The draw precedes the first round.
             return START
         if number < self._chain.base and self._is_over:
             return self._chain.values[0]  # All peers that fetched this state have it.

@@ -193,4 +193,5 @@ class FinalityRules:
         in_sight = 1 + len(self.same_branch_peers)
         others = Counter(entry.digest for entry in entries if entry.sealed and entry.digest != state.digest)
         is_outvoted = 2 * max(others.values(), default=0) > in_sight
-        return state.sealed_at + self.rules.finality_timeout_seconds * (2 if is_outvoted else 1)
+        timeouts = 2 if is_outvoted else 1
+        return state.sealed_at + timeouts * self.rules.finality_timeout_seconds
