@@ -244,11 +244,11 @@ class Membership:
                 known.worked, self._wanted = True, None
                 self.guests.left(peer)
 
-    def dialing(self, peer: PeerId, now: bool) -> None:
-        """Record that a dial begins (`now` is true) or ends. A peer has at most one dial at a time."""
+    def dialing(self, peer: PeerId, begins: bool) -> None:
+        """Record that a dial begins (`begins`) or ends. A peer has at most one dial at a time."""
         if peer in self.peers:
-            self.peers[peer].dialing = now
-        if not now:
+            self.peers[peer].dialing = begins
+        if not begins:
             self.budget.ended(peer)
 
     def met(self, peers: Iterable[PeerId]) -> None:
@@ -268,7 +268,7 @@ class Membership:
 
         begun = []
         self._update_seeking(now)
-        if len(self.peers) > MANY:
+        if len(self.peers) > MANY:  # Not every record has reset it.
             self._wanted = None
         for peer in sorted(self.to_dial(now), key=priority):
             known = self.peers[peer]
@@ -434,8 +434,8 @@ class Membership:
         return bool(self._present(self.stage))
 
     def needs(self, peer: PeerId) -> bool:
-        """Return whether the link to a peer is needed. This peer wants it, or the other one does. The other
-        one must then have contributed, or be a guest here."""
+        """Return whether the link to a peer is needed: either this peer wants it, or the other one wants it
+        and has contributed or is a guest here."""
         known = self.peers.get(peer)
         if known is None:
             return False

@@ -58,7 +58,7 @@ class Earlier:
 
 
 class Chain:
-    """The chain of settled rounds from some round on. A newcomer's begins with its snapshot."""
+    """The known part of the chain: the settled rounds after round `base`, where its value is `values[0]`."""
 
     def __init__(self, round: int = -1, value: bytes = START, earlier: Earlier | None = None) -> None:
         """Start after `round`, where the chain has `value`. The sets of `earlier` rounds are kept for
