@@ -116,8 +116,8 @@ class UnknownContributors:
         return len(self._named)
 
     def named(self, peer: PeerId, reference: Reference) -> None:
-        """Record that a neighbour named a contribution. If no other one has, its record needs room within
-        `MAX_WAITING` contributions in all and `MAX_OF_ONE` that only this neighbour names."""
+        """Record that a neighbour named a contribution. If it is the first to do so, there must be room: at
+        most `MAX_WAITING` are kept in all, and `MAX_OF_ONE` that only this neighbour names."""
         _, holders = self._named.get(reference.id, (reference, []))
         if peer in holders:
             return

@@ -93,7 +93,7 @@ class FetchScheduler:
         named_alone = sum(pull.holders == [peer] for pull in self._pulls.values())
         for reference in references:
             pull = self._pulls.get(reference.id)
-            if pull is None:
+            if pull is None:  # Begin a download, if there is room.
                 if len(self._pulls) >= MAX_PULLS or named_alone >= MAX_OF_ONE:
                     continue
                 named_alone += 1
@@ -102,7 +102,8 @@ class FetchScheduler:
             if peer not in pull.holders:
                 pull.holders.append(peer)
                 self._set_doubted(pull, doubted=False)  # This holder was not asked yet.
-                if not pull.asks and self._asked[reference.round, peer] < self.fair_share:
+                is_below_share = self._asked[reference.round, peer] < self.fair_share
+                if not pull.asks and is_below_share:
                     self._record_request(pull, peer, now)
                     wanted.append(reference.id)
                 self._due = min(self._due, pull.due)

@@ -129,12 +129,12 @@ class ContributionCounter:
         counts when it ends. An own contribution counts once even if its round settles again after a fork."""
         block = self._block_of(round)
         tokens = self._made.pop(round, None)  # None if there is none, or it counted before.
-        to_write = self._pop_unreported() if block != self._block else []
+        to_write = self._pop_unreported() if block != self._block else []  # Counts of the block before.
         self._block = block
         if own and tokens is not None:
             self._contributions += 1
             self._tokens += tokens
-        if own and (self.stage, block) not in self._newest:
+        if own and (self.stage, block) not in self._newest:  # The first one in this block.
             self._newest = [*self._newest, (self.stage, block)][-(BLOCKS_BACK + 1) :]
             self._checks = {key: checks for key, checks in self._checks.items() if self._may_be_due(*key)}
             entry = self._pop_unreported() or [CreditedBlock(self.stage, block, contributions=0, tokens=0)]
