@@ -209,9 +209,9 @@ class Requests:
     ) -> list[Effect]:
         """Record a refusal with its `code`, or a malformed response (`MALFORMED`).
 
-        Another peer is asked next. The refusing one rests if it refused for a temporary reason, and is not
-        asked again here if it lacks the pinned round. After `MAX_REFUSALS` for other reasons the request is
-        given up as `Impossible`."""
+        Another peer is asked next. A peer that lacks the pinned round is not asked again for this stage of
+        the request. After any other refusal a peer rests: for a fixed time if the reason is temporary. After
+        `MAX_REFUSALS` for reasons that are not, the request is given up as `Impossible`."""
         if self.expects(key, peer, attempt) is None:
             return []
         request = self._requests[key]
@@ -252,7 +252,8 @@ class Requests:
     # -- decisions ------------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> list[Effect]:
-        """Send an attempt for every request that can continue. Reports the missing stages if they changed."""
+        """Return an attempt for every request that waits and can continue. If the stages for which requests
+        wait have changed, they are reported too (`Missing`)."""
         self._now = now
         self._update_empty_since(now)
         effects: list[Effect] = []
@@ -265,29 +266,30 @@ class Requests:
             if target is None:
                 continue
             stage = target.visited[-1]
-            present = {peer for peer, h in self._peers.items() if h.stage == stage and not h.gone(now)}
+            known_peers = self._peers.items()
+            present = {peer for peer, known in known_peers if known.stage == stage and not known.gone(now)}
             if present and present <= request.lacking:
-                request.pins.pop(stage, None)  # No peer has that round any more: use the newest.
+                request.pins.pop(stage, None)  # No peer has the pinned round any more: use the newest.
                 request.lacking.clear()
             peer = self._choose_peer(stage, request.lacking, now)
             if peer is None:
-                if stage in self._empty_since:
+                if stage in self._empty_since:  # Its peers are not just busy.
                     missing.add(stage)
                 continue
             effects.append(self._start_attempt(key, request, target, peer, now))
         linked = {known_peer.stage for known_peer in self._peers.values()}
-        report = Missing(tuple(sorted(missing)), tuple(sorted(missing & linked)))
+        report = Missing(stages=tuple(sorted(missing)), busy=tuple(sorted(missing & linked)))
         if report != self._missing:
             self._missing = report
             effects.append(report)
         return effects
 
     def _next_header(self, request: _Request, now: float) -> tuple[PathHeader | None, Iterable[int]]:
-        """Return the header with which the request goes to its next stage, which is the last one visited in
-        it. If no stage can follow, return None and the stages to wait for.
+        """Return the header with which the request goes to its next stage. It lists the stages visited, with
+        the next one as the last. If no stage can follow now, return None and the stages to wait for.
 
-        Stages without a peer for `LEAVE_OUT_SECONDS` are skipped as far as the run's rules allow. Orders in
-        which a stage is visited after a later one, which the rules allow in training, are not used."""
+        Stages without a peer for `LEAVE_OUT_SECONDS` are skipped as far as the run's rules allow. The rules
+        also allow to visit a stage after a later one (a swap), which only training uses."""
         if request.done is None:
             return begin(self.rules, self.rules.stages), ()
         empty = self._empty_since
@@ -297,7 +299,9 @@ class Requests:
         stages_ahead = [s for s in options.stages if s > options.header.frontier]
         headers = [visit(options.header, s, self.rules) for s in stages_ahead]
         in_order = [header for header in headers if not needs_swap(header, self.rules)]
-        return (in_order[0], ()) if in_order else (None, options.missing)
+        if not in_order:
+            return None, options.missing
+        return in_order[0], ()
 
     def _choose_peer(self, stage: int, without: set[PeerId], now: float) -> PeerId | None:
         """Return the peer of a stage with the fewest failures, then the fewest open attempts, at random among
@@ -309,7 +313,10 @@ class Requests:
             if known_peer.stage == stage and peer not in without
             and known_peer.in_flight < ASKED_AT_ONCE and known_peer.rest_until <= now
         ]  # fmt: skip
-        return min(free)[-1] if free else None
+        if not free:
+            return None
+        *_, peer = min(free)
+        return peer
 
     def _start_attempt(
         self, key: int, request: _Request, target: PathHeader, peer: PeerId, now: float
@@ -319,8 +326,10 @@ class Requests:
         seconds = self._deadline_seconds(stage)
         request.target, request.sent_at = target, now
         request.attempt += 1
-        pin, path = request.pins.get(stage, -1), target.length
-        request.ask = SendRequest(key, request.attempt, peer, stage, pin, path, seconds)
+        pinned_round = request.pins.get(stage, -1)
+        request.ask = SendRequest(
+            key, request.attempt, peer, stage, pinned_round, path=target.length, deadline_seconds=seconds
+        )
         self._peers[peer].in_flight += 1
         return request.ask
 

@@ -72,8 +72,8 @@ class RequestQueue(Generic[Item]):
     def add(
         self, client: Client, item: Item, size: int, now: float
     ) -> tuple[bool, list[WaitingRequest[Item]]]:
-        """Add a request of `size` bytes. Returns whether it has a place, and the requests that lost theirs
-        for it. If it has none, its range is remembered as declined, and no request loses its place."""
+        """Add a request of `size` bytes. Returns whether it has a place, and the requests that lost their
+        place to it. If it has none, its range is remembered as declined, and no request loses its place."""
         removed: list[WaitingRequest[Item]] = []
         kept = list(self._waiting)
         while not self._fits(kept, client, size, now):
@@ -83,8 +83,9 @@ class RequestQueue(Generic[Item]):
                 return False, []
             kept.remove(loser)
             removed.append(loser)
-        if self._reserved[0] == client.range:
-            self._reserved = ("", float("-inf"))
+        reserved_range, _ = self._reserved
+        if reserved_range == client.range:
+            self._reserved = ("", float("-inf"))  # None is reserved.
         self._declined.pop(client.range, None)
         for name in (client.range, client.peer):
             self._turns.setdefault(name, self._turn)  # A newcomer comes after those that wait.
@@ -103,7 +104,7 @@ class RequestQueue(Generic[Item]):
         self._waiting.remove(request)
         self._turn += 1
         for name in (request.client.range, request.client.peer):
-            self._turns.pop(name, None)
+            self._turns.pop(name, None)  # Moves it to the end: the oldest turns are forgotten first.
             self._turns[name] = self._turn
         while len(self._turns) > 2 * (MAX_DECLINED + self._max_requests):
             self._turns.popitem(last=False)
@@ -127,20 +128,20 @@ class RequestQueue(Generic[Item]):
     ) -> WaitingRequest[Item] | None:
         """Return the request that must give way to a new one of `client`; None if none must.
 
-        It is the newest request of the client with most requests in some range. That is the range with most
-        requests, if the new one's range has fewer even with the new one. Otherwise it is the new one's own
-        range, and the client there must have more requests than `client` with the new one. Requests of
-        members and invited clients never give way, and all others give way to theirs."""
+        The range with most requests loses one, if the range of `client` has fewer even with the new one.
+        Otherwise the own range of `client` loses one. In the chosen range it is the newest request of the
+        client with most requests. In the own range, that client must have more than `client` has with the new
+        one. Requests of members and invited clients never give way, and all others give way to theirs."""
         others = [each for each in kept if not each.client.is_first]
         if not others:
             return None
-        of_ranges = Counter(each.client.range for each in others)
-        largest, count = of_ranges.most_common(1)[0]
-        if not client.is_first and count <= of_ranges[client.range] + 1:
-            largest = client.range
-        of_clients = Counter(each.client.peer for each in others if each.client.range == largest)
-        peer, count = of_clients.most_common(1)[0] if of_clients else (client.peer, 0)
-        if largest == client.range and not client.is_first and count <= of_clients[client.peer] + 1:
+        by_range = Counter(each.client.range for each in others)
+        losing_range, most = by_range.most_common(1)[0]
+        if not client.is_first and most <= by_range[client.range] + 1:
+            losing_range = client.range
+        by_client = Counter(each.client.peer for each in others if each.client.range == losing_range)
+        peer, most = by_client.most_common(1)[0] if by_client else (client.peer, 0)
+        if losing_range == client.range and not client.is_first and most <= by_client[client.peer] + 1:
             return None
         return next(each for each in reversed(others) if each.client.peer == peer)
 
@@ -156,5 +157,7 @@ class RequestQueue(Generic[Item]):
         random. An earlier reservation that has not expired stays."""
         while self._declined and next(iter(self._declined.values())) <= now - DECLINED_SECONDS:
             self._declined.popitem(last=False)
-        if self._declined and now >= self._reserved[1]:
-            self._reserved = self._chance.choice(list(self._declined)), now + RESERVED_SECONDS
+        _, reserved_until = self._reserved
+        if self._declined and now >= reserved_until:
+            drawn_range = self._chance.choice(list(self._declined))
+            self._reserved = drawn_range, now + RESERVED_SECONDS

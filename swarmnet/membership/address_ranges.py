@@ -54,7 +54,8 @@ def host_ip(host: str) -> IP | None:
         return None
     *leading, last = map(_parse_number, parts)
     # Each leading part is one byte, and the last one fills the bytes that are left.
-    if any(number > 255 for number in leading) or last >= 1 << 8 * (4 - len(leading)):
+    end_of_last = 1 << 8 * (4 - len(leading))
+    if any(number > 255 for number in leading) or last >= end_of_last:
         return None
     high_bytes = sum(number << 24 - 8 * index for index, number in enumerate(leading))
     return ipaddress.IPv4Address(high_bytes + last)
@@ -82,7 +83,7 @@ def _embedded(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
     if embedded:
         return embedded
     number = int(ip)
-    is_isatap = number >> 32 & 0xFDFFFFFF == 0x00005EFE
+    is_isatap = number >> 32 & 0xFDFFFFFF == 0x00005EFE  # The mask leaves out the bit for global scope.
     is_compatible = 1 < number < 1 << 32
     if ip in NAT64 or is_isatap or is_compatible:
         return ipaddress.IPv4Address(number & 0xFFFFFFFF)

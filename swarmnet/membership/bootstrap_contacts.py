@@ -58,9 +58,9 @@ class BootstrapContacts:
     def look(self, table: Collection[PeerId], remembered: Iterable[PeerId], now: float) -> list[PeerId]:
         """Return the peers to contact now. `table`: the peers in this peer's DHT routing table.
 
-        They are the bootstraps that are due. While `lost` is true, or without any bootstrap and an empty
-        table, some due remembered peers are added. A bootstrap that has just left the table is due at once
-        unless its last request failed."""
+        They are the bootstraps that are due. Some due remembered peers are added while `lost` is true. The
+        same is done while the table is empty if this peer names no bootstrap. A peer that has just left the
+        table is due at once unless its last request failed."""
         self._table_is_empty = not table
         wanted = set(self._bootstraps)
         if self.lost or (not self._bootstraps and not table):
@@ -91,8 +91,9 @@ class BootstrapContacts:
         self._update_lost()
 
     def _update_lost(self) -> None:
-        """Set `lost`. Without bootstraps, the remembered peers count in their place, and only while the table
-        is empty. Before the first requests to all have failed, `lost` stays as it was."""
+        """Set `lost`: no bootstrap is in the table, and the last request to each has failed. If this peer
+        names no bootstrap, the remembered peers count in their place, and an empty table is required. While
+        some of them were not asked yet, `lost` stays as it was."""
         if not self._bootstraps and not self._table_is_empty:
             self.lost = False
             return

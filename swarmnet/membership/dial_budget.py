@@ -42,13 +42,14 @@ class DialBudget:
         """Range -> failures in a row, and the time of the last one."""
 
     def take(self, peer: PeerId, addresses: Sequence[str], now: float) -> bool:
-        """Return whether a stranger with these addresses may be dialled now. If so, they are taken from the
-        budget. They must not be more than are left, nor in a range that is paused after failures."""
+        """Return whether a stranger with these addresses may be dialled now. If so, their number is taken
+        from the budget. It must not exceed what is left, and no address may be in a range that is paused."""
         if self._filled_at is not None:
             filled = self._left + (now - self._filled_at) * ADDRESSES_PER_MINUTE / 60.0
             self._left = min(float(BURST_ADDRESSES), filled)
         self._filled_at = now
-        cost, ranges = max(1, len(addresses)), frozenset(map(range_of, addresses))
+        cost = max(1, len(addresses))
+        ranges = frozenset(map(range_of, addresses))
         if cost > self._left or any(now < self._paused_until(each) for each in ranges):
             return False
         self._left -= cost
@@ -69,7 +70,8 @@ class DialBudget:
 
     def failed(self, peer: PeerId, now: float) -> None:
         """Count a failure, if the dial was counted, for each address range that it tried."""
-        for each in self.ended(peer):
+        tried_ranges = self.ended(peer)
+        for each in tried_ranges:
             failures, _ = self._failures.pop(each, (0, 0.0))
             self._failures[each] = failures + 1, now
             if len(self._failures) > MAX_RANGES:

@@ -34,8 +34,8 @@ class Guests:
 
     def admit(self, peer: PeerId, ranges: Iterable[str]) -> bool:
         """Give a peer a place if it has none. Returns whether it has one now. `ranges`: its public address
-        ranges. It gets none if one of them has `MAX_OF_RANGE` guests. If all places are taken, it gets one
-        only if another range has at least two guests more."""
+        ranges. It gets none if one of them has `MAX_OF_RANGE` guests. If all places are taken, a guest of
+        another range must make room, which happens only if that range has at least two guests more."""
         if peer in self._ranges:
             return True
         own_ranges = frozenset(ranges)
@@ -61,5 +61,6 @@ class Guests:
         largest, count = max(self._count.items(), key=lambda item: item[1], default=("", 0))
         if count <= guests_of_range + 1:
             return False
-        self.left(next(peer for peer in reversed(self._ranges) if largest in self._ranges[peer]))
+        newest = next(peer for peer in reversed(self._ranges) if largest in self._ranges[peer])
+        self.left(newest)
         return True

@@ -119,7 +119,10 @@ class PeerInfo:
 
 
 class Membership:
-    """All known peers of one run, and the links that this peer wants."""
+    """All known peers of one run, and the links that this peer wants.
+
+    `wanted` computes these links and keeps the result in `_wanted`, until an event sets that to None. A peer
+    is *ready* if it takes part in training, and has *worked* if it has contributed to a settled set here."""
 
     def __init__(
         self, me: PeerId, stage: int, chance: Random, beside: Collection[int] | None = None,
@@ -165,8 +168,10 @@ class Membership:
         invite for the peer was seen. Returns True if the record is news and was stored.
 
         A record that is not newer than the known one is stored only if the peer itself sends it, for another
-        stage or after a goodbye: its clock was set back. No record of a new peer is stored without room."""
-        known, is_first_hand = self.peers.get(peer), peer == teller
+        stage or after a goodbye: its clock was set back. A new peer's record is stored only if there is room
+        among `MAX_PEERS`."""
+        known = self.peers.get(peer)
+        is_first_hand = peer == teller
         if known is not None:
             known.invited |= invited
             if teller is not None:
@@ -174,6 +179,7 @@ class Membership:
         newest = known.sequence if known is not None else self._left.get(peer, -1)
         if peer == self.me or (known is not None and known.stage == stage and newest >= sequence):
             return False
+        # Records up to this sequence are old, or were revoked by the peer.
         outdated = max(newest, known.outdated if known is not None else -1)
         if sequence <= outdated and not is_first_hand:
             return False
@@ -191,8 +197,9 @@ class Membership:
             known.stage, known.role, known.addresses = stage, role, addresses
             known.sequence, known.record, known.recorded_at = sequence, record, now
         known.outdated = outdated if sequence <= outdated else -1
-        if newest >= 0 or len(self.peers) <= MANY:
-            self._wanted = None  # Choose links again.
+        is_known_peer = newest >= 0
+        if is_known_peer or len(self.peers) <= MANY:  # With many peers, choosing links takes long.
+            self._wanted = None
         return True
 
     def on_heartbeat(self, peer: PeerId, now: float) -> None:
@@ -237,11 +244,11 @@ class Membership:
                 known.worked, self._wanted = True, None
                 self.guests.left(peer)
 
-    def dialing(self, peer: PeerId, now: bool) -> None:
-        """Record that a dial begins (`now` is true) or ends. A peer has at most one dial at a time."""
+    def dialing(self, peer: PeerId, begins: bool) -> None:
+        """Record that a dial begins (`begins`) or ends. A peer has at most one dial at a time."""
         if peer in self.peers:
-            self.peers[peer].dialing = now
-        if not now:
+            self.peers[peer].dialing = begins
+        if not begins:
             self.budget.ended(peer)
 
     def met(self, peers: Iterable[PeerId]) -> None:
@@ -261,7 +268,7 @@ class Membership:
 
         begun = []
         self._update_seeking(now)
-        if len(self.peers) > MANY:
+        if len(self.peers) > MANY:  # Not every record has reset it.
             self._wanted = None
         for peer in sorted(self.to_dial(now), key=priority):
             known = self.peers[peer]
@@ -354,7 +361,7 @@ class Membership:
             return peer in self._former
         if known.reached or self.by_invite:
             return known.reached or known.invited
-        self.wanted()
+        self.wanted()  # Updates `_is_large`.
         return self._is_large
 
     def wanted(self) -> frozenset[PeerId]:
@@ -363,9 +370,10 @@ class Membership:
 
         Neighbours are chosen four times: among all peers, those that a reached peer knows, those that were
         reached, and those that contributed. If records are true and links work, the choices are equal.
-        Further peers are added while no peer of the group is linked or has contributed."""
+        Further peers are added while no peer of the group is linked, and while none has contributed."""
         if self._wanted is None:
-            self._group_neighbours, wanted = frozenset(), self._reducers
+            self._group_neighbours = frozenset()
+            wanted = self._reducers
             filters = (lambda _: True, self._is_vouched, lambda known: known.reached, self._has_worked)
             for is_eligible in filters:
                 self._group_neighbours |= choose_neighbours(self.me, self._select(self.stage, is_eligible))
@@ -400,7 +408,7 @@ class Membership:
         """Return whether this peer exchanges rounds with a linked peer of its group by gossip. In a group
         that is not fully linked, a link may exist only because one of the two is a reducer. It then carries
         parts of contributions only."""
-        self.wanted()
+        self.wanted()  # Updates the attributes below.
         if peer in self._group_neighbours or not self._is_large:
             return True
         return peer not in self._reducers and self.me not in self._reducers
@@ -426,8 +434,8 @@ class Membership:
         return bool(self._present(self.stage))
 
     def needs(self, peer: PeerId) -> bool:
-        """Return whether the link to a peer is needed. This peer wants it, or the other one does. The other
-        one must then have contributed, or be a guest here."""
+        """Return whether the link to a peer is needed: either this peer wants it, or the other one wants it
+        and has contributed or is a guest here."""
         known = self.peers.get(peer)
         if known is None:
             return False
@@ -460,8 +468,9 @@ class Membership:
         ]
 
     def to_dial(self, now: float) -> list[PeerId]:
-        """Return the peers that may be dialled by now, without regard to the budget. They are not linked, and
-        in this stage or adjacent ones. They are needed, or apparently gone and may have returned."""
+        """Return the peers that may be dialled by now, without regard to the budget. They belong to this
+        stage or to an adjacent one and are not linked. Their links are needed, or they seemed gone and may
+        have returned."""
         return [
             peer
             for peer, known in self.peers.items()
@@ -488,7 +497,8 @@ class Membership:
     def forget_old(self, now: float) -> None:
         """Forget peers without a link whose last record and heartbeat came `FORGET_SECONDS` ago or before."""
         for peer, known in list(self.peers.items()):
-            if not known.linked and max(known.recorded_at, known.heard_at) + FORGET_SECONDS <= now:
+            last_sign_at = max(known.recorded_at, known.heard_at)
+            if not known.linked and last_sign_at + FORGET_SECONDS <= now:
                 del self.peers[peer]
                 self.guests.left(peer)
                 self._wanted = None
@@ -527,21 +537,22 @@ class Membership:
 
     def _make_room(self) -> bool:
         """Forget some peers that are neither linked nor being dialled, `FORGOTTEN_AT_ONCE` or half of them at
-        most. Contributors and reached peers go last, and peers of the most crowded address ranges
-        first (Sybils). Returns False if there are none."""
+        most. The first to go are peers that were never reached, from the address ranges with most peers
+        (Sybils). Contributors go last. Returns False if there are none to forget."""
         unlinked = {
             peer: known for peer, known in self.peers.items() if not known.linked and not known.dialing
         }
         ranges = {peer: public_ranges(known.addresses) or NO_RANGE for peer, known in unlinked.items()}
         peers_of_range = Counter(each for of_peer in ranges.values() for each in of_peer)
-        ranked = []
+        ranked = []  # The peers to forget first compare as the smallest.
         for peer, known in unlinked.items():
             crowding = max(peers_of_range[each] for each in ranges[peer])
             trust = known.worked, known.reached, -crowding
             ranked.append((*trust, known.heard_at, self._is_vouched(known), known.recorded_at, peer))
         if not ranked:
             return False
-        for *_, forgotten in nsmallest(min(FORGOTTEN_AT_ONCE, 1 + len(ranked) // 2), ranked):
+        count = min(FORGOTTEN_AT_ONCE, 1 + len(ranked) // 2)
+        for *_, forgotten in nsmallest(count, ranked):
             del self.peers[forgotten]
             self.guests.left(forgotten)
         self._wanted = None

@@ -50,7 +50,7 @@ def choose_neighbours(me: PeerId, group: Iterable[PeerId]) -> frozenset[PeerId]:
     for ring in range(RINGS):
         places = [(position[ring], peer) for position, peer in positions]
         my_place = (my_positions[ring], me)
-        # At the end of a ring, the other end follows.
+        # The ring is closed: after its last place comes its first one.
         _, successor = min((place for place in places if place > my_place), default=min(places))
         _, predecessor = max((place for place in places if place < my_place), default=max(places))
         chosen.update((successor, predecessor))
@@ -76,7 +76,7 @@ def choose_spread(me: PeerId, ranges: Mapping[PeerId, Collection[str]], most: in
     keys and few ranges. Within a range, a hash of both ids decides (`choose_some`). `ranges` maps each peer
     to its address ranges; all peers without any count as one range."""
     earlier_of_range: Counter[str] = Counter()
-    rank: dict[PeerId, int] = {}
+    rank: dict[PeerId, int] = {}  # Number of peers of the same range that come before this one.
     for peer in _in_drawn_order(me, ranges):
         peer_ranges = ranges[peer] or ("",)
         rank[peer] = max(earlier_of_range[each] for each in peer_ranges)
@@ -97,7 +97,8 @@ def size_by_neighbours(me: PeerId, reached: Iterable[PeerId]) -> int:
     gaps = []
     for ring in range(RINGS):
         ahead = [(positions[ring] - my_positions[ring]) % RING for positions in other_positions]
-        gaps += [min(ahead), min(RING - gap for gap in ahead)]
+        gaps.append(min(ahead))  # To the successor.
+        gaps.append(min(RING - gap for gap in ahead))  # To the predecessor.
     kth_gap = max(1, sorted(gaps)[GAP_TAKEN - 1]) / RING  # k is `GAP_TAKEN`, m the number of gaps.
     expected_times_n = sum(1 / (len(gaps) - smaller) for smaller in range(GAP_TAKEN))
     return math.ceil(SIZE_SLACK * expected_times_n / kth_gap)

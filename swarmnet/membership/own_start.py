@@ -39,8 +39,8 @@ class OwnStart:
         process that signed it, 0 if unknown. `now` is the swarm's time in seconds.
 
         Returns which other process is proven to be running: one that started earlier or later than this one.
-        A later one is proven by any record. An earlier one needs a record after this start that is newer
-        than one of it seen before, and not from the future."""
+        Any record proves a later one. An earlier one is proven by a record that was signed after this start,
+        is newer than another one of that process seen before, and is not from the future."""
         if started in (0, self.number):
             return "nothing"
         if 0 < self.number < started:

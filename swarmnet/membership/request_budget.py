@@ -32,7 +32,7 @@ class RequestBudget(Generic[Key]):
     def spend(self, key: Key, now: float) -> bool:
         """Return whether the request of `key` may be answered now; if so, it is counted. Keys that have their
         whole burst again are forgotten from time to time."""
-        full_at = max(now, self._full_at.get(key, now)) + self._refill_seconds
+        full_at = max(now, self._full_at.get(key, now)) + self._refill_seconds  # With this answer counted.
         if full_at - now > self._burst * self._refill_seconds:
             return False
         self._full_at[key] = full_at

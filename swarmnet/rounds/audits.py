@@ -160,9 +160,11 @@ class Audits:
         and round. Only the newest `MAX_PROOFS` proofs are kept. Returns the names of those dropped."""
         if query.contributor in self.convicted or len(self.convicted) < MAX_CONVICTED:
             self.convicted[query.contributor] = self._first_weightless_round(query.round)
-        self.proofs.pop(query.contributor, None)
+        self.proofs.pop(query.contributor, None)  # Moves it to the end, where the newest is.
         self.proofs[query.contributor] = query
-        self._reported_by[query.contributor] = {query.asked} if query.is_proof else set()
+        self._reported_by[query.contributor] = set()
+        if query.is_proof:  # The peer that sent the proof needs none.
+            self._reported_by[query.contributor].add(query.asked)
         surplus = list(self.proofs)[:-MAX_PROOFS]
         for oldest in surplus:
             del self._reported_by[oldest]
@@ -176,8 +178,8 @@ class Audits:
     def knows(self, peer: PeerId, faulty: PeerId, round: int) -> bool:
         """Record that `peer` has reported a proof of wrong sums by `faulty` in `round`, and needs none.
 
-        Returns False and records nothing if that was known, or if there is no proof against `faulty` here.
-        The same holds if the proof here is of an earlier round: then `peer` should still receive it."""
+        Returns False and records nothing if that was known, if there is no proof against `faulty` here, or if
+        the proof here is of an earlier round, which `peer` should still receive."""
         proof = self.proofs.get(faulty)
         if proof is None or peer in self._reported_by[faulty] or round > proof.round:
             return False

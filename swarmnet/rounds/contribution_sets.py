@@ -153,7 +153,8 @@ class NeighbourView:
         """Compare the neighbour's chain with `chain`, this peer's, and set `relation` and `fork`.
 
         The neighbour's chain has the value `anchor` after `anchor_round`; the rounds that it settled later
-        are in `sets`. If they have no known round in common, `relation` stays as it was."""
+        are in `sets`. The chains are compared after the newest round that both peers have settled. If a value
+        there is unknown, `relation` stays as it was."""
         links, settled = {anchor_round: anchor}, []
         for number in range(anchor_round + 1, self.settled + 1):
             entry = self.sets.get(number)
@@ -161,9 +162,9 @@ class NeighbourView:
                 return
             settled.append(SettledSet(entry.count, entry.digest))
             links[number] = link(links[number - 1], settled[-1])
-        before = max(self.links, default=-1)
-        if self.fork is not None and links.get(before) != self.links.get(before):
-            self.fork = None  # It has switched to another branch since.
+        newest_before = max(self.links, default=-1)
+        if self.fork is not None and links.get(newest_before) != self.links.get(newest_before):
+            self.fork = None  # It has switched to another branch since its last report.
         self.links = links
         shared = min(chain.round, self.settled)
         mine = chain.at(shared)
@@ -179,7 +180,7 @@ class NeighbourView:
         if self.relation != "forked":
             self.fork = None
         self.relation = "forked"
-        if chain.at(anchor_round) == anchor:
+        if chain.at(anchor_round) == anchor:  # The branches fork after the anchor, in the listed sets.
             self.fork = first_difference(chain, anchor_round + 1, settled)
 
     def is_with(self, other: NeighbourView, since: int) -> bool:
@@ -189,8 +190,9 @@ class NeighbourView:
         return shared >= since and self.links[shared] == other.links[shared]
 
     def compare(self, rounds: Mapping[int, RoundSet], now: float) -> None:
-        """Record since when the neighbour's sets differ from `rounds`, this peer's open rounds, unchanged. A
-        set that the neighbour has settled counts as differing for long enough to request its ids at once."""
+        """Record for each open round of this peer (`rounds`) since when the neighbour's set differs from this
+        peer's. The time starts again if one of the two sets changes. If the neighbour has settled its set,
+        the two count as differing for `DIFFERENCE_SECONDS` at once, so that its ids are requested."""
         since: dict[int, float] = {}
         compared: dict[int, tuple[bytes, bytes]] = {}
         for number, theirs in self.sets.items():
@@ -199,8 +201,9 @@ class NeighbourView:
                 continue
             if number <= self.settled:
                 since[number] = self.differs_since.get(number, now - DIFFERENCE_SECONDS)
-            elif theirs.count:
-                pair = compared[number] = mine.digest, theirs.digest
+            elif theirs.count:  # An empty set has no ids to request.
+                pair = mine.digest, theirs.digest
+                compared[number] = pair
                 is_unchanged = pair == self._compared.get(number)
                 since[number] = self.differs_since[number] if is_unchanged else now
         self.differs_since, self._compared = since, compared

@@ -116,13 +116,14 @@ class UnknownContributors:
         return len(self._named)
 
     def named(self, peer: PeerId, reference: Reference) -> None:
-        """Record that a neighbour named a contribution."""
+        """Record that a neighbour named a contribution. If it is the first to do so, there must be room: at
+        most `MAX_WAITING` are kept in all, and `MAX_OF_ONE` that only this neighbour names."""
         _, holders = self._named.get(reference.id, (reference, []))
         if peer in holders:
             return
         if not holders and (len(self._named) >= MAX_WAITING or self._named_alone[peer] >= MAX_OF_ONE):
             return
-        self._count_single_holder(holders, -1)
+        self._count_single_holder(holders, -1)  # An earlier holder is then no longer the only one.
         holders.append(peer)
         self._count_single_holder(holders, 1)
         self._named[reference.id] = (reference, holders)

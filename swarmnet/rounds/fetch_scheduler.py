@@ -93,7 +93,7 @@ class FetchScheduler:
         named_alone = sum(pull.holders == [peer] for pull in self._pulls.values())
         for reference in references:
             pull = self._pulls.get(reference.id)
-            if pull is None:
+            if pull is None:  # Begin a download, if there is room.
                 if len(self._pulls) >= MAX_PULLS or named_alone >= MAX_OF_ONE:
                     continue
                 named_alone += 1
@@ -101,8 +101,9 @@ class FetchScheduler:
                 self._of_round[reference.round] += 1
             if peer not in pull.holders:
                 pull.holders.append(peer)
-                self._set_doubted(pull, doubted=False)
-                if not pull.asks and self._asked[reference.round, peer] < self.fair_share:
+                self._set_doubted(pull, doubted=False)  # This holder was not asked yet.
+                is_below_share = self._asked[reference.round, peer] < self.fair_share
+                if not pull.asks and is_below_share:
                     self._record_request(pull, peer, now)
                     wanted.append(reference.id)
                 self._due = min(self._due, pull.due)
@@ -124,7 +125,7 @@ class FetchScheduler:
             if peer not in pull.holders:
                 continue
             if pull.holders[0] == peer:
-                pull.asked_at = now - LONGEST_PULL_SECONDS
+                pull.asked_at = now - LONGEST_PULL_SECONDS  # Due at once.
                 self._due = min(self._due, pull.due)
             pull.holders.remove(peer)
             if not pull.holders:
@@ -155,7 +156,8 @@ class FetchScheduler:
                 self._end(identity)
             else:
                 if pull.asks:
-                    pull.holders.append(pull.holders.pop(0))
+                    last_asked = pull.holders.pop(0)
+                    pull.holders.append(last_asked)
                     self._set_doubted(pull, doubted=len(pull.holders) == 1)
                     holder = pull.holders[0]
                 else:

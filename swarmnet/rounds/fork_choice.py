@@ -68,8 +68,8 @@ class Signed:
     def take(self, round: int, value: bytes, chain: Chain) -> None:
         """Record a signed chain value after `round`. `chain` is this peer's own, which shows the branch.
 
-        A value for one of the next `MAX_AHEAD` rounds waits for `settled`; other unknown rounds are ignored.
-        """
+        A value for one of the next `MAX_AHEAD` rounds is kept until that round settles here. Values for other
+        rounds that this peer does not know are ignored."""
         if chain.round < round <= chain.round + MAX_AHEAD:
             values = self._ahead.setdefault(round, set())
             if len(values) < 2:  # One of two belongs to another branch in any case.
@@ -164,7 +164,8 @@ class ForkChoice:
         this peer is too far behind to catch up by sets, returns the effect of fetching the group's state."""
         view = self.neighbours[event.peer]
         if event.round != view.round:
-            view.tokens_before = view.tokens if event.round == view.round + 1 else 0
+            began_next = event.round == view.round + 1
+            view.tokens_before = view.tokens if began_next else 0
         view.round, view.tokens = event.round, event.tokens
         view.contributed, view.in_step = event.contributed, event.in_step
         view.settled = event.settled
@@ -174,6 +175,7 @@ class ForkChoice:
             self.same_branch_peers[event.peer] = view
         else:
             self.same_branch_peers.pop(event.peer, None)
+        # Both times begin when their condition becomes true, and are infinite while it is false.
         view.forked_since = min(view.forked_since, now) if view.relation == "forked" else float("inf")
         lists_next_round = event.anchor_round <= self.chain.round
         view.out_of_reach_since = float("inf") if lists_next_round else min(view.out_of_reach_since, now)
@@ -209,17 +211,18 @@ class ForkChoice:
     ) -> list[Effect]:
         """Handle a neighbour's sets of the rounds from `first` on; `before` is its chain value before them.
 
-        They were requested because the fork lies before its Progress, or because this peer does not know
-        these rounds. Returns what follows if they show where the neighbour's branch forks."""
+        They were requested because the fork lies before the sets in its Progress, or because this peer does
+        not know these rounds. If they show where the neighbour's branch forks, returns what to do about the
+        fork (`_fork`)."""
         self.chain.learn(first, before, sets)
         view = self.neighbours.get(peer)
         if view is None or view.relation != "forked" or first < 0:
             return []
-        start = max(first, self.chain.base + 1)
+        start = max(first, self.chain.base + 1)  # The first round whose sets both peers know.
         view.fork = first_difference(self.chain, start, sets[start - first :])
         my_value, their_value = self.chain.at(start - 1), before
         for entry in sets[: start - first]:
-            their_value = link(their_value, entry)
+            their_value = link(their_value, entry)  # The neighbour's chain value one round further.
         if my_value is not None and my_value != their_value:
             # The fork lies before the rounds that both know: use the chain values there in place of sets.
             view.fork = Fork(start, SettledSet(0, my_value), SettledSet(0, their_value), exact=False)
@@ -264,18 +267,20 @@ class ForkChoice:
 
     def _fetch_if_far_behind(self, settled: int, now: float) -> list[Effect]:
         """Return the effect of fetching the group's state, or none. At least half of the peers in sight must
-        lack the sets that this peer needs next. One is enough while this peer `follows`."""
+        be so far ahead that they no longer have the sets that this peer needs next. One is enough while this
+        peer `follows`. `settled`: the newest settled round of such a neighbour, for the reason."""
         ahead = [peer for peer, view in self.neighbours.items() if self._lacks_sets_for_us(view, now)]
-        weighed = sum(self._is_weighed(view, now) for view in self.neighbours.values())
-        if 2 * len(ahead) < 1 + weighed and not self.follows:
+        in_sight = 1 + sum(self._is_weighed(view, now) for view in self.neighbours.values())
+        if 2 * len(ahead) < in_sight and not self.follows:
             return []
         reason = f"{len(ahead)} neighbours are at round {settled}, this peer at {self.chain.round}"
         return [FetchGroupState(tuple(ahead), reason)]
 
     def _fork(self, peer: PeerId, view: NeighbourView, now: float) -> list[Effect]:
-        """Resolve the fork from the branch of `peer`. Returns a request for its older sets if the fork's
-        first round is unknown. Returns the effect of fetching its state if that branch wins (rule of
-        history.py). Returns none if this branch wins, or if it is too early to decide."""
+        """Decide between this branch and the one of `peer`. Returns a request for its older sets if the
+        fork's first round is unknown. Returns the effect of fetching the state of that branch if it wins: it
+        has the majority, is ahead, or has the larger set (history.py). Returns none if this branch wins, or
+        if it is too early to decide. After a long fork, only peers that signed one branch count."""
         fork = view.fork
         if fork is None:
             return [RequestChain(peer, min(self.chain.round, view.settled))]
@@ -287,6 +292,7 @@ class ForkChoice:
             for other, their in self.neighbours.items()
             if their.relation == "forked" and (their.fork == fork or their.is_with(view, fork.round))
         }
+        # The views of some of them may show the fork's first round exactly.
         fork = next((known for known in others.values() if known is not None and known.exact), fork)
         # A peer that has not reached the fork is on neither side: both sides would count it.
         reached_fork = sum(their.settled >= fork.round for their in self.same_branch_peers.values())
@@ -296,12 +302,11 @@ class ForkChoice:
         in_sight = ours + forked
         has_majority = 2 * max(ours, theirs) > in_sight + undecided
         if undecided and not has_majority and now < view.forked_since + LISTEN_SECONDS:
-            return []  # They may still settle on either branch, and the other side may know it first.
+            return []  # The undecided may still settle on either branch, and that side may know it first.
         if now >= view.forked_since + SIGNED_SECONDS:
             ours, theirs = self._count_signers(fork.round)
-            others = {
-                other: at for other, at in others.items() if self._signed_side(other, fork.round) == "theirs"
-            }
+            signers = [other for other in others if self._signed_side(other, fork.round) == "theirs"]
+            others = {other: others[other] for other in signers}
         if view.settled < self.chain.start:
             # This peer started from a state that is ahead of that neighbour: only a majority makes it switch.
             if not is_majority(theirs, in_sight, self.all_in_sight):

@@ -58,7 +58,7 @@ class Earlier:
 
 
 class Chain:
-    """The chain of settled rounds from some round on. A newcomer's begins with its snapshot."""
+    """The known part of the chain: the settled rounds after round `base`, where its value is `values[0]`."""
 
     def __init__(self, round: int = -1, value: bytes = START, earlier: Earlier | None = None) -> None:
         """Start after `round`, where the chain has `value`. The sets of `earlier` rounds are kept for
@@ -167,12 +167,12 @@ def must_give_up_branch(
 
     `my_supporters` and `their_supporters` count the peers in sight on each branch, this peer included in its
     own. `in_sight` counts all peers in sight."""
-    if is_majority(my_supporters, in_sight, all_in_sight):
+    if is_majority(my_supporters, in_sight, all_in_sight):  # Rule 1.
         return False
     if is_majority(their_supporters, in_sight, all_in_sight):
         return True
-    if abs(my_settled - their_settled) > AHEAD_ROUNDS:
+    if abs(my_settled - their_settled) > AHEAD_ROUNDS:  # Rule 2.
         return their_settled > my_settled
-    if fork.theirs.count != fork.mine.count:
+    if fork.theirs.count != fork.mine.count:  # Rule 3.
         return fork.theirs.count > fork.mine.count
     return fork.theirs.digest < fork.mine.digest

@@ -8,12 +8,11 @@ peer made two, every peer picks the smaller id. The life of a round:
     applied  --`window` later rounds applied-->               sealed: this peer makes nothing more for it
     sealed   --the whole group sealed the same set-->         settled: final
 
-Between closed and settled, a late contribution still enters and corrects the weights. New ones enter the
-group only through peers that have not sealed the round. Neighbours' reports say whether the whole group has
-sealed the same set (settlement.py). A settled set can therefore not grow, unless a peer was silent for
-`finality_timeout_seconds` (docs/consistency.md). Contributions are announced and then fetched. What an
-announcement missed is found by comparing digests of sets in Progress, the regular report of each peer. A peer
-that is behind adopts the settled sets of *same-branch peers*: neighbours with the same settled history.
+Until a round is settled, a late contribution still enters its set and corrects the weights. A settled set
+cannot grow, unless a peer was silent for `finality_timeout_seconds` (docs/consistency.md). Contributions are
+announced and then fetched. Each peer reports digests of its sets to its neighbours in a regular message,
+Progress. They show whether the group has sealed the same set (settlement.py), or an announcement was lost. A
+peer that is behind adopts the settled sets of *same-branch peers*: neighbours with the same settled history.
 No IO: `handle(event, now)` returns what the caller must do, in order. All times are in seconds on its clock.
 """
 
@@ -58,7 +57,11 @@ CONTRIBUTED_ROUNDS = 64
 
 
 class GroupRounds:
-    """The rounds of a group as a sans-IO state machine. `applied` is the last applied round; -1 if none."""
+    """The rounds of a group as a sans-IO state machine. `applied` is the last applied round; -1 if none.
+
+    `rounds` holds the set of each open (not settled) round. `pending` are rounds whose own contribution is
+    being made. In runs with *reducers*, a draw gives each shard of the weights to a peer that sums all
+    contributions there (their *slices*). Sets then consist of such results. `reducing` is None without."""
 
     def __init__(
         self, rules: Rounds, me: PeerId, settled: int, now: float, chain_value: bytes = START,
@@ -83,9 +86,7 @@ class GroupRounds:
         self.open_round = CurrentRound(rules, settled + 1, self._same_branch_peers, now)
         self.contributed: set[int] = set()
         self.pending: set[int] = set()
-        """Rounds for which MakeContribution was returned and Contributed has not come back."""
         self.rounds: dict[int, RoundSet] = {}
-        """Rounds that are not settled."""
         self.history: dict[int, RoundSet] = {}
         """The last settled rounds."""
         self.departed: dict[PeerId, float] = {}
@@ -144,12 +145,12 @@ class GroupRounds:
         self._effects = []
         match event:
             case events.GradientAccumulated(tokens):
-                begins = not self.open_round.tokens  # The round's time begins.
+                is_first = self.open_round.tokens == 0  # A round without tokens has no deadline.
                 self.open_round.tokens += tokens
-                full = self.open_round.full(now)
+                is_full = self.open_round.full(now)
                 self.gossip.committed(self.open_round.tokens, self.open_round.share)
                 self._due = min(self._due, self.gossip.next_deadline())
-                if not (begins or full) and now < self._due:
+                if not (is_first or is_full) and now < self._due:
                     return []  # The usual case: nothing below can change yet.
             case events.Contributed(round, reference, table):
                 self._record_table(reference, table)
@@ -174,9 +175,9 @@ class GroupRounds:
                 self.gossip.at_once(now)
             case events.NeighbourLeft(peer, released):
                 view = self.histories.left(peer)
-                if released:
+                if released:  # It is alive, but no longer a neighbour.
                     self.offers.released(peer)
-                elif view is not None and view.relation == "same":
+                elif view is not None and view.relation == "same":  # Settling waits a moment for its return.
                     self.departed[peer] = now + DEPARTURE_GRACE_SECONDS
                 self.pulls.left(peer, now)
                 self.waiting.left(peer)
@@ -209,17 +210,19 @@ class GroupRounds:
             times.append(self.reducing.next_deadline())
         if self.open_round.tokens_of_group() and self._may_close():
             times.append(self.open_round.next_deadline())
-        for number in (self.applied + 1, self.settled + 1):
+        for number in (self.applied + 1, self.settled + 1):  # The rounds to apply and to settle next.
             state = self.rounds.get(number)
             if state is not None and number not in self.pending:
                 times.append(self.agreement.patience_ends(number, state, number <= self.applied))
-        times += [self._following.until] if self.agreement.follows else []
+        if self.agreement.follows:
+            times.append(self._following.until)
         return min(*times, *self.departed.values(), self._differing_until)
 
     def handed_over(self) -> bool:
-        """Return whether this peer may leave: some neighbour holds each set with an unsettled contribution of
-        it, or it has no neighbour. With reducers, their results must also include all its slices."""
-        if self._is_leaving or self.pending:
+        """Return whether this peer may leave without losing a contribution. For each open round with one of
+        its own, some neighbour must report the same set as is held here. With reducers, their results must
+        also include all slices of this peer. Without neighbours it need not wait for reports."""
+        if self._is_leaving or self.pending:  # A contribution is still to be made, or being made.
             return False
         reported_sets = [view.sets for view in self.neighbours.values()]
         is_summed = self.reducing is None or self.offers.are_held(self.rounds)
@@ -254,7 +257,7 @@ class GroupRounds:
             return
         self._set_following(True)
         for state in [state for state in self.rounds.values() if state.sealed]:
-            state.sealed_at = now
+            state.sealed_at = now  # The timeout after which it settles starts again.
 
     def _set_following(self, follows: bool) -> None:
         self.agreement = replace(self.agreement, follows=follows)
@@ -262,7 +265,7 @@ class GroupRounds:
 
     def _handle_own_contribution(self, round: int, reference: events.Reference | None, now: float) -> None:
         """Add the completed own contribution to its set and announce it; None: none could be made. If the
-        round was sealed meanwhile, it is dropped."""
+        round was sealed meanwhile, it is dropped. Without reducers, its values return to the momentum."""
         self.pending.discard(round)
         self.gossip.changed(URGENT_SECONDS)
         if reference is None or self._is_sealed(round):
@@ -276,7 +279,8 @@ class GroupRounds:
         self._effects.append(events.SendAnnounce(tuple(self.neighbours), (reference,)))
 
     def _handle_progress(self, event: events.ProgressArrived, now: float) -> None:
-        """Record a neighbour's report, and follow it if it is on the same branch and ahead."""
+        """Record a neighbour's report. If the neighbour is on the same branch, close the rounds that enough
+        neighbours have left, and record where its sets differ from this peer's."""
         neighbour = self.neighbours.get(event.peer)
         if neighbour is None:
             return
@@ -292,8 +296,9 @@ class GroupRounds:
             self._differing_until = min(self._differing_until, neighbour.next_deadline())
 
     def _handle_announcement(self, event: events.Announced, now: float) -> None:
-        """Fetch what a same-branch peer holds and this peer lacks. Adopt the factor and drop what is not in
-        its complete set, if the digest is the one that this peer must adopt."""
+        """Fetch what a same-branch peer announces and this peer lacks. For settled rounds (`complete`) it
+        announces the whole set. If this peer must adopt that set, it adopts the factor of its learning rate
+        too, and removes the contributions that are not in it."""
         peer, references, complete = event.peer, event.references, event.complete
         if peer not in self._same_branch_peers:
             return
@@ -302,10 +307,11 @@ class GroupRounds:
         for number in sorted(self.rounds.keys() & complete):
             adopted = self.agreement.adopted_digest(number, self.rounds[number], now)
             settled = {reference.id for reference in references if reference.round == number}
+            # A digest covers ids and factor: one of the owner's factors gives `adopted`, or the sets differ.
             factor = next((f for f in factors(self.rates) if set_digest(settled, f) == adopted), None)
             if factor is None:
                 continue
-            self._set_rate_factor(number, factor)  # The factor that the group settled it with.
+            self._set_rate_factor(number, factor)
             for contributor in self.rounds[number].keep_only(settled):
                 self._effects.append(events.RemoveContribution(number, contributor))
             for reference in references:
@@ -319,16 +325,15 @@ class GroupRounds:
         self._fetch_waiting(missing, now)
 
     def _handle_arrival(self, peer: PeerId, reference: events.Reference, now: float) -> None:
-        """Handle a contribution that the caller has verified. Any peer may have sent it, requested or not."""
-        holders = (peer, reference.peer, *self.pulls.arrived(reference.id))
-        if reference.round <= self.settled:
-            return
+        """Add a verified contribution that `peer` sent, and announce it to neighbours that may lack it."""
+        announcers = self.pulls.arrived(reference.id)  # Ends its download.
         if not self.takes(reference):
             return
         self._add_to_set(reference)
+        holders = (peer, reference.peer, *announcers)
         views = self._same_branch_peers.items()
-        others = (key for key, view in views if key not in holders and view.settled < reference.round)
-        self.gossip.relay(reference, others, now)
+        lacking = (key for key, view in views if key not in holders and view.settled < reference.round)
+        self.gossip.relay(reference, lacking, now)
 
     def _send_ids(self, peer: PeerId, rounds: Iterable[int]) -> None:
         """Announce to `peer` what this peer holds of these rounds."""
@@ -337,8 +342,8 @@ class GroupRounds:
             self._effects.append(events.SendAnnounce((peer,), references, complete))
 
     def _is_news(self, reference: events.Reference) -> bool:
-        """Return whether a contribution is for an open round, at most `window` rounds ahead, and new there.
-        It is also new if it replaces one of the same peer with a greater id."""
+        """Return whether a contribution is for an open round, at most `window` rounds ahead, and would change
+        its set: the same peer has none there, or one with a greater id."""
         if not self.settled < reference.round <= self.current + self.rules.window:
             return False
         state = self.rounds.get(reference.round)
@@ -346,10 +351,10 @@ class GroupRounds:
         return held is None or reference.id < held.id
 
     def _may_enter(self, reference: events.Reference) -> bool:
-        """Return whether half of the group holds a contribution, or it has weight; and its set has room."""
+        """Return whether its set has room for a contribution that has weight, or that half in sight hold."""
         if reference in self._accepted_by_half:
             return self._count_others(reference.round, reference.peer) < MAX_CONTRIBUTORS - 1
-        if self.waiting.names_strangers(reference.id):
+        if self.waiting.names_strangers(reference.id):  # A result that sums slices of no members.
             return False
         peer, round = reference.peer, reference.round
         return self.has_weight(peer, round) and self._has_room(round, peer)
@@ -418,21 +423,22 @@ class GroupRounds:
                 state.sealed_at = now  # The timeout starts again, so that other peers receive the order.
 
     def _convict(self, peer: PeerId, first: int, now: float) -> None:
-        """Remove a faulty peer's contributions from round `first` on, except from sets that are adopted."""
+        """Remove a faulty peer's contributions from round `first` on, except from sets that are settled."""
         self._convicted[peer] = first
         for number, state in self.rounds.items():
-            is_adopted = self.agreement.adopted_digest(number, state, now) == state.digest
-            if number < first or (peer in state.held and is_adopted):
+            is_settled_set = self.agreement.adopted_digest(number, state, now) == state.digest
+            if number < first or (peer in state.held and is_settled_set):
                 continue
             self._accepted_by_half.withdraw(peer, number)
             if peer in state.held:
                 state.remove(peer)
                 self._effects.append(events.RemoveContribution(number, peer))
-                state.sealed_at = now if state.sealed else state.sealed_at
+                if state.sealed:
+                    state.sealed_at = now  # The timeout starts again, so that other peers receive the proof.
         self.gossip.changed(URGENT_SECONDS)
 
     def _is_sealed(self, number: int) -> bool:
-        """Return whether a round takes nothing new: it is sealed or settled here or by half in sight."""
+        """Return whether it is too late to contribute: sealed or settled, here or by half in sight."""
         if number <= self.settled or (number in self.rounds and self.rounds[number].sealed):
             return True
         return self.agreement.are_ahead(
@@ -441,7 +447,7 @@ class GroupRounds:
         )
 
     def _close_left_rounds(self, now: float) -> None:
-        """Close the rounds that enough neighbours have left (`CurrentRound.is_left`)."""
+        """Close the rounds that enough neighbours have left, but stay within `kept_rounds` of the settled."""
         while self._knows_draw() and self.current < self.settled + 1 + kept_rounds(self.rules):
             state = self.rounds.get(self.current)
             if not self.open_round.is_left(self.agreement, state is not None and bool(state.held), now):
@@ -479,7 +485,7 @@ class GroupRounds:
             case events.ResultRead(identity, table):
                 self.offers.read(identity, table)
             case events.UnknownPeersNamed(peer, reference, strangers):
-                self.pulls.arrived(reference.id)
+                self.pulls.arrived(reference.id)  # Ends its download.
                 self.waiting.record_unknown_in_result(peer, reference, strangers)
         if self.reducing is not None:
             self.reducing.take(event, self.settled, self.current, now)
@@ -501,23 +507,23 @@ class GroupRounds:
             self._effects += [events.Reduce(round) for round in self.reducing.due(now)]
         self.departed = {peer: until for peer, until in self.departed.items() if until > now}
         self._raise_set_levels()
-        applied = self.applied
+        applied_before = self.applied
         while self._may_apply(self.applied + 1, now):
             self.applied += 1
             state = self.rounds[self.applied]
             self._effects.append(events.ApplyRound(self.applied, tuple(state.held), now - state.closed_at))
-            old = self.rounds.get(self.applied - self.rules.window)
-            if old is not None:
-                old.seal(now)
+            to_seal = self.rounds.get(self.applied - self.rules.window)
+            if to_seal is not None:
+                to_seal.seal(now)
             self.gossip.changed(URGENT_SECONDS)
         if self.past_last:  # No later round follows that could seal these.
             for number in range(self.settled + 1, self.applied + 1):
                 self.rounds[number].seal(now)
-        if self.applied > applied or self.past_last:
+        if self.applied > applied_before or self.past_last:
             self._raise_set_levels()
         while self._may_settle(self.settled + 1, now):
             self._settle(self.settled + 1, now)
-            self._close_if_due(now)  # Its reducers may be drawn from this round.
+            self._close_if_due(now)  # The draw of its reducers may need this round.
         self._effects += self.offers.decide(self.settled, tuple(self._same_branch_peers), now)
         self._fetch_waiting(self.waiting.due(now), now)
         self._effects += self.pulls.again(now, self.takes)
@@ -528,9 +534,9 @@ class GroupRounds:
     def _settle(self, number: int, now: float) -> None:
         """Settle a round with the set that is held here, and forget what only its open state needed."""
         state = self.history[number] = self.rounds.pop(number)
-        self.histories.settle(SettledSet(len(state.held), state.digest))
+        self.histories.settle(SettledSet(len(state.held), state.digest))  # Extends the chain.
         state.seal(now)
-        self._following.took_up(number, now)
+        self._following.took_up(number, now)  # While it follows others, there may be more to adopt.
         self.history.pop(number - kept_rounds(self.rules), None)
         self.pulls.forget_until(number)
         self.waiting.forget_until(number)
@@ -577,8 +583,8 @@ class GroupRounds:
         if now < self._differing_until:
             return
         for peer, view in self.neighbours.items():
-            if due := view.due(now, self.pulls.under_way):
-                self._effects.append(events.RequestIds(peer, due))
+            if rounds := view.due(now, self.pulls.under_way):
+                self._effects.append(events.RequestIds(peer, rounds))
         deadlines = (view.next_deadline() for view in self.neighbours.values())
         self._differing_until = min(deadlines, default=float("inf"))
 
@@ -586,9 +592,9 @@ class GroupRounds:
         """Send Progress to all neighbours if it is due."""
         if not self.gossip.should_send(self.open_round.tokens, now) or not self.neighbours:
             return
-        anchor, value = self.histories.anchor()
-        sets = list_open_sets(self.history | self.rounds, anchor, self.current)
+        anchor_round, chain_value = self.histories.anchor()
+        sets = list_open_sets(self.history | self.rounds, anchor_round, self.current)
         self._effects.append(events.SendProgress(
             tuple(self.neighbours), self.current, self.open_round.tokens, tuple(sorted(self.contributed)),
-            self.settled, self.in_step, anchor, value, sets,
+            self.settled, self.in_step, anchor_round, chain_value, sets,
         ))  # fmt: skip

@@ -47,7 +47,7 @@ class CurrentRound:
         neighbour alone can then make an idle peer follow it (`is_left`), but cannot close a round."""
         linked = 1 + len(self._same_branch_peers)
         most_of_one = -(-self.rules.global_batch_tokens // 2)  # Rounded up.
-        if not self.all_in_sight:
+        if not self.all_in_sight:  # The sum is scaled up below, so the limit is scaled down.
             most_of_one = -(-most_of_one * linked // self.peers)
         tokens_in_sight = self.tokens
         # This runs with every message: a loop is twice as fast as a sum.
@@ -64,10 +64,10 @@ class CurrentRound:
     def is_left(self, agreement: FinalityRules, contributed: bool, now: float) -> bool:
         """Return whether enough neighbours are in a later round for this peer to follow.
 
-        Half of the peers in sight are enough. A single one is enough if the group has half of the round's
-        tokens, or some time after it left the round. One peer must not drive the others through empty rounds,
-        nor leave idle peers behind. `contributed`: a signed contribution to this round exists. It proves that
-        the round is over. Without it, this peer waits longer before it believes a single neighbour."""
+        Half of the peers in sight are enough. A single neighbour is enough if the group has half of the
+        round's tokens, or if it has been ahead for a while. One peer can then neither drive the others
+        through empty rounds nor leave idle peers behind. `contributed`: a signed contribution to this round
+        exists, which proves that the round is over. Without it, this peer waits longer."""
         left = [view.round > self.number for view in self._same_branch_peers.values()]
         if not any(left):
             self._left_at = float("inf")
@@ -79,8 +79,8 @@ class CurrentRound:
         return has_half_of_tokens or now >= self._left_at + wait_seconds or agreement.are_ahead(left)
 
     def go_on(self, now: float) -> None:
-        """Begin the next round. Tokens of this peer that are in no contribution yet count in the next one. A
-        neighbour that has not begun the next round counts 0 tokens there."""
+        """Begin the next round. `tokens` is not reset: the caller sets it to 0 when it contributes, and what
+        is left counts in the next round. The reported tokens of neighbours in earlier rounds are reset."""
         self.number += 1
         self._opened_at, self._left_at = now, float("inf")
         for view in self._same_branch_peers.values():

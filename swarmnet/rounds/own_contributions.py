@@ -2,16 +2,15 @@
 the momentum.
 
 A contribution may miss its round's set: it came too late, or a smaller id of an earlier process of this peer
-won. The branch that holds it may also be given up. This peer decides by the settled sets, some rounds after
-the round settled. If a contribution is not in its round's set, its values are added to the momentum again,
-once. "Returned" means this. *Same-branch peers* are the neighbours whose history of sets agrees with this
-peer's. To *doubt* a contribution is to look up again whether its round's set includes it. After a jump ahead
-with a snapshot, this peer requests the sets that it has not settled itself. If no peer remembers them, the
-contribution is returned.
+won. The branch that holds it may also be given up. Some rounds after its round has settled, this peer looks
+whether the settled set includes it. If not, it is *returned*: its values are added to the momentum again,
+once. A set that this peer has not settled itself is requested from *same-branch peers*, the neighbours whose
+history of sets agrees with this peer's. If no peer remembers it, the contribution is returned.
 
-With reducers, sets consist of results: the sums of one reducer each, with a *table* of whose values they
-contain. A contribution may then be settled in some of its *parts* (shards) only, and the values of the others
-are returned. A peer that fetches the state anew makes a new `GroupRounds` and keeps this object.
+With reducers (peers that sum one shard of all contributions each), sets consist of their sums, the *results*.
+A *table* in each lists whose values it contains. A contribution may then be settled in some of its *parts*
+(shards) only, and the values of the others are returned. A peer that fetches the state anew makes a new
+`GroupRounds` and keeps this object.
 """
 
 from __future__ import annotations
@@ -162,29 +161,26 @@ class OwnContributions:
     def replaced(self, resync_request: FetchGroupState, own: ForkChoice, settled: int, chain: bytes) -> None:
         """Update the contributions after this peer replaced its state with a fetched one.
 
-        The state is the one after round `settled`, with chain value `chain`. `own` is the branch until now.
-        If the state lies on it, contributions up to `settled` stay decided. Otherwise those after the fork
+        The state is the one after round `settled`, with chain value `chain`. `own` is the branch until now,
+        and `resync_request` names the first round of the fork from it, if known. If the state then lies on
+        the own branch after all, contributions up to `settled` stay decided. Otherwise those after the fork
         become undecided again. The replaced sets are kept: this may be the last peer to know them.
 
         The peers that were asked may have switched to a third branch after the request. That branch may fork
         earlier than the request says, so its own fork counts, if a neighbour is on it."""
-        before = dict(self._sets)
-        if (
-            resync_request.fork_round is not None
-            and settled >= resync_request.fork_round
-            and own.chain.at(settled) == chain
-        ):
+        replaced_sets = dict(self._sets)
+        first = resync_request.fork_round
+        if first is not None and settled >= first and own.chain.at(settled) == chain:
             self.undo(settled + 1)
         else:
             fork = own.fork_from(settled, chain)
-            first = resync_request.fork_round
             if fork is not None and first is not None and fork.round < first:
                 resync_request = replace(resync_request, fork_round=fork.round, exact=fork.exact)
             self.give_up(resync_request, own.same_branch_peers)
-        for kept, sets in self._given_up:  # The state may lie on a branch given up before.
-            if kept.at(settled) == chain:
+        for given_up_chain, sets in self._given_up:  # The state may lie on a branch given up before.
+            if given_up_chain.at(settled) == chain:
                 self.restored({r: sets[r] for r in sets if r <= settled and r not in self._sets})
-        self._given_up.append((own.chain, before))
+        self._given_up.append((own.chain, replaced_sets))
 
     def give_up(self, resync_request: FetchGroupState, same_branch_peers: Container[PeerId]) -> None:
         """Make contributions after the fork undecided, because a state of another branch has replaced this
@@ -192,17 +188,16 @@ class OwnContributions:
 
         `same_branch_peers` stayed on this branch to its end. If the first round of the fork is unknown, it is
         assumed after the last agreement with another peer. Settled contributions to the `DOUBTED_ROUNDS`
-        rounds before are then doubted."""
+        rounds before are then *doubted*: it is looked up again whether the set of their round includes them.
+        If no peer remembers that set, they count as settled."""
         if resync_request.fork_round is not None and resync_request.exact:
             self.undo(resync_request.fork_round)
             return
-        known = [
-            self._agreed[peer]
-            for peer in resync_request.peers
-            if peer in self._agreed and peer not in same_branch_peers
-        ]
-        others = [round for peer, round in self._agreed.items() if peer not in same_branch_peers]
-        agreed = max(known) if known else min(others, default=-1)
+        agreed_by_peer = {p: round for p, round in self._agreed.items() if p not in same_branch_peers}
+        agreed_with_asked = [agreed_by_peer[p] for p in resync_request.peers if p in agreed_by_peer]
+        agreed = min(agreed_by_peer.values(), default=-1)
+        if agreed_with_asked:  # Peers on the branch that replaces this one.
+            agreed = max(agreed_with_asked)
         self.undo(1 + agreed)
         # A peer that agreed may have switched branches since: look these sets up again.
         self._doubted.update(key for key, round in self.taken.items() if round > agreed - DOUBTED_ROUNDS)
@@ -318,11 +313,12 @@ class OwnContributions:
     def decide(self, settled: int, same_branch_peers: Sequence[PeerId], now: float) -> list[Effect]:
         """Decide the contributions whose rounds settled `delay` rounds ago. `settled`: the newest round.
 
-        Returns requests for missing sets and results, and `RestoreToMomentum` for parts that are not
-        settled. A decision waits while answers may come, or while a lost peer may hold what is left out."""
+        Returns requests for missing sets and results, and `RestoreToMomentum` for parts that are not in their
+        round's set. A decision waits while a response may come. It also waits while a lost peer may hold the
+        parts that are not in the set, and settle them on another branch."""
         self._settled = settled
         effects: list[Effect] = []
-        asks: dict[PeerId, set[int]] = {}
+        rounds_to_request: dict[PeerId, set[int]] = {}
         self._next_release = float("inf")
         due = [(identity, round) for identity, round in self.open.items() if round + self.delay <= settled]
         if not due and not self._rounds_to_learn:
@@ -330,16 +326,16 @@ class OwnContributions:
         for identity, round in due:
             references = self._sets.get(round)
             left_out = None if references is None else self._left_out(identity, references)
-            if left_out is None:
+            if left_out is None:  # The set, or the table of one of its results, is not known yet.
                 branch_peer = self._peer_to_ask(round, same_branch_peers, now)
                 if branch_peer is not None and references is None:
-                    asks.setdefault(branch_peer, set()).add(round)
+                    rounds_to_request.setdefault(branch_peer, set()).add(round)
                 elif branch_peer is not None and references is not None:
                     unread = tuple(entry.id for entry in references if entry.id not in self._tables)
                     effects.append(RequestContributions(branch_peer, unread))
                 if branch_peer is not None or not self._is_forgotten(identity, round, same_branch_peers, now):
                     continue
-                # No peer remembers the set, or the table of one of its results.
+                # No peer remembers it.
                 left_out = () if identity in self._doubted else self._parts
             elif references is not None:
                 self._asked.pop(round, None)
@@ -352,25 +348,25 @@ class OwnContributions:
         for round in list(self._rounds_to_learn):
             branch_peer = self._peer_to_ask(round, same_branch_peers, now)
             if branch_peer is not None:
-                asks.setdefault(branch_peer, set()).add(round)
+                rounds_to_request.setdefault(branch_peer, set()).add(round)
             if self._asked[round].times.total() >= LEARN_ASKS:
                 self._rounds_to_learn.discard(round)
-        return effects + [
-            RequestIds(branch_peer, tuple(sorted(rounds))) for branch_peer, rounds in asks.items()
-        ]
+        for branch_peer, rounds in rounds_to_request.items():
+            effects.append(RequestIds(branch_peer, tuple(sorted(rounds))))
+        return effects
 
     def next_deadline(self) -> float:
         """Return when to call `decide` again if nothing else happens."""
         if not self._asked:
             return self._next_release
         due = {round for round in self.open.values() if round + self.delay <= self._settled}
-        undecided = due | self._rounds_to_learn
-        asked = (entry.at + ASK_SECONDS for round, entry in self._asked.items() if round in undecided)
-        return min([self._next_release, *asked])
+        wanted = due | self._rounds_to_learn
+        request_times = [entry.at + ASK_SECONDS for round, entry in self._asked.items() if round in wanted]
+        return min([self._next_release, *request_times])
 
     def _absent_since(self, same_branch_peers: Container[PeerId], round: int) -> float:
-        """Return when an absent peer was last heard on this branch; -inf if there is none. A peer is absent
-        if it is no same-branch peer now or has not settled this round. It may have contributions to the round
+        """Return when any absent peer was last heard on this branch; -inf if there is none. A peer is absent
+        if it is no same-branch peer now, or has not settled `round`. It may have contributions to the round
         that no other peer has, and settle them after a partition (simulated)."""
         for peer, heard_at in reversed(self._same_branch_at.items()):  # The last one heard comes first.
             if peer not in same_branch_peers or self._agreed.get(peer, -1) < round:
@@ -412,15 +408,16 @@ class OwnContributions:
         self._doubted.discard(identity)
         before = self._returned.get(identity, frozenset())
         returned = before.union(left_out)
-        if len(returned) < len(self._parts):
+        if len(returned) < len(self._parts):  # Some parts are settled, until their branch is given up.
             self._returned[identity] = returned
             self._remember_settled(identity, round)
         else:
             self._forget_own(identity)
-        news = tuple(sorted(returned - before))
-        if not news:
+        to_return = tuple(sorted(returned - before))
+        if not to_return:
             return []
-        return [RestoreToMomentum(round, identity, () if self._draw is None else news)]
+        shards = to_return if self._draw is not None else ()  # Empty: the whole contribution.
+        return [RestoreToMomentum(round, identity, shards)]
 
     def _left_out(self, identity: ContributionId, references: Sequence[Reference]) -> tuple[int, ...] | None:
         """Return the parts of an own contribution that are not in a round's set, given by `references`. None
@@ -432,7 +429,7 @@ class OwnContributions:
         if len(known) < len(tables):
             return None
         round = references[0].round if references else 0
-        counted = counting(known, self._draw, round)
+        counted = counting(known, self._draw, round)  # Shard -> the reducers whose results have weight.
         held = {
             shard
             for shard, contributors in counted.items()

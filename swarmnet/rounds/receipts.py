@@ -127,16 +127,18 @@ class ContributionCounter:
 
         Returns what must be written to disk: an entry when a block gets its first contribution, and the
         counts when it ends. An own contribution counts once even if its round settles again after a fork."""
-        block, tokens = self._block_of(round), self._made.pop(round, None)
-        to_write = self._pop_unreported() if block != self._block else []
+        block = self._block_of(round)
+        tokens = self._made.pop(round, None)  # None if there is none, or it counted before.
+        to_write = self._pop_unreported() if block != self._block else []  # Counts of the block before.
         self._block = block
         if own and tokens is not None:
             self._contributions += 1
             self._tokens += tokens
-        if own and (self.stage, block) not in self._newest:
+        if own and (self.stage, block) not in self._newest:  # The first one in this block.
             self._newest = [*self._newest, (self.stage, block)][-(BLOCKS_BACK + 1) :]
             self._checks = {key: checks for key, checks in self._checks.items() if self._may_be_due(*key)}
-            return to_write + (self._pop_unreported() or [CreditedBlock(self.stage, block, 0, 0)])
+            entry = self._pop_unreported() or [CreditedBlock(self.stage, block, contributions=0, tokens=0)]
+            return to_write + entry
         ends_block = (round + 1) % self.block_rounds == 0
         return to_write + self._pop_unreported() if ends_block else to_write
 
@@ -146,7 +148,8 @@ class ContributionCounter:
         written = {block for stage, block in self._newest if stage == self.stage}
         unsettled = {self._block_of(round) for round in self._made}
         new = sorted(block for block in unsettled - written if block >= self._block)
-        return [*self._pop_unreported(), *(CreditedBlock(self.stage, block, 0, 0) for block in new)]
+        entries = [CreditedBlock(self.stage, block, contributions=0, tokens=0) for block in new]
+        return self._pop_unreported() + entries
 
     def _pop_unreported(self) -> list[CreditedBlock]:
         """Return the counts of the block that is settling, and reset them; empty if they are 0."""
@@ -224,7 +227,7 @@ class ReceiptBook:
         if known is not None and known.contributions >= receipt.contributions:
             return False
         held = self.blocks.setdefault(key, {})
-        self._accepted -= accepted(held.values())
+        self._accepted -= accepted(held.values())  # What the block's receipts added up to before.
         held[receipt.signer] = receipt
         self._accepted += accepted(held.values())
         if known is None:

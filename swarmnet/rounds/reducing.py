@@ -1,12 +1,12 @@
 """Schedules the sharded exchange of one peer: to which reducers its slices go, and when it sums the slices of
 others.
 
-The weights are cut into shards, and a *slice* is a contribution's part for one shard. A draw, seeded by a
-hash over the settled rounds, chooses the *reducer* of each shard among the group's peers. A peer that closes
-a round sends each slice of its contribution to that reducer, or a notice that it has none. A reducer waits
-until every peer that is in step has sent either, but at most half of the round's deadline. The other half is
-for distributing the results. A slice that arrives later is left out. It returns to its contributor once the
-round has settled without it (own_contributions.py). Times are in seconds on the caller's clock.
+The weights are cut into shards, and a *slice* is a contribution's part for one shard. A draw chooses the
+*reducer* of each shard among the group's peers, anew for each block of rounds. Its seed is a *chain value*, a
+hash over all settled rounds. A peer that closes a round sends each slice to its reducer, or a notice that it
+has none. The reducer sums the slices and publishes the *result*. It waits until every peer that is in step
+has sent either, but at most half of the round's deadline. A slice that arrives later is left out, and returns
+to its contributor (own_contributions.py). Times are in seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -51,23 +51,25 @@ class SeedSearch:
         """Return the chain value that seeds the draw of a round; None if it is not known yet. If the search
         for an older one has failed, the oldest known value takes its place."""
         number = self._draw.seed_round(round)
-        if number < 0:
+        if number < 0:  # The draw precedes the first round.
             return START
         if number < self._chain.base and self._is_over:
             return self._chain.values[0]  # All peers that fetched this state have it.
         return self._chain.at(number)
 
     def to_ask(self, round: int, now: float) -> PeerId | None:
-        """Return the neighbour to ask now for the settled sets before the oldest known one, from which the
-        seed of `round` follows. None if it is known, no request is due, or the search is over."""
-        if self._is_over or not 0 <= self._draw.seed_round(round) < self._chain.base:
+        """Return the neighbour to ask now for settled sets older than those that this peer knows: the one
+        asked least often. None if the seed of `round` does not need them, no request is due, or the search is
+        over."""
+        is_seed_unknown = 0 <= self._draw.seed_round(round) < self._chain.base
+        if self._is_over or not is_seed_unknown:
             self._began = self._ask_at = float("inf")
             return None
         self._began = min(self._began, now)
         if now >= self._began + SEARCH_SECONDS:
             self._is_over, self._ask_at = True, float("inf")
             return None
-        if self._ask_at > now and self._ask_at < float("inf"):
+        if now < self._ask_at < float("inf"):  # The last request is too recent.
             return None
         self._ask_at = now + ASK_SECONDS
         branch_peer = min(self._same_branch_peers, key=lambda peer: (self._asked[peer], peer), default=None)
@@ -139,12 +141,12 @@ class ReductionSchedule:
         draw it, and its result then has weight too."""
         if peer == self.me:
             return
-        until, rounds = self._avoided.get(peer, (-1, 0))
-        if round >= until + rounds:
-            rounds = self.draw.block_rounds
-        elif round >= until:
-            rounds = min(2 * rounds, MAX_AVOIDED_BLOCKS * self.draw.block_rounds)
-        self._avoided[peer] = max(until, round + rounds), rounds
+        drawn_again_at, avoided_rounds = self._avoided.get(peer, (-1, 0))
+        if round >= drawn_again_at + avoided_rounds:  # It was never avoided, or long ago.
+            avoided_rounds = self.draw.block_rounds
+        elif round >= drawn_again_at:  # It was drawn again only a short time ago.
+            avoided_rounds = min(2 * avoided_rounds, MAX_AVOIDED_BLOCKS * self.draw.block_rounds)
+        self._avoided[peer] = max(drawn_again_at, round + avoided_rounds), avoided_rounds
 
     def soon(self, round: int, others: Iterable[PeerId]) -> frozenset[PeerId]:
         """Return the reducers in the block of `round` and in the next block, so that links to them exist in
@@ -188,7 +190,7 @@ class ReductionSchedule:
         """Close a round. Returns whether this peer has to sum slices for it, because it is drawn as a reducer
         or was sent slices. `contributes`: this peer sends slices itself."""
         if not contributes:
-            self._responded[round].add(self.me)
+            self._responded[round].add(self.me)  # No slices of its own are to be waited for.
         if self.me not in self.reducers(round) and not self._sent_slices[round]:
             return False
         self._sum_by[round] = now + WAIT_SHARE * self.rules.contribution_timeout_seconds
@@ -236,18 +238,21 @@ class ReductionSchedule:
         return min([self._search.next_deadline(), *self._sum_by.values()])
 
     def forget_until(self, settled: int) -> None:
-        """Forget rounds up to `settled`. If a reducer of this peer's slices has published no result for one
-        of them, that counts as an omission."""
+        """Forget rounds up to `settled`. A reducer from which no result of such a round has arrived has left
+        out this peer's slices, which `_count_omission` counts. An avoided reducer is forgotten after it was
+        drawn again for as many rounds as it was avoided."""
         for round in [round for round in self._sent if round <= settled]:
             _, reducers = self._sent[round]
-            for reducer in sorted({*reducers} - {self.me} - self._results_from[round]):
+            without_result = {*reducers} - {self.me} - self._results_from[round]
+            for reducer in sorted(without_result):
+                # Rounds settle about `window` rounds late, so an earlier round could not avoid it any more.
                 self._count_omission(reducer, round + self.rules.window)
         for by_round in (self._responded, self._sent_slices, self._sum_by, self._sent, self._results_from):
             for round in [round for round in by_round if round <= settled]:
                 del by_round[round]
         self._summed = {round for round in self._summed if round > settled}
-        for peer, (until, rounds) in list(self._avoided.items()):
-            if until + rounds <= settled:
+        for peer, (drawn_again_at, avoided_rounds) in list(self._avoided.items()):
+            if drawn_again_at + avoided_rounds <= settled:
                 del self._avoided[peer]
 
     def _all_arrived(self, round: int) -> bool:

@@ -116,6 +116,7 @@ class Table:
             parts.append(_CONTRIBUTOR.pack(entry.peer, entry.contribution, entry.tokens, entry.grant))
         parts.append(_COUNT.pack(len(self.shards)))
         for shard, held in sorted(self.shards.items()):
+            # Bit i is set if contributor i of the table is in the shard.
             mask = sum(1 << index for index, entry in enumerate(contributors) if entry in held)
             parts += [_COUNT.pack(shard), mask.to_bytes(_mask_bytes(len(contributors)), "little")]
         return b"".join(parts)
@@ -171,7 +172,7 @@ def read_table(data: bytes | memoryview, shards: int) -> tuple[Table, int]:
     for offset in range(start, length, entry_bytes):
         (shard,) = _COUNT.unpack_from(data, offset)
         mask = int.from_bytes(data[offset + _COUNT.size : offset + entry_bytes], "little")
-        if mask >> count or not mask:
+        if mask >> count or not mask:  # A bit of no contributor is set, or none.
             raise ContributionError(f"shard {shard} names no contributor, or more than the table's {count}")
         by_shard[shard] = frozenset(entry for index, entry in enumerate(contributors) if mask >> index & 1)
     table = Table(by_shard)
@@ -203,7 +204,7 @@ def counting(tables: Mapping[PeerId, Table], draw: Draw, round: int) -> dict[int
         chosen: list[PeerId] = []
         for reducer in sorted(large, key=lambda peer: (-len(large[peer]), draw.rank(round, shard, peer))):
             peers = {entry.peer for entry in large[reducer]}
-            if not counted_peers & peers:
+            if not counted_peers & peers:  # No contributor is in a larger result already.
                 counted_peers |= peers
                 chosen.append(reducer)
         with_weight[shard] = tuple(chosen)
@@ -249,7 +250,7 @@ class Draw:
 
     def reducers(self, round: int, peers: Iterable[PeerId], value: bytes) -> tuple[PeerId, ...]:
         """Return the reducer of each shard in this round, in the order of the shards: the peer of `peers`
-        with the smallest `place`.
+        with the smallest `place` (a hash).
 
         `value` is the chain value, a hash over all settled rounds, after round `seed_round(round)`."""
         known = tuple(peers)

@@ -112,6 +112,8 @@ class FinalityRules:
             entry = view.sets.get(number)
             their_level = entry.gathered if entry is not None else 0
             makes_none = view.round > number and number not in view.contributed
+            # It may not report this round yet. It has nothing more to add if it makes no contribution, or if
+            # its contribution is held here.
             if not their_level and (makes_none or peer in state.held):
                 their_level = 1
             level = min(level, their_level + 1)
@@ -120,7 +122,8 @@ class FinalityRules:
     def sealed(self, number: int, state: RoundSet) -> int:
         """Return the level of "has sealed this very set". At level k + 1, all peers within k hops had sealed
         it when last heard, and none of them makes more for it. Called when this peer has sealed the set."""
-        level, sealed_by, another_is_settled = self.hops + 1, 1, False
+        level, another_is_settled = self.hops + 1, False
+        sealed_by = 1  # This peer.
         for view in self.same_branch_peers.values():
             entry = view.sets.get(number)
             agrees = entry is not None and entry.digest == state.digest
@@ -162,9 +165,9 @@ class FinalityRules:
         return state.sealed > self.hops  # `sealed` is a level: it covers the whole group.
 
     def patience_ends(self, number: int, state: RoundSet, applied: bool) -> float:
-        """Return when time alone lets the round be applied, or settle if it is already `applied`. It is
-        infinite if the round waits for a set that half of the peers in sight have settled. It is also
-        infinite for an applied round while this peer `follows`."""
+        """Return the time at which the round is applied without any further message, or settles if it is
+        already `applied`. It is infinite if the round waits for a set that half of the peers in sight have
+        settled. It is also infinite for an applied round while this peer `follows`."""
         if self._settled_by_enough(number):
             return float("inf")
         if not applied:
@@ -178,6 +181,7 @@ class FinalityRules:
             return settles_at
         best = self._digest_settled_most(number, state)
         may_be_adopted = self._has_most_holders(best, number, state)
+        # After the timeout, a set that some neighbours settled may be adopted during one more timeout.
         return settles_at + self.rules.finality_timeout_seconds if may_be_adopted else settles_at
 
     def _own_set_settles_at(self, number: int, state: RoundSet) -> float:
@@ -189,4 +193,5 @@ class FinalityRules:
         in_sight = 1 + len(self.same_branch_peers)
         others = Counter(entry.digest for entry in entries if entry.sealed and entry.digest != state.digest)
         is_outvoted = 2 * max(others.values(), default=0) > in_sight
-        return state.sealed_at + self.rules.finality_timeout_seconds * (2 if is_outvoted else 1)
+        timeouts = 2 if is_outvoted else 1
+        return state.sealed_at + timeouts * self.rules.finality_timeout_seconds

@@ -86,14 +86,15 @@ class SettledDigests:
         mine = self._held.get(self.me, {}).get(round)
         if mine is None:
             return ()
-        others = [s for s in self.of_round(round) if s.peer in group and s.chain == mine.chain]
-        named = Counter(statement.digest for statement in others if statement.peer != self.me)
-        if not named:
+        comparable = [s for s in self.of_round(round) if s.peer in group and s.chain == mine.chain]
+        votes = Counter(statement.digest for statement in comparable if statement.peer != self.me)
+        if not votes:
             return ()
-        digest, most = max(named.items(), key=lambda entry: (entry[1], entry[0]))
-        if digest == mine.digest or 2 * most <= 1 + named.total():
+        digest, most = max(votes.items(), key=lambda entry: (entry[1], entry[0]))
+        has_majority = 2 * most > 1 + votes.total()
+        if digest == mine.digest or not has_majority:
             return ()
-        return tuple(statement.peer for statement in others if statement.digest == digest)
+        return tuple(statement.peer for statement in comparable if statement.digest == digest)
 
     def differing(self, round: int, group: Collection[PeerId]) -> tuple[PeerId, ...]:
         """Return the peers of `group` that signed another digest than this peer for the same round and chain

@@ -45,12 +45,12 @@ def choose_root(
     signed: Mapping[PeerId, Collection[Root]] | None = None,
     resumed: Collection[Root] = (),
 ) -> Root | None:
-    """Return the newest root for which enough peers vouch: at least the fraction `AGREEMENT` of the peers in
-    `offers`. Returns None if there is no such root.
+    """Return the newest offered root for which enough peers vouch: at least the fraction `AGREEMENT` of the
+    peers in `offers`. Returns None if there is no such root.
 
     A peer vouches for the roots that it offers, and for those that it has signed (`signed`), even if it no
-    longer holds them. Only offered roots count. `resumed` are roots whose partial download is worth resuming:
-    one of them is preferred to a newer root."""
+    longer holds them. `resumed` are roots whose partial download is worth resuming: one of them is preferred
+    to a newer root."""
     named = _peers_by_root(offers, signed or {})
     agreed = [root for root, peers in named.items() if len(peers) >= AGREEMENT * len(offers)]
     return max(agreed, key=lambda root: (root in resumed, root), default=None)
@@ -202,6 +202,7 @@ class SnapshotFetch:
         still owes. The last requested ones come first, as the other holder sends them last."""
         effects: list[RequestChunk | Dropped] = []
         asked_at = {index: at for holder in self.holders.values() for index, at in holder.asked.items()}
+        # Chunk -> the number of holders that owe it.
         owed_by = Counter(index for holder in self.holders.values() for index in holder.asked)
         unrequested = sorted(self.missing - asked_at.keys(), reverse=True)
         for peer, holder in self.holders.items():
@@ -213,7 +214,7 @@ class SnapshotFetch:
                 owed_once.sort(key=lambda index: (-asked_at[index], -index))
                 indices = owed_once[: self.asked_at_once]
             if is_idle and indices:
-                holder.active_at = now
+                holder.active_at = now  # It can stall from now on.
             for index in indices:
                 owed_by[index] += 1
                 holder.asked[index] = asked_at[index] = now
