@@ -70,7 +70,7 @@ class Bootstrap(Role):
 
     async def _follow_height(self, network: Network, signed: SignedManifest) -> None:
         """Look up the run's height every `HEIGHT_SECONDS` and keep it on disk. While no peer trains the run,
-        announce it in a record of this bootstrap."""
+        announce the height in a record of this bootstrap, so that newcomers learn of the former progress."""
         process, directory = self.process, network.directory
         height = HighestFinalizedRound(process.config.state / "height.json")
         log_event = process.log.record
@@ -81,7 +81,7 @@ class Bootstrap(Role):
             try:
                 records = await look(directory, signed.run_id, len(signed.manifest.stages))
                 height.saw(records.values(), directory.now())
-                if not height.trained and height.round >= 0:
+                if not height.trained and height.round >= 0:  # A round of -1 means that none is known.
                     claims = Claims(
                         "serving", plain_name(process.config.name), "bootstrap", settled=height.round
                     )
@@ -106,7 +106,7 @@ class Bootstrap(Role):
                 with contextlib.suppress(WireError):
                     await directory.put_manifest(signed.run_id, signed.wire(), 10.0)
                 if book is not None:
-                    await keep(book, directory, process.log.record)
+                    await keep(book, directory, process.log.record)  # Order and registry entry.
             process.report.status(StatusLine("bootstrap", swarm_peers=network.dht.known_nodes))
             circuits.look()
             relay = network.transport.circuits
