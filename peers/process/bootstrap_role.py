@@ -52,7 +52,7 @@ class Bootstrap(Role):
             manifest_file = process.config.state / "run.json"
             signed = await find_manifest(process.config.run, directory, manifest_file, process.notify)
             self._notify_how_to_join(signed, network.ways_in[0])
-        process.known_as(signed.run_id if signed is not None else "")
+        process.known_as(signed.run_id if signed is not None else "")  # Labels the metrics.
         book = None
         if signed is not None:
             book = OrderBook(signed, process.config.state / "order.bin", process.log.record, process.notify)
@@ -108,7 +108,7 @@ class Bootstrap(Role):
                 if book is not None:
                     await keep(book, directory, process.log.record)  # Order and registry entry.
             process.report.status(StatusLine("bootstrap", swarm_peers=network.dht.known_nodes))
-            circuits.look()
+            circuits.look()  # Updates the metrics of the relay.
             relay = network.transport.circuits
             if relay.carried_bytes != logged_bytes:
                 logged_bytes = relay.carried_bytes

@@ -139,7 +139,7 @@ class Sessions:
         """Return the probe that asks other peers whether they can dial this one. It reports the result as
         metrics and events; until then, the metric is `unknown`."""
         process, config, gauges = self.process, self.config, self.process.metrics.network.reachable
-        only(gauges, WAYS, "unknown")
+        only(gauges, WAYS, "unknown")  # Sets this gauge to 1 and the others to 0.
 
         async def ask(helper: PeerId, addresses: Callable[[str], Sequence[str]]) -> DialBackResult:
             return await ask_dial_back(transport.daemon, helper, process.identity, addresses)

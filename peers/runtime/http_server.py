@@ -171,8 +171,8 @@ class ConnectionSlots:
 
     def come(self, connection: socket.socket, client: str, now: float) -> bool:
         """Admit a connection of `client` (from `client_of`) at time `now` in seconds. If no slot is free,
-        another connection is displaced: shut down. Returns False if none can be, or if too many displaced
-        ones are still open."""
+        another connection is displaced (shut down), but none whose page is being made. Returns False if none
+        can be displaced, or if too many displaced ones are still open."""
         with self._lock:
             if len(self._served) + len(self._ending) >= 2 * MAX_REQUESTS:
                 return False

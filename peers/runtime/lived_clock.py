@@ -80,5 +80,6 @@ class Clock:
         self.time()
         self._handle = self._loop.call_later(PULSE_SECONDS, self._read_clock)
         if self._lived.skipped > self._reported:
-            skipped, self._reported = self._lived.skipped - self._reported, self._lived.skipped
-            self._on_stop(skipped - READING_SECONDS)
+            newly_skipped = self._lived.skipped - self._reported
+            self._reported = self._lived.skipped
+            self._on_stop(newly_skipped - READING_SECONDS)

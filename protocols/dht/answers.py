@@ -99,9 +99,9 @@ class Answers:
         return len(keys)
 
     def cut(self, response: Response, limit: int) -> None:
-        """Shorten a FindResponse, in place, to `limit` bytes. A value that exceeds the bytes left becomes
-        "not found". A dictionary longer than `limit` is instead cut to a random part. A result that is still
-        too long also loses its nearest nodes."""
+        """Shorten a FindResponse, which has a result for each key, in place, to `limit` bytes. A value that
+        exceeds the bytes left becomes "not found". A dictionary longer than `limit` is instead cut to a
+        random part. A result that is still too long also loses its nearest nodes."""
         bytes_left = limit
         for result in response.results:
             size = result.ByteSize()
@@ -121,7 +121,7 @@ class Answers:
 
     async def hand_over(self, request: Request, receiver: Requester) -> Request:
         """Return a copy of a StoreRequest that this node may send now, with the values that fit the budget of
-        its `receiver`. Waits for the upload turns; without them, the copy has no values.
+        its `receiver`. Waits until they may be uploaded; if that takes too long, the copy has no values.
 
         On meeting a new node, hivemind sends it all values that it should store. An attacker can appear as a
         new node again and again, so these bytes are charged to the node as if it had requested them."""

@@ -3,7 +3,7 @@
 It is a `DHTNode` of hivemind on the peer's p2pd (libp2p). The gate (`ValidatedP2P`) between the two verifies
 every value. The DHT stores peers' records, runs' manifests, owners' orders, and the registry: a list of runs.
 
-The peers that were passed to `bootstrap` are *named peers*. Named peers, and peers with links to this one,
+The peers that were passed to `bootstrap` are *named peers*. *Linked* peers have a link to this one. Both kinds
 may be *clock witnesses*: their answers to a ping set the swarm's time.
 """
 
@@ -284,8 +284,8 @@ class DhtDirectory:
 
     async def _set_clock(self) -> None:
         """Compute the clock offset from the witnesses' answers. It replaces the previous one, and the user is
-        notified, if they differ by more than `SKEW_SECONDS`. An offset too large to be believed is not used,
-        and the user is notified once."""
+        notified, if they differ by more than `SKEW_SECONDS`. An offset up to `SKEW_SECONDS` becomes 0. If it
+        is too large to be believed, it is not used, and the user is notified once."""
         offsets = self._gate.offsets
         self._votes = agreed_offset(offsets, {peer: await self._gate.range_of(peer) for peer in offsets})
         offset = self._votes.offset

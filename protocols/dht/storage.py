@@ -130,7 +130,7 @@ class Storage:
             self._forget(name)
         elif tag != PLAIN and self._per_subkey[tag] >= RECORDS_PER_PEER:
             raise Malformed(f"no room for more than {RECORDS_PER_PEER} records of a peer")
-        else:
+        else:  # A new value; while the key has too many, one of them is dropped.
             while sum(map(len, self._per_key.get(key, {}).values())) >= PEERS_PER_KEY:
                 self._drop(self._choose_victim_under_key(key, value.storer), full_place="key")
         pool = self._pools[tag == PLAIN]

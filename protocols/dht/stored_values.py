@@ -185,7 +185,7 @@ def _unpack_entries(value: bytes) -> list[Any]:
 def dictionary(items: list[Item], shift: float) -> bytes:
     """Return the packed DictionaryDHTValue of items, with their expiries shifted by `shift` seconds."""
     packed = DictionaryDHTValue()
-    with packed.freeze():
+    with packed.freeze():  # Otherwise hivemind drops expired items.
         for item in items:
             packed.store(unpack_subkey(item.tag), item.value, item.expires + shift)
         return bytes(MSGPackSerializer.dumps(packed))

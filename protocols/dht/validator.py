@@ -171,7 +171,7 @@ class ValidatedP2P:
                 request = await self.answers.hand_over(request, await self._describe_requester(peer))
                 if not request.keys:  # Nothing may be sent.
                     return dht_pb2.StoreResponse(store_ok=[False] * key_count)
-            request = self._shifted_store(request)
+            request = self._shifted_store(request)  # Expiries become the swarm's time.
         if self._circuits:  # A node that cannot be dialled may have a slot at one of these relays.
             with contextlib.suppress(Unreachable):
                 await self.connect(PeerId(peer.to_base58()), self._circuits, CIRCUIT_SECONDS)

@@ -151,7 +151,7 @@ class Subflow:
                     self._work.clear()
                     piece = await self._wait_for_piece()
                 if self._upload is not None:
-                    self._piece_awaiting_turn = piece
+                    self._piece_awaiting_turn = piece  # If the link closes now, `close` writes it.
                     await self._upload.turn(len(piece), priority_of(piece))
                     self._piece_awaiting_turn = b""
                 self._stream.write(piece)
@@ -234,7 +234,7 @@ class Subflow:
             if task is not asyncio.current_task():
                 task.cancel()
         if polite:
-            self._stream.write(self._piece_awaiting_turn + CLOSING)
+            self._stream.write(self._piece_awaiting_turn + CLOSING)  # A piece may wait for its upload turn.
             self._stream.write_eof()
             cut = self._stream.transport.abort
             self._closing = asyncio.get_running_loop().call_later(DEPARTURE_GRACE_SECONDS, cut)

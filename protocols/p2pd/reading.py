@@ -92,7 +92,7 @@ class StreamReader:
                     data = await self.reader.read(_READ_BYTES)
             except TimeoutError:
                 return self._handle_timeout(until)
-            if not data or self.inflow.error is not None:
+            if not data or self.inflow.error is not None:  # The caller reports the error.
                 break
             self.idle_until = self.clock() + IDLE_SECONDS
             if self.slot.receiver is None:  # No receiver any more: read without limits, and drop all.

@@ -253,7 +253,7 @@ class P2pdTransport:
             self._origin_addresses[peer] = str(info.addr)
             subflows = self._subflows.setdefault(peer, _Subflows()) if lane in ACKNOWLEDGED else None
             if subflows is not None:
-                subflows.links += 1
+                subflows.links += 1  # While there are links, the peer's carriers may open subflows.
             error, reason = await StreamReader(self._intake, slot, peer, lane, (reader, writer)).read()
         if subflows is not None:
             self._cut_subflows(peer, subflows)

@@ -96,7 +96,8 @@ async def dial(peer: PeerId, addresses: Sequence[str], program: Path = _PROGRAM)
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-    return tuple(outcomes.get(each, DialOutcome(each, "failed", failure, 0.0)) for each in addresses)
+    failed = {address: DialOutcome(address, "failed", failure, 0.0) for address in addresses}
+    return tuple(outcomes.get(address, failed[address]) for address in addresses)
 
 
 async def _collect(process: asyncio.subprocess.Process, task: Dial, outcomes: dict[str, DialOutcome]) -> str:

@@ -241,7 +241,7 @@ class RelayService:
         except NoCircuit as error:
             return error.code
         if displaced is not None:
-            self._end_events[displaced].set()
+            self._end_events[displaced].set()  # Ends that circuit.
         self._end_events[number] = asyncio.Event()
         far: asyncio.StreamWriter | None = None
         try:
@@ -290,7 +290,7 @@ class RelayService:
         """Copy one direction of a circuit until `reader` ends, within the upload limit if there is one.
         Raises TimeoutError if the other side reads nothing for `WRITE_SECONDS`."""
         while data := await reader.read(_READ_BYTES):
-            self.table.carried(number, _loop_seconds())
+            self.table.carried(number, _loop_seconds())  # The circuit is not idle.
             if self.upload is not None:
                 await self.upload.turn(len(data), Chunk.priority)
             writer.write(data)
