@@ -3,7 +3,7 @@
 It is a `DHTNode` of hivemind on the peer's p2pd (libp2p). The gate (`ValidatedP2P`) between the two verifies
 every value. The DHT stores peers' records, runs' manifests, owners' orders, and the registry: a list of runs.
 
-The peers that were passed to `bootstrap` are *named peers*. *Linked* peers have a link to this one. Both kinds
+The peers that were passed to `bootstrap` are *named peers*. *Linked* peers have a link to this one. Both
 may be *clock witnesses*: their answers to a ping set the swarm's time.
 """
 
