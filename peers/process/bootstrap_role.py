@@ -52,7 +52,7 @@ class Bootstrap(Role):
             manifest_file = process.config.state / "run.json"
             signed = await find_manifest(process.config.run, directory, manifest_file, process.notify)
             self._notify_how_to_join(signed, network.ways_in[0])
-        process.known_as(signed.run_id if signed is not None else "")
+        process.known_as(signed.run_id if signed is not None else "")  # Labels the metrics.
         book = None
         if signed is not None:
             book = OrderBook(signed, process.config.state / "order.bin", process.log.record, process.notify)
@@ -70,7 +70,7 @@ class Bootstrap(Role):
 
     async def _follow_height(self, network: Network, signed: SignedManifest) -> None:
         """Look up the run's height every `HEIGHT_SECONDS` and keep it on disk. While no peer trains the run,
-        announce it in a record of this bootstrap."""
+        announce the height in a record of this bootstrap, so that newcomers learn of the former progress."""
         process, directory = self.process, network.directory
         height = HighestFinalizedRound(process.config.state / "height.json")
         log_event = process.log.record
@@ -81,7 +81,7 @@ class Bootstrap(Role):
             try:
                 records = await look(directory, signed.run_id, len(signed.manifest.stages))
                 height.saw(records.values(), directory.now())
-                if not height.trained and height.round >= 0:
+                if not height.trained and height.round >= 0:  # A round of -1 means that none is known.
                     claims = Claims(
                         "serving", plain_name(process.config.name), "bootstrap", settled=height.round
                     )
@@ -106,9 +106,9 @@ class Bootstrap(Role):
                 with contextlib.suppress(WireError):
                     await directory.put_manifest(signed.run_id, signed.wire(), 10.0)
                 if book is not None:
-                    await keep(book, directory, process.log.record)
+                    await keep(book, directory, process.log.record)  # Order and registry entry.
             process.report.status(StatusLine("bootstrap", swarm_peers=network.dht.known_nodes))
-            circuits.look()
+            circuits.look()  # Updates the metrics of the relay.
             relay = network.transport.circuits
             if relay.carried_bytes != logged_bytes:
                 logged_bytes = relay.carried_bytes

@@ -46,8 +46,8 @@ NO_OTHERS: Roles = MappingProxyType({})
 
 
 def role_of(process: Process, others: Roles) -> Role:
-    """Create the role that the peer file names; a role in `others` comes first. Only the module of that role
-    is imported: a bootstrap or an observer never loads torch (docs/benchmarks/start.md)."""
+    """Create the role that the peer file names; roles in `others` are searched first. Only the module of that
+    role is imported, so a bootstrap or an observer never loads torch (docs/benchmarks/start.md)."""
     name = process.config.role
     if name in others:
         return others[name](process)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
+from typing import Any
 
 from peers.config.peer_file import PeerFile
 from peers.network.addresses import Addresses
@@ -79,7 +80,7 @@ class Sessions:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await process.stop.wait()
-                return
+                return  # A stop was requested during the pause.
 
     async def _session(self) -> None:
         """Start p2pd, the directory and the background tasks, run the role until it ends, and close them all.
@@ -91,7 +92,7 @@ class Sessions:
         upload = self.config.limits.upload
         if upload is not None:
             transport.limit_upload(Upload(upload))
-        self.listen = with_ports(self.config.listen, transport.addresses)
+        self.listen = with_ports(self.config.listen, transport.addresses)  # For a restart of p2pd.
         directory = None
         background_tasks: list[asyncio.Task[None]] = []
         try:
@@ -138,7 +139,7 @@ class Sessions:
         """Return the probe that asks other peers whether they can dial this one. It reports the result as
         metrics and events; until then, the metric is `unknown`."""
         process, config, gauges = self.process, self.config, self.process.metrics.network.reachable
-        only(gauges, WAYS, "unknown")
+        only(gauges, WAYS, "unknown")  # Sets this gauge to 1 and the others to 0.
 
         async def ask(helper: PeerId, addresses: Callable[[str], Sequence[str]]) -> DialBackResult:
             return await ask_dial_back(transport.daemon, helper, process.identity, addresses)
@@ -153,8 +154,9 @@ class Sessions:
         )  # fmt: skip
 
     async def _run_role(self, network: Network) -> None:
-        """Run the role until it ends. After a stop request, cancel it at once unless `leave()` returns True:
-        it then ends on its own. Raises P2pdEnded if p2pd ends first, after the role has saved its state."""
+        """Run the role until it ends. After a stop request, `role.leave()` returns True if the role will end
+        on its own; otherwise the role is cancelled. Raises P2pdEnded if p2pd ends first, after the role has
+        saved its state."""
         stop_requested = self.process.stop
         role_task = asyncio.create_task(self.role.run(network), name="role")
         p2pd_end = asyncio.create_task(network.transport.ended(), name="p2pd")
@@ -163,8 +165,10 @@ class Sessions:
             while not role_task.done():
                 if stop_requested.is_set() and not self.role.leave():
                     return
-                waits = {role_task, p2pd_end} if stop_requested.is_set() else {role_task, p2pd_end, stop}
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                awaited: list[asyncio.Task[Any]] = [role_task, p2pd_end]
+                if not stop_requested.is_set():
+                    awaited.append(stop)
+                await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
                 if p2pd_end.done():
                     await self.role.save()
                     raise P2pdEnded(p2pd_end.result())
@@ -196,11 +200,12 @@ def with_ports(listen: Sequence[str], addresses: Sequence[str]) -> tuple[str, ..
     result = []
     padding = [""] * 5  # Gives every multiaddr enough parts to unpack.
     for listened in listen:
-        _, ip, host, transport, port, *rest = [*listened.split("/"), *padding]
+        _, ip, host, transport, port, *rest = [*listened.split("/"), *padding]  # /ip4/HOST/tcp/PORT/...
         for address in addresses:
             _, its_ip, its_host, its_transport, its_port, *its_rest = [*address.split("/"), *padding]
             same_kind = (ip, transport, rest) == (its_ip, its_transport, its_rest)
-            if same_kind and port == "0" and host in (its_host, "0.0.0.0", "::"):
+            same_host = host in (its_host, "0.0.0.0", "::")  # The last two mean all hosts.
+            if same_kind and same_host and port == "0":
                 listened = "/".join([*listened.split("/")[:4], its_port, *listened.split("/")[5:]])
                 break
         result.append(listened)

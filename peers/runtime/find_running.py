@@ -61,14 +61,14 @@ def states_here() -> list[Path]:
 
 
 def _find_only_peer(command: str, at_rest: bool) -> Path:
-    """Return the state folder of the only running peer, or of the only running worker if others run beside
-    it, such as a bootstrap. With `at_rest` and no running peer, return that of the only peer. Raises
-    UserError if there is none, or more than one."""
+    """Return the state folder of the only running peer. If several run, return that of the only worker among
+    them. If none runs and `at_rest` is set, return that of the only peer that exists. Raises UserError if
+    there is none, or more than one; `command` is part of its text."""
     running = running_here()
     workers = [state for state in running if role_of(state) == "worker"]
-    for peers in (running, workers):
-        if len(peers) == 1:
-            return peers[0]
+    for candidates in (running, workers):
+        if len(candidates) == 1:
+            return candidates[0]
     stopped = states_here() if at_rest and not running else []
     if len(stopped) == 1:
         return stopped[0]

@@ -170,9 +170,9 @@ class ConnectionSlots:
         """Displaced connections whose threads have not noticed yet."""
 
     def come(self, connection: socket.socket, client: str, now: float) -> bool:
-        """Admit a connection of `client` (from `client_of`) at time `now` in seconds, displacing another one
-        if no slot is free. Returns False if none can be displaced, or if too many displaced ones are still
-        open."""
+        """Admit a connection of `client` (from `client_of`) at time `now` in seconds. If no slot is free,
+        another connection is displaced (shut down), but none whose page is being made. Returns False if none
+        can be displaced, or if too many displaced ones are still open."""
         with self._lock:
             if len(self._served) + len(self._ending) >= 2 * MAX_REQUESTS:
                 return False
@@ -186,6 +186,7 @@ class ConnectionSlots:
                 ]
                 if not candidates:
                     return False
+                # The oldest connection of the client with most: `max` returns the first of equal ones.
                 displaced = max(candidates, key=lambda served: counts[served.client])
                 del self._served[displaced.connection]
                 self._ending.add(displaced.connection)
@@ -221,8 +222,8 @@ class ConnectionSlots:
 
 
 def _clients_to_displace(client: str, counts: Counter[str]) -> Collection[str]:
-    """Return the clients one of whose connections must be displaced for `client`; empty if a slot is free.
-    `counts` is the number of connections by client."""
+    """Return the clients of which one must lose a connection, so that `client` gets one. Empty if a slot is
+    free. `counts` is the number of connections by client."""
     remote_clients = [other for other in counts if other != LOOPBACK]
     remote_connections = sum(counts[other] for other in remote_clients)
     if client != LOOPBACK and counts[client] >= MAX_PER_CLIENT:
@@ -312,7 +313,7 @@ def is_named(fields: Sequence[str], version: str, names: Collection[str]) -> boo
     host = fields[0].strip()
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     name = name.lower().rstrip(".")
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError):  # DNS rebinding needs a name, so any address is accepted.
         ip_address(name)
         return True
     return name == "localhost" or name in names

@@ -34,8 +34,8 @@ class LivedTime:
         self._read_at = self._lived = now
 
     def at(self, now: float) -> float:
-        """Return the time lived until `now`. A long interval since the last reading was a stop and is
-        skipped. The time lived never goes back."""
+        """Return the time lived until `now`, a reading of the caller's clock. A long interval since the last
+        reading was a stop of the process, and is skipped. The time lived never goes back."""
         since_last_reading = now - self._read_at
         if since_last_reading > STOOD_SECONDS:
             self.skipped += since_last_reading + READING_SECONDS
@@ -45,8 +45,8 @@ class LivedTime:
         return self._lived
 
     def when(self, lived: float) -> float:
-        """Return the caller's time at which the time lived will be `lived`. It is the sum, rounded up. A sum
-        that is slightly too early would make a timer fire early and be set again, forever."""
+        """Return the caller's time at which the time lived will be `lived`: `lived` plus the skipped seconds,
+        rounded up. A sum slightly too early would make a timer fire early and be set again, forever."""
         now = lived + self.skipped
         while now - self.skipped < lived:
             now = nextafter(now, inf)
@@ -80,5 +80,6 @@ class Clock:
         self.time()
         self._handle = self._loop.call_later(PULSE_SECONDS, self._read_clock)
         if self._lived.skipped > self._reported:
-            skipped, self._reported = self._lived.skipped - self._reported, self._lived.skipped
-            self._on_stop(skipped - READING_SECONDS)
+            newly_skipped = self._lived.skipped - self._reported
+            self._reported = self._lived.skipped
+            self._on_stop(newly_skipped - READING_SECONDS)

@@ -19,7 +19,7 @@ _ADVICE = "give this peer another state folder: --state FOLDER of `join`, key `s
 @contextlib.contextmanager
 def lock_state_folder(state: Path, role: str = "", to_the_end: bool = False) -> Iterator[bool]:
     """Hold the lock of a state folder, because two peers with one identity would contradict each other.
-    Yields whether other users had access to the folder before. Raises UserError if another peer holds the
+    Yields True if other users had access to the folder before. Raises UserError if another peer holds the
     lock. With `to_the_end`, the lock is held until the process ends, not only until the end of the context.
     The lock file names the peer's `role`, so that commands can choose between the peers of a machine."""
     was_open = make_private(state)
@@ -34,7 +34,7 @@ def lock_state_folder(state: Path, role: str = "", to_the_end: bool = False) -> 
         file.write(role)
         file.flush()
         if to_the_end:
-            os.dup(file.fileno())  # A lock is held until the last descriptor of it is closed.
+            os.dup(file.fileno())  # Never closed: a lock is held until its last descriptor is closed.
         yield was_open
 
 
@@ -45,8 +45,10 @@ def make_private(state: Path) -> bool:
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = state.stat()
-        # The mode of another user's folder cannot be changed; that of a shared one (/tmp) must not be.
-        if status.st_uid != os.geteuid() or status.st_mode & stat.S_ISVTX or not status.st_mode & 0o077:
+        is_foreign = status.st_uid != os.geteuid()  # Then its mode cannot be changed.
+        is_shared = bool(status.st_mode & stat.S_ISVTX)  # As /tmp is; then its mode must not be changed.
+        is_private = not status.st_mode & 0o077
+        if is_foreign or is_shared or is_private:
             return False
         state.chmod(stat.S_IMODE(status.st_mode) & 0o700)
     except OSError as error:

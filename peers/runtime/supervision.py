@@ -53,9 +53,9 @@ def reason(error: BaseException) -> str:
 
 
 async def unless_failed(work: Coroutine[Any, Any, None], failed: asyncio.Future[BaseException]) -> None:
-    """Do `work`. Raises FatalError as soon as `failed` has an exception, whatever the work is waiting for. A
-    UserError is raised unchanged, because a restart would not help (a ban, for example). DevicesLost is
-    too, because the peer can start again within this process."""
+    """Do `work`. As soon as an error is put into `failed`, cancel the work and raise FatalError with its
+    reason. Two kinds are raised unchanged. After a UserError (such as a ban), a restart would not help. After
+    DevicesLost, the peer can start again within this process."""
     task = asyncio.ensure_future(work)
     try:
         waits: set[asyncio.Future[Any]] = {task, failed}

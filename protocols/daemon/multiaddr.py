@@ -24,7 +24,7 @@ def multiaddr_bytes(address: str) -> bytes:
         peer, _, suffix = part.partition("/")
         if suffix == "p2p-circuit":
             raw = PeerID.from_base58(peer).to_bytes()
-            data += b"\xa5\x03" + bytes([len(raw)]) + raw + b"\xa2\x02"
+            data += b"\xa5\x03" + bytes([len(raw)]) + raw + b"\xa2\x02"  # The two codes as varints.
         elif suffix:
             raise ValueError(f"{address!r} holds a part this program does not know: {suffix}")
     return data

@@ -42,8 +42,8 @@ async def look_up(name: str) -> Sequence[str]:
 async def resolve_dialable(
     addresses: Sequence[str], own: Sequence[str], names: LookUp = look_up
 ) -> tuple[str, ...]:
-    """Return the multiaddrs that a peer reached at `own` may dial, with IP addresses in place of names. The
-    first `MAX_NAMES` names are resolved. The rules are applied again to the resolved addresses."""
+    """Return those of `addresses` that a peer reached at `own` may dial, with IP addresses in place of names.
+    The first `MAX_NAMES` names are resolved by `names`. The rules are applied before that and again after."""
     allowed = dialable(addresses, own)
     named = [address for address in allowed if beginning(address)[0] in NAME_KINDS][:MAX_NAMES]
     looked_up = await asyncio.gather(*(_resolve(address, names) for address in named))
@@ -63,5 +63,6 @@ async def _resolve(address: str, names: LookUp) -> list[str]:
     kind, host = beginning(address)
     suffix = address.removeprefix(f"/{kind}/{host}")
     prefixes = [f"/ip{6 if ':' in ip else 4}/{ip}" for ip in await names(host)]
+    # The character at index 3 is the IP version, both in `dns4` or `dns6` and in a prefix `/ip4/...`.
     fitting = [prefix for prefix in dict.fromkeys(prefixes) if kind == "dns" or prefix[3] == kind[3]]
     return [prefix + suffix for prefix in fitting[:MAX_ADDRESSES_OF_NAME]]

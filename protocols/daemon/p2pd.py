@@ -203,7 +203,8 @@ class Daemon:
             raise PeerGone(f"p2pd does not answer: {_reason(error, deadline_seconds)}") from None
 
     async def connections(self, deadline_seconds: float) -> list[tuple[PeerId, str]]:
-        """Return each connected peer with its address. Raises PeerGone if p2pd does not answer in time."""
+        """Return each connected peer with the first address that p2pd reports of it. Raises PeerGone if p2pd
+        does not answer in time."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS)
         try:
             async with asyncio.timeout(deadline_seconds), self._request(request) as (answer, _, writer):
@@ -232,6 +233,7 @@ class Daemon:
         request.streamOpen.proto.append(protocol)
         try:
             async with asyncio.timeout(deadline_seconds), self._request(request) as (answer, reader, writer):
+                # p2pd has turned this control connection into the stream.
                 return Stream(reader, writer, bytes(answer.streamInfo.addr))
         except DAEMON_ERRORS as error:
             raise PeerGone(f"no stream to {peer}: {_reason(error, deadline_seconds)}") from None
@@ -264,7 +266,7 @@ class Daemon:
 
     async def _check(self) -> None:
         """Send p2pd a request every `CHECK_SECONDS`, and kill it after `CHECKS_MISSED` without an answer in a
-        row. Without this, libp2p would notice after 39 s, and only on other peers' links (measured)."""
+        row. Without these checks, only other peers would notice that p2pd hangs, after 39 s (measured)."""
         missed_checks = 0
         while missed_checks < CHECKS_MISSED:
             await asyncio.sleep(CHECK_SECONDS)
@@ -291,7 +293,8 @@ class Daemon:
 
 def _p2p_class(folder: Path, created: list[P2P]) -> type[P2P]:
     """Return a subclass of P2P that puts p2pd's sockets into `folder` and appends its instances to `created`.
-    Thus the sockets stay out of the shared /tmp, and the caller can clean up after a failed `P2P.create`."""
+    Thus the sockets stay out of the shared /tmp, and the caller can clean up after a failed `P2P.create`.
+    Its p2pd runs in its own session and without the relay of libp2p."""
 
     class PlacedP2P(P2P):  # type: ignore[misc]  # hivemind has no types
         _UNIX_SOCKET_PREFIX = f"/unix{folder}/"
@@ -312,7 +315,7 @@ def _p2p_class(folder: Path, created: list[P2P]) -> type[P2P]:
 async def _stop(p2p: P2P) -> None:
     """End a p2pd and wait for all tasks that hivemind started with it, even after an incomplete start. A p2pd
     that does not end within `STOP_SECONDS` is killed."""
-    tasks = [p2p._listen_task, p2p._reader_task]
+    tasks = [p2p._listen_task, p2p._reader_task]  # Each is None if the start did not get that far.
     if p2p._client is not None:
         control = p2p._client.control
         handlers = list(control._handler_tasks.values())
@@ -353,7 +356,7 @@ def check_ports(listen: Sequence[str]) -> None:
     for address in listen:
         parts = address.split("/")
         if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[3] not in ("tcp", "udp"):
-            continue
+            continue  # Not an IP address with a port, so there is nothing to check.
         family = socket.AF_INET if parts[1] == "ip4" else socket.AF_INET6
         kind = socket.SOCK_STREAM if parts[3] == "tcp" else socket.SOCK_DGRAM
         if not parts[4].isdigit() or int(parts[4]) > 65535:

@@ -80,13 +80,13 @@ class Answers:
         scale = min(1.0, upload.bytes_per_second / SHARE_OF_UPLOAD / ANSWER_BYTES_PER_SECOND)
         self._budget = AnswerBudget(scale * ANSWER_BYTES_PER_SECOND, scale * ANSWER_BYTES_AT_ONCE)
 
-    def limit(self, asker: Requester) -> int:
+    def limit(self, requester: Requester) -> int:
         """Return the maximum bytes of a response to this requester now: at most its remaining budget, and a
         third of what this peer may upload until the requester's timeout."""
-        max_bytes = ANSWER_LIMIT if asker.near else STRANGERS_ANSWER_LIMIT
+        max_bytes = ANSWER_LIMIT if requester.near else STRANGERS_ANSWER_LIMIT
         if self._upload is not None:  # Only a third, since other traffic uses the upload too.
             max_bytes = min(max_bytes, int(self._upload.bytes_per_second * ANSWER_SECONDS / 3))
-        return min(max_bytes, self._budget.left(asker.peer, asker.address_range, _now()))
+        return min(max_bytes, self._budget.left(requester.peer, requester.address_range, _now()))
 
     def fitting(self, keys: Sequence[bytes], limit: int) -> int:
         """Return how many keys, from the first, it takes to fill a response of `limit` bytes. The last of
@@ -99,13 +99,14 @@ class Answers:
         return len(keys)
 
     def cut(self, response: Response, limit: int) -> None:
-        """Shorten a FindResponse, in place, to `limit` bytes. A value that exceeds the bytes left becomes
-        "not found". A dictionary longer than `limit` is instead cut to a random part. A result that is still
-        too long also loses its nearest nodes."""
+        """Shorten a FindResponse, which has a result for each key, in place, to `limit` bytes. A value that
+        exceeds the bytes left becomes "not found". A dictionary longer than `limit` is instead cut to a
+        random part. A result that is still too long also loses its nearest nodes."""
         bytes_left = limit
         for result in response.results:
             size = result.ByteSize()
             if size > bytes_left:
+                # A dictionary longer than `limit` would fit no response, so a part of it is sent.
                 if result.type == dht_pb2.FOUND_DICTIONARY and size > limit:
                     result.value = part_of_dictionary(result.value, bytes_left - NEAREST_BYTES, self._random)
                 else:
@@ -118,13 +119,15 @@ class Answers:
                 size = 0
             bytes_left -= size
 
-    async def hand_over(self, request: Request, asker: Requester) -> Request:
-        """Return the values of a StoreRequest that fit the budget of its receiver `asker`, after waiting for
-        the upload turn; without values if that takes too long. When hivemind meets a new node, it sends all
-        values that the node should store. An attacker can trigger that again with every new key."""
-        bytes_left = min(ANSWER_LIMIT, self._budget.left(asker.peer, asker.address_range, _now()))
+    async def hand_over(self, request: Request, receiver: Requester) -> Request:
+        """Return a copy of a StoreRequest that this node may send now, with the values that fit the budget of
+        its `receiver`. Waits until they may be uploaded; if that takes too long, the copy has no values.
+
+        On meeting a new node, hivemind sends it all values that it should store. An attacker can appear as a
+        new node again and again, so these bytes are charged to the node as if it had requested them."""
+        bytes_left = min(ANSWER_LIMIT, self._budget.left(receiver.peer, receiver.address_range, _now()))
         part = dht_pb2.StoreRequest(peer=request.peer)
-        for index, value in enumerate(request.values):
+        for index, value in enumerate(request.values):  # The other lists have one entry for each value.
             if len(value) <= bytes_left:
                 bytes_left -= len(value)
                 part.keys.append(request.keys[index])
@@ -132,18 +135,18 @@ class Answers:
                 part.values.append(value)
                 part.expiration_time.append(request.expiration_time[index])
                 part.in_cache.append(request.in_cache[index])
-        if part.keys and await self.may_send(part.ByteSize(), asker):
+        if part.keys and await self.may_send(part.ByteSize(), receiver):
             return part
         return dht_pb2.StoreRequest(peer=request.peer)
 
-    async def may_send(self, size: int, asker: Requester) -> bool:
-        """Charge the requester's budget for `size` bytes and wait for their upload turns. Returns False if
-        these would not come, or did not come, within `ANSWER_SECONDS`; then nothing may be sent."""
-        self._budget.spend(asker.peer, asker.address_range, size, _now())
+    async def may_send(self, size: int, requester: Requester) -> bool:
+        """Charge the requester's budget for `size` bytes and wait until this peer may upload them. Returns
+        True then. Returns False, and nothing may be sent, if that takes longer than `ANSWER_SECONDS`."""
+        self._budget.spend(requester.peer, requester.address_range, size, _now())
         if self._upload is None:
             return True
         if self._waiting_bytes + size > self._upload.bytes_per_second * ANSWER_SECONDS:
-            return False
+            return False  # Other responses wait already, so it would take too long.
         self._waiting_bytes += size
         try:
             async with asyncio.timeout(ANSWER_SECONDS):

@@ -1,10 +1,10 @@
 """Publish and find peers and runs in a DHT: the `Directory` on hivemind's Kademlia.
 
-It is a `DHTNode` on the peer's p2pd and event loop. The gate (`ValidatedP2P`) between the node and p2pd
-verifies every value. The DHT stores peers' records, runs' manifests and owners' orders, and the registry of
-runs. A look-up may miss records that an earlier one found. Records are therefore remembered until their own
-signed expiry. The peers that were passed to `bootstrap` are named peers. They, and peers with links to this
-one, may be clock witnesses: peers whose answers to a ping set the swarm's time.
+It is a `DHTNode` of hivemind on the peer's p2pd (libp2p). The gate (`ValidatedP2P`) between the two verifies
+every value. The DHT stores peers' records, runs' manifests, owners' orders, and the registry: a list of runs.
+
+The peers that were passed to `bootstrap` are *named peers*. *Linked* peers have a link to this one. Both
+may be *clock witnesses*: their answers to a ping set the swarm's time.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class DhtDirectory:
         def refused(peer: str, reason: str) -> None:
             """Count a refusal by the part of its reason before the colon."""
             refusals[reason.split(":")[0][:60]] += 1
-            if len(refusals) > 256:
+            if len(refusals) > 256:  # Some reasons contain numbers that the other side chose.
                 refusals.clear()
             logger.debug("refused from %s: %s", peer, reason)
 
@@ -179,10 +179,10 @@ class DhtDirectory:
     async def bootstrap(self, multiaddrs: Sequence[str], deadline_seconds: float) -> int:
         """Join the DHT through the given multiaddrs, all at the same time. Returns how many answered.
 
-        Also measures this machine's clock against theirs, and looks for the nearest nodes to fill the routing
+        Their answers also set the clock offset. Then the nearest nodes are looked up to fill the routing
         table. Raises Unreachable if none answered, with the reasons for the first `MAX_LISTED` addresses.
         Raises it also if this machine's clock is too far off to be corrected; a person must then check it.
-        The caller tries again later. Raises ValueError for an invalid multiaddr."""
+        Raises ValueError for an invalid multiaddr."""
         targets = [split_multiaddr(multiaddr) for multiaddr in dict.fromkeys(multiaddrs)]
         own_id = self._gate.peer_id.to_base58()
         reasons = {target: reason for target, reason in self._reasons.items() if target in targets}
@@ -196,8 +196,8 @@ class DhtDirectory:
                     raise Unreachable("runs no directory of this kind")
             except WireError as error:
                 reason = str(error).removeprefix(f"{peer} does not answer at {address}: ")
-                if reason != NOT_TRIED or (peer, address) not in reasons:  # Keep that of the real attempt.
-                    reasons[peer, address] = reason
+                if reason != NOT_TRIED or (peer, address) not in reasons:
+                    reasons[peer, address] = reason  # "Not tried" does not replace that of a real attempt.
                 return False
             return True
 
@@ -242,7 +242,7 @@ class DhtDirectory:
             try:
                 async with asyncio.timeout(deadline_seconds):
                     if not await listens_at_any(addresses, CALL_SECONDS):
-                        return False
+                        return False  # libp2p does not dial it, and so does not delay later dials.
                     await self._gate.connect(peer, addresses, deadline_seconds)
                     return await self._node.protocol.call_ping(PeerID.from_base58(peer)) is not None
             except (WireError, TimeoutError):
@@ -264,12 +264,12 @@ class DhtDirectory:
             await self.measure_clock_offset()
 
     async def measure_clock_offset(self) -> None:
-        """Ask `WITNESSES` random named or linked peers for the time, from as many address ranges as possible.
-        If none answers, the previous offset is kept."""
+        """Ask `WITNESSES` random named or linked peers for the time, from as many address ranges as possible,
+        and set the clock offset from their answers. If none answers, the previous offset is kept."""
         candidates = list({*self._named, *self.linked()})
         random.shuffle(candidates)
         per_range: Counter[str] = Counter()
-        number_in_range: dict[str, int] = {}
+        number_in_range: dict[str, int] = {}  # How many candidates of its range come before the peer.
         for peer in candidates:
             address_range = await self._gate.range_of(peer)
             if address_range:
@@ -283,8 +283,9 @@ class DhtDirectory:
             await self._set_clock()
 
     async def _set_clock(self) -> None:
-        """Set the clock offset from the witnesses' answers, and notify the user if it changes by more than
-        `SKEW_SECONDS`. If it is too large to be believed, notify once and keep the previous one."""
+        """Compute the clock offset from the witnesses' answers. It replaces the previous one, and the user is
+        notified, if they differ by more than `SKEW_SECONDS`. An offset up to `SKEW_SECONDS` becomes 0. If it
+        is too large to be believed, it is not used, and the user is notified once."""
         offsets = self._gate.offsets
         self._votes = agreed_offset(offsets, {peer: await self._gate.range_of(peer) for peer in offsets})
         offset = self._votes.offset
@@ -312,12 +313,14 @@ class DhtDirectory:
         key = stage_key(run, stage)
         value = run_bytes(run) + record
         tag = MSGPackSerializer.dumps(signed.peer)
+        # The gate accounts for this node's own values too.
         self._gate.note(key_id(key), tag, stored_value(value), signed.expires_seconds)
         return await self._store(key, value, signed.expires_seconds, signed.peer, deadline_seconds)
 
     async def look_up(self, run: RunId, stage: int, deadline_seconds: float) -> dict[PeerId, bytes]:
-        """Return the valid records of a stage, by peer: those found now, and earlier ones that have not
-        expired. Raises Unreachable if no record is known and the DHT does not answer in time."""
+        """Return the valid records of a stage, by peer. A look-up may miss some, so records that were found
+        earlier are returned too until their signed expiry. Raises Unreachable if no record is known and the
+        DHT does not answer in time."""
         timed_out = False
         try:
             async with asyncio.timeout(deadline_seconds):
@@ -344,9 +347,11 @@ class DhtDirectory:
         return await self._store_shared(key, signed_manifest, expires, deadline_seconds)
 
     async def get_manifest(self, run: RunId, deadline_seconds: float) -> bytes | None:
-        """Return the signed manifest, checked against the run id, or None. Raises Unreachable if too late."""
+        """Return the signed manifest, checked against the run id, or None if none is found. Raises
+        Unreachable if the DHT does not answer in time."""
         try:
             async with asyncio.timeout(deadline_seconds):
+                # Any copy will do, not only the one that expires last: they have the same content.
                 found = await self._get(manifest_key(run), latest=False)
         except TimeoutError:
             raise Unreachable(f"the directory did not answer within {deadline_seconds:g} s") from None
@@ -374,7 +379,9 @@ class DhtDirectory:
             timed_out = True
         newest = self._gate.orders.get(key_id(key))  # The gate remembers the newest of all answers.
         if newest is not None:
-            return open_stored_order(unpack_value(newest[1]))[1]
+            _, value = newest
+            _, signed_order = open_stored_order(unpack_value(value))
+            return signed_order
         if timed_out:
             raise Unreachable(f"the directory did not answer within {deadline_seconds:g} s")
         return None
@@ -397,10 +404,10 @@ class DhtDirectory:
         return sorted(open_listing(entry.value).run_id for entry in entries)
 
     async def ask(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
-        """Return once the peer's own process has answered a ping, which enters no routing table. Raises
+        """Return once the peer's own process has answered a ping. The ping changes no routing table. Raises
         Unreachable if no address answers, and PeerGone if one does but the process does not."""
         until = asyncio.get_running_loop().time() + deadline_seconds
-        if peer not in self._named:
+        if peer not in self._named:  # Only named peers' addresses are dialled unchecked.
             addresses = await resolve_dialable(addresses, self._gate.addresses)
         seconds_left = max(0.0, until - asyncio.get_running_loop().time())
         await self._gate.connect(peer, addresses, seconds_left)
@@ -441,8 +448,9 @@ class DhtDirectory:
         return self._gate.acknowledged.pop(dht_key, 0) > 0
 
     async def _store_shared(self, key: bytes, value: bytes, expires: float, deadline_seconds: float) -> bool:
-        """Store a value that each peer of a run stores again regularly. Returns True if other nodes have it.
-        They refuse it if they have it with a later expiry from another peer. It is then looked up."""
+        """Store a value that all peers of a run store again regularly. Returns True if other nodes have it:
+        they stored it now, or a look-up finds it. Nodes refuse to store a value that they already have with a
+        later expiry, from another peer."""
         until = asyncio.get_running_loop().time() + deadline_seconds
         if await self._store(key, value, expires, None, deadline_seconds):
             return True

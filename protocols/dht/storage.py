@@ -3,8 +3,8 @@
 A key holds one value without subkey (a manifest or an order), or records under subkeys. The subkey is a peer
 or a run. A value is named by (key, subkey). Its storer is the peer that sent it here.
 
-Keys are free to create. If old values always stayed, the first peer with many could lock out all others.
-Here, a new value evicts one from the address range (swarmnet/membership/address_ranges.py) that stored most,
+An attacker can create many peer identities. If old values always stayed, it could lock out all others. Here,
+a new value evicts one from the address range (swarmnet/membership/address_ranges.py) that stored most,
 and within the range from the peer that stored most. Values of this node and records of linked peers are never
 evicted. Orders and manifests are one pool and records another, each with its own limit in bytes.
 """
@@ -130,15 +130,15 @@ class Storage:
             self._forget(name)
         elif tag != PLAIN and self._per_subkey[tag] >= RECORDS_PER_PEER:
             raise Malformed(f"no room for more than {RECORDS_PER_PEER} records of a peer")
-        else:
+        else:  # A new value; while the key has too many, one of them is dropped.
             while sum(map(len, self._per_key.get(key, {}).values())) >= PEERS_PER_KEY:
-                self._drop(self._choose_victim_under_key(key, value.storer), "key")
+                self._drop(self._choose_victim_under_key(key, value.storer), full_place="key")
         pool = self._pools[tag == PLAIN]
         while pool.size + value.size > pool.limit:
             victim = self._choose_victim_in_pool(pool, value)
             if victim is None and old is not None:
                 self._evict(name)  # The old version is already forgotten above; `_drop` now raises.
-            self._drop(victim, "node")
+            self._drop(victim, full_place="node")
         self._values[name] = value
         self._per_key.setdefault(key, {}).setdefault(value.storer, set()).add(tag)
         self._per_subkey[tag] += 1
@@ -152,9 +152,9 @@ class Storage:
                 self._forget(name)
 
     def _choose_victim_under_key(self, key: bytes, newcomer: Storer | None) -> Name | None:
-        """Return the name of the record to evict under a full key, or None if all are protected. It is a
-        random one of the storer with most records, within the address range that has most. The record that
-        `newcomer` wants to store counts towards its range."""
+        """Return the name of the record to evict under a full key, or None if all are protected. The address
+        range with most records loses one, and within it the storer with most; the record is random. Only
+        records that may be evicted count, and the new one that `newcomer` wants to store."""
         protected_subkeys = frozenset(self._protected_subkeys())
         per_range = Counter[str]()
         evictable: dict[Storer, set[bytes]] = {}
@@ -168,14 +168,15 @@ class Storage:
         if newcomer is not None and newcomer.range in per_range:
             per_range[newcomer.range] += 1
         range_max = max(per_range.values())
-        of_range = [tags for storer, tags in evictable.items() if per_range[storer.range] == range_max]
-        storer_max = max(map(len, of_range))
-        return key, self._random.choice([tag for tags in of_range if len(tags) == storer_max for tag in tags])
+        candidates = [tags for storer, tags in evictable.items() if per_range[storer.range] == range_max]
+        storer_max = max(map(len, candidates))
+        tags_of_largest = [tag for tags in candidates if len(tags) == storer_max for tag in tags]
+        return key, self._random.choice(tags_of_largest)
 
     def _choose_victim_in_pool(self, pool: _Pool, newcomer: StoredValue) -> Name | None:
-        """Return the name of the value to evict from a full pool, or None if all are protected. It is the
-        least recently renewed one of the storer with most bytes, within the address range that has most. The
-        value `newcomer` counts towards its range."""
+        """Return the name of the value to evict from a full pool, or None if all are protected. The address
+        range with most bytes loses one, and within it the storer with most: its least recently renewed value.
+        The new value `newcomer` counts towards its range."""
         protected_subkeys = self._protected_subkeys()
         newcomer_range = newcomer.storer.range if newcomer.storer is not None else None
 
@@ -184,9 +185,9 @@ class Storage:
 
         for range in sorted(pool.per_range, key=bytes_of_range, reverse=True):
             for share in sorted(pool.shares[range].values(), key=lambda share: -share.size):
-                for name in share.names:
-                    if name[1] not in protected_subkeys:
-                        return name
+                for key, tag in share.names:  # In the order of their last renewal.
+                    if tag not in protected_subkeys:
+                        return key, tag
         return None
 
     def _drop(self, name: Name | None, full_place: str) -> None:

@@ -1,12 +1,14 @@
 """Parse and verify the values that hivemind's DHT stores, without hivemind's own decoder.
 
-hivemind 1.1.12 keeps a value as MessagePack; this project's are `bin`, and their content is one of four. A
-record announces a peer: it stands under its stage's key, after the run id, with the peer id as subkey. A
-registry entry announces a run: it stands under the registry's key, with the run id as subkey. A run's signed
-manifest and an order of its owner have their own keys, without subkey (plain). A packed subkey is a tag.
+A value stands under a key, or several stand under one key with different subkeys. There are four kinds:
 
-All values under one key with subkeys form a dictionary (extension 0x50). It is [size limit, latest expiry,
-[[subkey, value, expiry], ...]]; its values are MessagePack again.
+    value                                    key              subkey
+    record, after its run id                 of its stage     the peer that it announces
+    registry entry                           of the registry  the run that it announces
+    a run's manifest, an order of its owner  of their own     none: these values are *plain*
+
+hivemind 1.1.12 keeps a value as MessagePack (`bin`). A packed subkey is a tag. All values under one key with
+subkeys form a dictionary (extension 0x50): [size limit, latest expiry, [[subkey, value, expiry], ...]].
 """
 
 from __future__ import annotations
@@ -68,6 +70,7 @@ class VerifiedValue:
     key: bytes
     subkey: str | None
     sequence: int
+    """A newer record or order has a larger one: its time of signing in microseconds. Others have 0."""
     issued_seconds: float
     expires_seconds: float | None
     """The expiry; None if any peer may store the value again, for `MANIFEST_SECONDS` at a time."""
@@ -86,26 +89,33 @@ class Item:
 
 
 def verify_value(value: bytes, *, plain: bool) -> VerifiedValue:
-    """Verify the signature of a stored value (MessagePack `bin`) and return its key, subkey and times. If
-    `plain`, it must be a manifest or an order, otherwise a record or a registry entry. Raises a WireError."""
-    msgpack_guard.check(value, _PLAIN_LIMIT + _HEAD_BYTES if plain else RECORD_LIMIT + _HEAD_BYTES)
+    """Verify a stored value's signature and return what it says about itself: its key, subkey and times. The
+    value is MessagePack `bin`. If `plain`, it must be a manifest or an order. Otherwise it must be a record
+    or a registry entry. Raises a WireError if it is invalid."""
+    content_limit = _PLAIN_LIMIT if plain else RECORD_LIMIT
+    msgpack_guard.check(value, content_limit + _HEAD_BYTES)
     content = unpack_value(value)
     if plain and is_stored_order(content):
         run, signed_order = open_stored_order(content)
-        sequence = signed_order.order.sequence
-        return VerifiedValue(key_id(order_key(run, signed_order.owner)), None, sequence, sequence / 1e6, None)
-    if plain:
+        key, sequence = key_id(order_key(run, signed_order.owner)), signed_order.order.sequence
+        return VerifiedValue(
+            key, subkey=None, sequence=sequence, issued_seconds=sequence / 1e6, expires_seconds=None
+        )
+    if plain:  # A manifest. The run id is the hash of its content.
         run = RunId(hashlib.sha256(content[:-SIGNATURE_BYTES]).hexdigest())
         open_manifest(content, run)
-        return VerifiedValue(key_id(manifest_key(run)), None, 0, 0.0, None)
-    if len(content) == LISTING_BYTES:
-        return VerifiedValue(key_id(RUNS_KEY), open_listing(content).run_id, 0, 0.0, None)
+        key = key_id(manifest_key(run))
+        return VerifiedValue(key, subkey=None, sequence=0, issued_seconds=0.0, expires_seconds=None)
+    if len(content) == LISTING_BYTES:  # A registry entry; no record is as short.
+        key, subkey = key_id(RUNS_KEY), open_listing(content).run_id
+        return VerifiedValue(key, subkey=subkey, sequence=0, issued_seconds=0.0, expires_seconds=None)
     run = RunId(content[:RUN_ID_BYTES].hex())
     if len(content) <= RUN_ID_BYTES:
         raise Malformed("a stored record without a run id")
     signed = open_record(content[RUN_ID_BYTES:], run)
     key = key_id(stage_key(run, signed.record.stage))
-    return VerifiedValue(key, signed.peer, signed.sequence, signed.sequence / 1e6, signed.expires_seconds)
+    issued_seconds = signed.sequence / 1e6
+    return VerifiedValue(key, signed.peer, signed.sequence, issued_seconds, signed.expires_seconds)
 
 
 def unpack_value(value: bytes) -> bytes:
@@ -135,7 +145,8 @@ def unpack_subkey(tag: bytes) -> str:
 
 def split_values(index: int, key: bytes, tag: bytes, value: bytes, expires: float) -> Iterator[Item]:
     """Yield the values that `value` contains: itself, or each entry if `tag` marks a dictionary. Raises
-    Malformed for an invalid key, expiry or dictionary; for an invalid entry, after the valid ones."""
+    Malformed for an invalid key, expiry or dictionary. If only some entries are invalid, the valid ones are
+    yielded before it raises."""
     if len(key) != 20 or not isfinite(expires):
         raise Malformed("an impossible key or expiry")
     if tag != DICTIONARY:
@@ -147,8 +158,8 @@ def split_values(index: int, key: bytes, tag: bytes, value: bytes, expires: floa
     invalid = 0
     for entry in entries:
         match entry:
-            case [str() as subkey, bytes() as content, float() as until] if isfinite(until):
-                yield Item(index, key, MSGPackSerializer.dumps(subkey), content, until)
+            case [str() as subkey, bytes() as content, float() as expiry] if isfinite(expiry):
+                yield Item(index, key, MSGPackSerializer.dumps(subkey), content, expiry)
             case _:
                 invalid += 1
     if invalid:
@@ -156,7 +167,8 @@ def split_values(index: int, key: bytes, tag: bytes, value: bytes, expires: floa
 
 
 def _unpack_entries(value: bytes) -> list[Any]:
-    """Return a packed dictionary's entries: unchecked, normally [subkey, value, expiry]. Raises Malformed."""
+    """Return a packed dictionary's entries. Each should be [subkey, value, expiry], which the caller must
+    check. Raises Malformed if it is no dictionary."""
     msgpack_guard.check(value, DICTIONARY_LIMIT, item_limit=_DICTIONARY_ITEMS, extensions=(0x50,))
     try:
         packed = msgpack.unpackb(value, strict_map_key=True)
@@ -173,7 +185,7 @@ def _unpack_entries(value: bytes) -> list[Any]:
 def dictionary(items: list[Item], shift: float) -> bytes:
     """Return the packed DictionaryDHTValue of items, with their expiries shifted by `shift` seconds."""
     packed = DictionaryDHTValue()
-    with packed.freeze():
+    with packed.freeze():  # Otherwise hivemind drops expired items.
         for item in items:
             packed.store(unpack_subkey(item.tag), item.value, item.expires + shift)
         return bytes(MSGPackSerializer.dumps(packed))
@@ -182,7 +194,7 @@ def dictionary(items: list[Item], shift: float) -> bytes:
 def part_of_dictionary(value: bytes, limit: int, chance: Random) -> bytes:
     """Return a packed dictionary of at most about `limit` bytes, with randomly chosen records of the packed
     dictionary `value`. An attacker's large records thus displace a small record only by chance."""
-    items = list(split_values(0, b"\0" * 20, DICTIONARY, value, 0.0))
+    items = _items_of(value)
     chance.shuffle(items)
     part: list[Item] = []
     bytes_left = limit - _ENTRY_BYTES
@@ -196,6 +208,9 @@ def part_of_dictionary(value: bytes, limit: int, chance: Random) -> bytes:
 
 def shifted_dictionary(value: bytes, shift: float) -> bytes:
     """Return the packed dictionary `value` with its expiries shifted by `shift` seconds."""
-    return (
-        value if shift == 0 else dictionary(list(split_values(0, b"\0" * 20, DICTIONARY, value, 0.0)), shift)
-    )
+    return value if shift == 0 else dictionary(_items_of(value), shift)
+
+
+def _items_of(value: bytes) -> list[Item]:
+    """Return the entries of a packed dictionary; their index and key mean nothing."""
+    return list(split_values(index=0, key=b"\0" * 20, tag=DICTIONARY, value=value, expires=0.0))

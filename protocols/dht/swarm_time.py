@@ -45,17 +45,20 @@ class ClockVote:
 
 
 def agreed_offset(offsets: Mapping[str, float], ranges: Mapping[str, str]) -> ClockVote:
-    """Combine the offsets that peers reported. `ranges` maps each peer to its address range; peers without a
-    known range are ignored. The vote of a range is the median of its peers' offsets."""
+    """Combine the offsets that peers reported into one. `ranges` maps each peer to its address range; peers
+    without a known range are ignored. Each range votes with the median of its peers' offsets."""
     per_range: dict[str, list[float]] = {}
     for peer, offset in offsets.items():
         if ranges.get(peer):
             per_range.setdefault(ranges[peer], []).append(offset)
     votes = [middle(range_offsets) for range_offsets in per_range.values()]
-    believed = [vote for vote in votes if abs(vote) <= MAX_OFFSET_SECONDS]
-    implausible_offset = [vote for vote in votes if abs(vote) > MAX_OFFSET_SECONDS]
-    believed_offset = middle(believed) if believed else None
-    return ClockVote(believed_offset, middle(implausible_offset) if implausible_offset else None, len(votes))
+    plausible = [vote for vote in votes if abs(vote) <= MAX_OFFSET_SECONDS]
+    implausible = [vote for vote in votes if abs(vote) > MAX_OFFSET_SECONDS]
+    return ClockVote(
+        offset=middle(plausible) if plausible else None,
+        implausible_offset=middle(implausible) if implausible else None,
+        voices=len(votes),
+    )
 
 
 def middle(offsets: Iterable[float]) -> float:

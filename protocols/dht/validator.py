@@ -6,9 +6,8 @@ record, a run's manifest, an owner's order, and a registry entry (protocols/sign
 hivemind run too late: it decodes dictionaries first, and a deeply nested one kills the process (measured).
 
 A value stands under a key. Several values under one key form a dictionary by subkey; a tag is a packed
-subkey. A value without subkey is plain. The storer is the peer that sent a value to be stored.
-
-The gate also enforces these rules:
+subkey. A value without subkey is plain. The storer is the peer that sent a value to be stored. The gate also
+enforces these rules:
 - A node's DHT id (`node_id`) is the hash of its peer id.
 - Expiries are bounded, by the swarm's time and not this machine's (swarm_time.py).
 - An older value never replaces a newer one.
@@ -135,8 +134,9 @@ class ValidatedP2P:
     async def add_protobuf_handler(
         self, name: str, handler: Handler, input_type: type, **options: bool
     ) -> None:
-        """Register a handler for requests of this type, wrapped in this gate's checks. A ping may ask whether
-        its sender can be called; a sender with a false DHT id is then called back for the answer."""
+        """Register hivemind's `handler` for requests of this type, wrapped in this gate's checks. A false DHT
+        id of the sender is removed before. A ping with `validate` asks whether its sender can be called.
+        Hivemind does not find that out for a sender without id, so this gate calls it back."""
         serve = {
             dht_pb2.PingRequest: self._serve_ping,
             dht_pb2.StoreRequest: self._serve_store,
@@ -149,7 +149,7 @@ class ValidatedP2P:
             self._clear_false_id(request.peer, context.remote_id)
             response = await serve(handler, request, context)
             was_cleared = claimed_id != request.peer.node_id
-            if input_type is dht_pb2.PingRequest and request.validate and was_cleared:
+            if was_cleared and input_type is dht_pb2.PingRequest and request.validate:
                 response.available = await self._answers_with_id(context.remote_id, claimed_id)
             self.sent_bytes += response.ByteSize()
             return response
@@ -163,15 +163,15 @@ class ValidatedP2P:
         self, peer: PeerID, name: str, request: Request, output_type: type
     ) -> Response:
         """Send a request of hivemind's DHT to a peer, and return the checked and filtered response. A store
-        request that this peer did not start itself is cut to the receiver's budget."""
+        request with other peers' values is cut to the receiver's budget."""
         if output_type is dht_pb2.StoreResponse:
-            # Hivemind sends a new node values that other peers stored; `acknowledged` has this peer's own.
+            # Hivemind sends a new node other peers' values. `acknowledged` has the keys of this peer's own.
             if not all(key in self.acknowledged for key in request.keys):
                 key_count = len(request.keys)
                 request = await self.answers.hand_over(request, await self._describe_requester(peer))
-                if not request.keys:
+                if not request.keys:  # Nothing may be sent.
                     return dht_pb2.StoreResponse(store_ok=[False] * key_count)
-            request = self._shifted_store(request)
+            request = self._shifted_store(request)  # Expiries become the swarm's time.
         if self._circuits:  # A node that cannot be dialled may have a slot at one of these relays.
             with contextlib.suppress(Unreachable):
                 await self.connect(PeerId(peer.to_base58()), self._circuits, CIRCUIT_SECONDS)
@@ -204,15 +204,17 @@ class ValidatedP2P:
         """Return the address range that a peer is connected from, or its relay's range; cached for
         `RANGE_SECONDS`. Returns an empty string if it is not connected or p2pd does not report it."""
         now = asyncio.get_running_loop().time()
-        if peer not in self._ranges or self._ranges[peer][1] + RANGE_SECONDS < now:
+        address_range, reported_at = self._ranges.get(peer, ("", float("-inf")))
+        if reported_at + RANGE_SECONDS < now:
             try:
                 connections = await self._daemon.connections(RANGE_ANSWER_SECONDS)
             except PeerGone:
                 return ""
-            self._ranges = {peer: ("", now)}
+            self._ranges = {peer: ("", now)}  # Stays empty if the peer is not connected.
             for connected_peer, address in connections:
                 self._ranges[connected_peer] = (range_of(address), now)
-        return self._ranges[peer][0]
+            address_range, _ = self._ranges[peer]
+        return address_range
 
     async def _describe_requester(self, peer: PeerID) -> Requester:
         """Return a peer with its address range, and whether it is in the routing table or linked."""
@@ -249,8 +251,8 @@ class ValidatedP2P:
 
     async def _answers_with_id(self, peer: PeerID, claimed: bytes) -> bool:
         """Call a node back and return True if it answers with the DHT id that it claims. An ordinary hivemind
-        node requires this check from the node through which it joins, and ends if the check fails. The false
-        id still enters no routing table here."""
+        node requires this check from the node through which it joins, and ends if the check fails. Its id,
+        which is not the hash of its peer id, enters no routing table here even if the check succeeds."""
         try:
             async with asyncio.timeout(PING_SECONDS):
                 call = self._daemon.p2p.call_protobuf_handler
@@ -264,8 +266,8 @@ class ValidatedP2P:
         self, handler: Handler, request: dht_pb2.StoreRequest, context: P2PContext
     ) -> dht_pb2.StoreResponse:
         """Check each value of a store request, and pass the accepted ones to hivemind. The response says for
-        each key whether its value was stored. After a bad signature or an exceeded budget, the rest is not
-        checked. Raises Malformed if the request's columns do not match."""
+        each key whether its value was stored. After a bad signature or an exceeded budget, the rest is
+        refused unchecked. A request has parallel lists (columns); Malformed if their lengths differ."""
         count = len(request.keys)
         sender = str(context.remote_id)
         stored = [True] * count
@@ -290,7 +292,7 @@ class ValidatedP2P:
                     stored[index:] = [False] * (count - index)
                     break
         for item in accepted:
-            if (item.key, item.tag) not in self.storage:  # A later item of the request has evicted it.
+            if (item.key, item.tag) not in self.storage:  # A later item of this request has evicted it.
                 stored[item.index] = False
         accepted = [item for item in accepted if (item.key, item.tag) in self.storage]
         reduced = dht_pb2.StoreRequest(peer=request.peer)
@@ -310,15 +312,16 @@ class ValidatedP2P:
     async def _serve_find(
         self, handler: Handler, request: dht_pb2.FindRequest, context: P2PContext
     ) -> dht_pb2.FindResponse:
-        """Answer a find request within the requester's budget; keys whose answers exceed it get "not found".
-        Expiries are converted to the swarm's time. Raises Malformed for repeated or invalid keys."""
+        """Look up the keys of a find request, and answer within the requester's budget. Keys whose answers
+        exceed it get "not found". Expiries are converted to the swarm's time. Raises Malformed for repeated
+        or invalid keys."""
         keys = request.keys
         # A repeated key would repeat its answer, which takes memory before it is cut to the budget.
         if len(keys) > KEYS_PER_REQUEST or len(set(keys)) < len(keys) or any(len(key) != 20 for key in keys):
             self._refused(str(context.remote_id), "a find request with impossible keys")
             raise Malformed("refused")
-        asker = await self._describe_requester(context.remote_id)
-        limit = self.answers.limit(asker)
+        requester = await self._describe_requester(context.remote_id)
+        limit = self.answers.limit(requester)
         fitting_count = self.answers.fitting(keys, limit)
         response = dht_pb2.FindResponse()
         if fitting_count:
@@ -330,15 +333,16 @@ class ValidatedP2P:
             result.expiration_time += self.clock_offset
         self.answers.cut(response, limit)
         response.results.extend(NOTHING for _ in keys[fitting_count:])
-        if await self.answers.may_send(response.ByteSize(), asker):
+        if await self.answers.may_send(response.ByteSize(), requester):
             return response
         return dht_pb2.FindResponse(results=[NOTHING] * len(keys))
 
     # Responses of other nodes.
 
     def _filter_values(self, peer: str, request: dht_pb2.FindRequest, response: dht_pb2.FindResponse) -> None:
-        """Remove from a response, in place, the nodes with wrong ids and the values that do not verify; after
-        a bad signature, also the key's later values. Convert expiries to this machine's time."""
+        """Filter `peer`'s response to a find request, in place. Nodes with wrong ids and values that do not
+        verify are removed. After a bad signature, the key's later values are removed too. Expiries are
+        converted to this machine's time."""
         for key, result in zip(request.keys, response.results, strict=False):
             nearest = zip(result.nearest_node_ids, result.nearest_peer_ids, strict=False)
             valid_nodes = [
@@ -377,7 +381,7 @@ class ValidatedP2P:
         self, peer: PeerID, response: dht_pb2.PingResponse, sent: float, received: float
     ) -> None:
         """If the peer is a clock witness, record its clock's offset from its ping response. `sent` and
-        `received` are this machine's times of the call."""
+        `received` are this machine's times of the call; the answer is taken to be from halfway between."""
         if str(peer) in self.witnesses and isfinite(response.dht_time) and response.dht_time > 0:
             self.offsets[str(peer)] = response.dht_time - (sent + received) / 2
 
@@ -413,8 +417,9 @@ class ValidatedP2P:
             self._verified[digest] = proof
             if len(self._verified) > _VERIFIED:
                 self._verified.popitem(last=False)
-        # A value that is valid by this machine's clock is not refused because of other peers' clocks.
-        early, now = sorted((time.time(), self.now()))
+        # A value is refused only if it is invalid by both clocks: this machine's and the swarm's. Other peers
+        # set the latter and might lie.
+        earlier_now, now = sorted((time.time(), self.now()))
         subkey = None if item.tag == PLAIN else unpack_subkey(item.tag)
         latest = proof.expires_seconds
         if latest is None:
@@ -423,10 +428,11 @@ class ValidatedP2P:
             raise Malformed("a value under a key or subkey that is not its own")
         if proof.issued_seconds > now + SKEW_SECONDS:
             raise Malformed(f"a record signed {proof.issued_seconds - now:.0f} s in the future")
-        if not early - SKEW_SECONDS < item.expires <= latest + 1e-3:
+        if not earlier_now - SKEW_SECONDS < item.expires <= latest + 1e-3:  # 1e-3 for rounding.
             expires, end = item.expires - now, latest - now
             raise Malformed(f"an expiry {expires:.0f} s from now, where {end:.0f} is the end")
-        if subkey is None and proof.sequence:
+        is_order = subkey is None and proof.sequence != 0  # A manifest, also without subkey, has sequence 0.
+        if is_order:
             self._remember_order(item, proof.sequence)
         return proof
 
@@ -434,10 +440,11 @@ class ValidatedP2P:
         """Verify and account for a value that another peer wants to store here. Charge that storer for the
         signature checks. Raises Backlog if its budget is used up, or a WireError to refuse the value."""
         now = asyncio.get_running_loop().time()
-        if self._checks.wait(PeerId(storer.peer), now):
+        seconds_to_wait = self._checks.wait(PeerId(storer.peer), now)
+        if seconds_to_wait:
             raise Backlog("more signatures than are checked for one peer")
         checked = Checked()
-        token = CHECKED.set(checked)
+        token = CHECKED.set(checked)  # `verify` counts its checks in this context variable.
         try:
             self._admit(item, storer)
         finally:
@@ -446,15 +453,15 @@ class ValidatedP2P:
 
     def _remember_order(self, item: Item, sequence: int) -> None:
         """Keep an order if it is the newest seen under its key. At most `_ORDERS` orders are kept."""
-        known = self.orders.get(item.key)
-        if known is None or known[0] < sequence:
+        known_sequence, _ = self.orders.get(item.key, (-1, b""))
+        if known_sequence < sequence:
             self.orders[item.key] = (sequence, item.value)
             while len(self.orders) > _ORDERS:
                 self.orders.popitem(last=False)
 
     def _admit(self, item: Item, storer: Storer | None) -> None:
-        """Verify a value and account for its storage, which may evict other values. `storer` is None for this
-        node itself. Raises a WireError if the value is invalid or outdated, or if there is no space."""
+        """Verify a value and account for its storage, which may evict other values. `storer` is None if this
+        node stores it for itself. Raises a WireError for an invalid or outdated value, or without space."""
         proof = self._prove(item)
         self.storage.sweep(self.now())
         name = (item.key, item.tag)

@@ -63,7 +63,8 @@ class ChunkService:
     async def accept(
         self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Answer the chunk requests of one stream until it ends or is idle. Beyond the limits, cut it."""
+        """Answer the chunk requests of one stream until it ends or is idle. A stream that exceeds the limits
+        of streams is cut at once."""
         peer, ranges = PeerId(info.peer_id.to_base58()), public_ranges((str(info.addr),))
         if not self._may_open(peer, ranges):
             writer.transport.abort()
@@ -159,11 +160,11 @@ class ChunkCarriers:
         """Take requests from the queue and fetch their chunks over one stream, at most `ASKED_PER_STREAM` in
         flight. If the stream fails, all its requests fail, and the next request opens a new one."""
         stream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        in_flight: deque[tuple[bytes, int]] = deque()
+        in_flight: deque[tuple[bytes, int]] = deque()  # The (digest, index) of each request.
         try:
             while True:
                 new_requests = []
-                if not in_flight:
+                if not in_flight:  # Wait for a request. Otherwise, take one only if it is there already.
                     new_requests.append(await queue.get())
                 while len(in_flight) + len(new_requests) < ASKED_PER_STREAM and not queue.empty():
                     new_requests.append(queue.get_nowait())
@@ -172,20 +173,21 @@ class ChunkCarriers:
                     if stream is None:
                         await daemon.connect(holder, await self._resolve(addresses), DIAL_SECONDS)
                         stream = await daemon.open_stream(holder, CHUNKS_PROTOCOL, DIAL_SECONDS)
-                    stream[1].write(b"".join(_REQUEST.pack(*request) for request in new_requests))
+                    reader, writer = stream
+                    writer.write(b"".join(_REQUEST.pack(*request) for request in new_requests))
                     async with asyncio.timeout(ANSWER_SECONDS):
-                        chunk = await self._read(stream[0], holder)
+                        chunk = await self._read(reader, holder)
                 except (PeerGone, Unreachable, *DAEMON_ERRORS):
                     if stream is not None:
-                        stream[1].transport.abort()
+                        writer.transport.abort()
                     stream = None
                     while in_flight:
                         self._arrived(holder, *in_flight.popleft(), None)
-                else:
+                else:  # Chunks come in the order of the requests.
                     self._arrived(holder, *in_flight.popleft(), chunk)
         finally:
             if stream is not None:
-                stream[1].transport.abort()
+                writer.transport.abort()
 
     async def _read(self, reader: asyncio.StreamReader, holder: PeerId) -> bytes | None:
         """Read the next chunk; None if the holder does not have it. Raises PeerGone if it is too long."""

@@ -32,6 +32,7 @@ MAX_SHUT = 4096
 LOOK_SECONDS = 5.0
 """Interval of the checks whether a direct connection exists in addition to a circuit, in seconds."""
 _GREETING = b"\x13/multistream/1.0.0\n"
+"""What both sides of a libp2p connection send first."""
 
 
 async def probe_address(address: str) -> bool:
@@ -75,8 +76,8 @@ class Dialling:
     async def stream(
         self, peer: PeerId, protocol: str, addresses: Sequence[str], deadline_seconds: float
     ) -> Stream:
-        """Open a stream, over a direct connection if one of the direct addresses answers, otherwise over a
-        circuit. `addresses` are hints; libp2p may know others. Raises PeerGone at the deadline."""
+        """Open a stream to a peer: over a direct connection if one of its direct addresses answers, otherwise
+        over a circuit. `addresses` are hints; libp2p may know others. Raises PeerGone at the deadline."""
         until = self._clock() + deadline_seconds
         direct = [address for address in addresses if not is_circuit(address)]
         circuits = [address for address in addresses if is_circuit(address)]
@@ -125,7 +126,7 @@ class Dialling:
     ) -> None:
         """Try to connect: first to the direct addresses alone, unless they recently did not answer, then to
         all. Returns without a connection if none leads to the peer. Raises PeerGone at the deadline."""
-        attempts = [([*direct, *circuits], self._seconds_left(until))]
+        attempts = [([*direct, *circuits], self._seconds_left(until))]  # Addresses, and their timeout.
         if direct and circuits and self._clock() >= self._unreachable_until.get(peer, 0.0):
             attempts.insert(0, (list(direct), HEAD_START_SECONDS))
         for addresses, seconds in attempts:

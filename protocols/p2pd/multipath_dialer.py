@@ -43,8 +43,8 @@ class SubflowDialer:
         return len(self._carriers.running)
 
     def want(self, link: P2pdLink) -> None:
-        """Open one more subflow for a slow link, in the background. Do nothing while one is being opened,
-        shortly after a failure, without a known address, or at the maximum."""
+        """Open one more subflow for a slow link, in the background. Do nothing while one is being opened, for
+        `RETRY_SECONDS` after a failure, without a known address, or if the link has all it may have."""
         if link in self._tasks or not link.addresses or self._clock() < link.broke_at + RETRY_SECONDS:
             return
         task = asyncio.create_task(self._open(link), name=f"subflow {link.peer}")
@@ -72,18 +72,18 @@ class SubflowDialer:
         try:
             carrier = await self._unused_carrier(link)
             if carrier is None:
-                return
+                return  # The link has all the subflows that it may have.
             await carrier.connect(link.peer, link.addresses, DIAL_SECONDS)
-            stream = await carrier.open_stream(link.peer, SUBFLOW_PROTOCOL, DIAL_SECONDS)
+            reader, writer = await carrier.open_stream(link.peer, SUBFLOW_PROTOCOL, DIAL_SECONDS)
         except (PeerGone, Unreachable, CannotStart, *DAEMON_ERRORS):
             self.counted["failed"] += 1
             link.broke_at = self._clock()
             return
         if link.closed:
-            stream[1].transport.abort()
+            writer.transport.abort()
             return
-        stream[1].write(introduction(self._identity, carrier.peer, link.peer))
-        link.add(carrier.peer, stream)
+        writer.write(introduction(self._identity, carrier.peer, link.peer))
+        link.add(carrier.peer, (reader, writer))
         self.counted["opened"] += 1
 
     async def _unused_carrier(self, link: P2pdLink) -> Daemon | None:

@@ -151,7 +151,7 @@ class Subflow:
                     self._work.clear()
                     piece = await self._wait_for_piece()
                 if self._upload is not None:
-                    self._piece_awaiting_turn = piece
+                    self._piece_awaiting_turn = piece  # If the link closes now, `close` writes it.
                     await self._upload.turn(len(piece), priority_of(piece))
                     self._piece_awaiting_turn = b""
                 self._stream.write(piece)
@@ -224,16 +224,17 @@ class Subflow:
             self._owner.acknowledged(outgoing, self.last_progress - self._posted.pop(outgoing))
 
     def close(self, polite: bool) -> None:
-        """End the stream. `polite` sends a closing frame and leaves it to the other side to close, unless a
-        message is half sent; otherwise the stream is cut. If this side closed first, a late acknowledgement
+        """End the stream. If `polite` and no message is half sent, send a closing frame and leave it to the
+        other side to close the stream. Otherwise cut it. If this side closed first, a late acknowledgement
         would make p2pd lose the last data (12 of 400 closes)."""
         polite = polite and self.writer.between_messages and not self._stream.is_closing()
-        # After a polite end, the second task continues: it waits until the other side closes.
-        for task in self._tasks[:1] if polite else self._tasks:
+        send_task, watch_task = self._tasks
+        # After a polite end, the watching task continues: it waits until the other side closes.
+        for task in [send_task] if polite else [send_task, watch_task]:
             if task is not asyncio.current_task():
                 task.cancel()
         if polite:
-            self._stream.write(self._piece_awaiting_turn + CLOSING)
+            self._stream.write(self._piece_awaiting_turn + CLOSING)  # A piece may wait for its upload turn.
             self._stream.write_eof()
             cut = self._stream.transport.abort
             self._closing = asyncio.get_running_loop().call_later(DEPARTURE_GRACE_SECONDS, cut)
@@ -310,7 +311,7 @@ class P2pdLink(BoundedLink):
         stalled are cut first. Raises Backlog if too many bytes wait for acknowledgement."""
         if self.on_its_way + len(body) > self._backlog_bytes:  # Bodies are kept until acknowledged.
             raise Backlog(f"{self.on_its_way} bytes to {self.peer} are not acknowledged")
-        for subflow in self._subflows[1:]:
+        for subflow in self._subflows[1:]:  # The first is not cut, since the link would end with it.
             if subflow.stalled():
                 self.broke(subflow, f"nothing was acknowledged for {STALLED_SECONDS:g} s", None)
         return min(self._subflows, key=Subflow.load).post(message, body)
@@ -334,17 +335,17 @@ class P2pdLink(BoundedLink):
         now = asyncio.get_running_loop().time()
         if self._messages < EPOCH_MESSAGES or now < self._epoch_began + EPOCH_SECONDS:
             return
-        slow = self._seconds / self._messages > SLOW_SECONDS
-        self._slow_epochs = self._slow_epochs + 1 if slow else 0
+        is_slow = self._seconds / self._messages > SLOW_SECONDS
+        self._slow_epochs = self._slow_epochs + 1 if is_slow else 0
         self._epoch_began, self._messages, self._seconds = now, 0, 0.0
         if self._slow_epochs >= SLOW_EPOCHS:
             self._slow_epochs = 0
             self._request_subflow(self)
 
     def broke(self, subflow: Subflow, reason: str, error: WireError | None) -> None:
-        """Handle the end of a subflow's stream. The whole link fails with its first stream, or if `error` is
-        set. Otherwise the subflow is removed, and its undelivered messages are sent over the remaining ones.
-        A subflow that was removed before is ignored."""
+        """Handle the end of a subflow's stream. If it is the link's first stream, or if `error` is set, the
+        whole link fails. Otherwise the subflow is removed, and its undelivered messages are sent over the
+        remaining ones. A subflow that was removed before is ignored."""
         if subflow is self._subflows[0] or error is not None:
             self.fail(reason, error)
         elif subflow in self._subflows:
@@ -368,8 +369,8 @@ class P2pdLink(BoundedLink):
         self._close("closed by us", polite=True, reported_reason="", error=None)
 
     def _close(self, reason: str, polite: bool, reported_reason: str, error: WireError | None) -> None:
-        """Close all subflows, and report the end to the link's owner. Callers that wait on the link fail with
-        `reason`. Does nothing if the link is closed."""
+        """Close all subflows, and report the end to the link's owner with `reported_reason` and `error`.
+        Callers that wait on the link fail with `reason`. Does nothing if the link is closed."""
         if self.closed:
             return
         for subflow in self._subflows:

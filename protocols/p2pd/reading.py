@@ -62,7 +62,8 @@ class StreamReader:
         self.held_back_seconds = 0.0
 
     async def read(self) -> tuple[WireError | None, str]:
-        """Read to the end. Returns (error or None, why it ended); an error: the sender violated a limit."""
+        """Read to the end, and return (error, reason). The error says which limit the sender violated; None
+        if there was no violation. The reason says why the stream ended; it is empty after some errors."""
         try:
             reason = await self._run()
         except WireError as error:
@@ -80,7 +81,8 @@ class StreamReader:
     async def _run(self) -> str:
         """Read until the stream ends or is silent too long, and return why. Messages are delivered and, on
         some lanes, acknowledged. Raises WireError if the sender violates a limit."""
-        frames, acknowledged = self.inflow.frames, 0
+        frames = self.inflow.frames
+        acknowledged = 0
         while True:
             until = min(self.idle_until, self.pace.until, self.first_message_until)
             if self.clock() >= until:  # The sender writes all the time, but not what it should.
@@ -90,18 +92,18 @@ class StreamReader:
                     data = await self.reader.read(_READ_BYTES)
             except TimeoutError:
                 return self._handle_timeout(until)
-            if not data or self.inflow.error is not None:
+            if not data or self.inflow.error is not None:  # The caller reports the error.
                 break
             self.idle_until = self.clock() + IDLE_SECONDS
-            if self.slot.receiver is None:  # No receiver any more: read on, and drop what comes.
+            if self.slot.receiver is None:  # No receiver any more: read without limits, and drop all.
                 self.inflow.end()
                 self.pace, self.first_message_until = Pace(), float("inf")
                 continue
             body_bytes_before = frames.body_bytes
             await self._deliver(data)
             new_body_bytes = frames.body_bytes - body_bytes_before
-            self.pace.came(new_body_bytes, not frames.finished, self.clock())
-            if frames.messages and self.inflow.greeted():
+            self.pace.came(new_body_bytes, unfinished=not frames.finished, now=self.clock())
+            if frames.messages and self.inflow.greeted():  # `Hello` has come.
                 self.first_message_until = float("inf")
             if self.lane in ACKNOWLEDGED and frames.messages != acknowledged:
                 acknowledged = frames.messages
@@ -125,19 +127,19 @@ class StreamReader:
     async def _deliver(self, data: bytes) -> None:
         """Deliver the messages that `data` completes, one per turn of the loop. Stops if there is no receiver
         any more. Raises WireError if the sender violates a limit."""
-        for message, body, taken in self.inflow.frames.take(data):
+        for message, body, wire_bytes in self.inflow.frames.take(data):
             await self._wait_for_budget(len(data))
             if self.slot.receiver is None or self.inflow.error is not None:
                 return
             checked = Checked()
-            token = CHECKED.set(checked)
+            token = CHECKED.set(checked)  # Signature checks are counted in this context variable.
             try:
-                self.slot.receiver.received(self.peer, self.lane, message, body, taken)
+                self.slot.receiver.received(self.peer, self.lane, message, body, wire_bytes)
             finally:
                 CHECKED.reset(token)
                 self.intake.checks.spend(self.peer, checked.count, self.clock())
             await asyncio.sleep(0)
-        self.inflow.count()
+        self.inflow.count()  # It sets `error` if the sender's unfinished messages take too much memory.
         if self.inflow.error is not None:
             raise self.inflow.error
 

@@ -7,11 +7,11 @@ The asker is the peer that measures its own bandwidth. The helper is the peer at
     then      down: the helper sends the bytes
               up: the asker sends the bytes, and the helper answers each `PART_BYTES` with a u32 count
 
-The count is the number of bytes that the helper has received. Bytes that only the asker's own buffers
-accepted prove nothing. The asker ends the stream, since an end by the helper could overtake the helper's last
-bytes. A new stream begins slowly (a window of 256 KiB that doubles each round trip), so the rate is that of
-the second half. Measurements run one at a time, four a minute, two for one peer: at most 32 MiB a minute.
-Beyond these limits the answer is busy. The helper's uploads stay within its upload limit, after training.
+The count is the number of bytes that the helper has received. The asker ends the stream, since an end by the
+helper could overtake the helper's last bytes. A new stream begins slowly (a window of 256 KiB that doubles
+each round trip), so the rate is that of the second half. Measurements run one at a time, four a minute, two
+for one peer: at most 32 MiB a minute. Beyond these limits the answer is busy. The helper's uploads stay
+within its upload limit, after training.
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ def rate(samples: list[ReceivedSample]) -> float:
     if len(samples) < 2:
         return 0.0
     half = samples[-1].count / 2
-    before_half = (sample for sample, following in pairwise(samples) if following.count > half)
-    start = next(before_half, samples[0])
+    # The second half begins at the last sample before the count exceeds the half.
+    starts = (sample for sample, following in pairwise(samples) if following.count > half)
+    start = next(starts, samples[0])
     seconds = samples[-1].seconds - start.seconds
     return (samples[-1].count - start.count) / seconds if seconds > 0 else 0.0
 
@@ -103,13 +104,13 @@ class SpeedService:
     async def accept(
         self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve one stream until it ends: wait for a turn, then measure or answer busy. The stream is cut
-        without an answer if too many askers wait or were refused."""
+        """Serve one stream until it ends: wait for a turn, then measure or answer busy. If too many askers
+        wait, or too many were refused and have not closed, the stream is cut without an answer."""
         task = asyncio.current_task()
         assert task is not None, "hivemind calls a handler in a task of its own"
         try:
             if len(self._waiting) >= WAITING_LIMIT:
-                return
+                return  # `finally` cuts the stream.
             with _registered(self._waiting, task, writer):
                 admitted = await self._admit(str(info.peer_id))
             if admitted:
@@ -150,13 +151,13 @@ class SpeedService:
             await reader.read(1)
 
     async def _admit(self, peer: str) -> bool:
-        """Wait up to `TURN_SECONDS` for the running measurement, then return True if this peer may measure
-        now. It may not if a measurement still runs or if a limit per minute is reached."""
+        """Wait up to `TURN_SECONDS` for the running measurement, then return True if the asker `peer` may
+        measure now. It may not if a measurement still runs or if a limit per minute is reached."""
         with contextlib.suppress(TimeoutError):  # The asker's own last stream may be ending only now.
             async with asyncio.timeout(TURN_SECONDS):
                 await self._idle.wait()
         now = asyncio.get_running_loop().time()
-        while self._served and self._served[0][0] < now - 60.0:
+        while self._served and self._served[0][0] < now - 60.0:  # Forget those older than a minute.
             self._served.popleft()
         served_to_peer = sum(other == peer for _, other in self._served)
         if self._open or len(self._served) >= PER_MINUTE or served_to_peer >= PER_PEER:
@@ -237,7 +238,8 @@ async def measure(
 
 
 async def _measure_download(reader: asyncio.StreamReader, count: int, samples: list[ReceivedSample]) -> None:
-    """Read `count` bytes from the helper, and append a sample after each read. Raises EOFError."""
+    """Read `count` bytes from the helper, and append a sample after each read. Raises EOFError if the stream
+    ends before."""
     clock = asyncio.get_running_loop().time
     received = 0
     while received < count:
@@ -251,7 +253,8 @@ async def _measure_download(reader: asyncio.StreamReader, count: int, samples: l
 async def _measure_upload(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: int, samples: list[ReceivedSample]
 ) -> None:
-    """Send `count` bytes, and append a sample for each count from the helper. Raises ValueError."""
+    """Send `count` bytes, and append a sample for each number of received bytes that the helper reports.
+    Raises ValueError if it does not grow."""
     clock = asyncio.get_running_loop().time
 
     async def send() -> None:

@@ -220,12 +220,12 @@ class P2pdTransport:
         return await resolve_dialable(addresses, self.daemon.addresses)
 
     def _link_ended(self, link: P2pdLink, reason: str, error: WireError | None) -> None:
-        """Handle the end of a link that this peer opened. `error` is set if the other side violated the
-        protocol, and `reason` is empty if this peer closed the link; otherwise the receiver is notified."""
+        """Handle the end of a link that this peer opened, and notify the receiver unless this peer closed the
+        link: then `reason` is empty. `error` is set if the other side violated the protocol."""
         self._links.discard(link)
         self._subflow_dialer.forget(link)
         if not self._closed:
-            task = asyncio.create_task(link.gone())
+            task = asyncio.create_task(link.gone())  # Kept, so that `close` can wait for it.
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
         if self._closed or not reason:
@@ -238,8 +238,8 @@ class P2pdTransport:
     async def _accept(
         self, lane: Lane, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve a link that another peer opened: read it to its end and notify the receiver. `info.peer_id`
-        is authentic (libp2p's handshake). Streams beyond the limits are refused."""
+        """Serve a link that another peer opened: read it to its end, then notify the receiver. `info.peer_id`
+        is authentic (libp2p's handshake). Streams that exceed the limits are refused."""
         peer = PeerId(info.peer_id.to_base58())
         slot = self._receiver_slot
         if slot.receiver is None or self._closed:
@@ -253,7 +253,7 @@ class P2pdTransport:
             self._origin_addresses[peer] = str(info.addr)
             subflows = self._subflows.setdefault(peer, _Subflows()) if lane in ACKNOWLEDGED else None
             if subflows is not None:
-                subflows.links += 1
+                subflows.links += 1  # While there are links, the peer's carriers may open subflows.
             error, reason = await StreamReader(self._intake, slot, peer, lane, (reader, writer)).read()
         if subflows is not None:
             self._cut_subflows(peer, subflows)
@@ -271,13 +271,13 @@ class P2pdTransport:
     async def _accept_subflow(
         self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve a subflow that a carrier opened: check which peer it acts for, and read its messages as that
-        peer's. Without a link of that peer to this one, or with too many subflows, the stream is cut."""
+        """Serve a subflow that a carrier opened: check which peer the carrier acts for, and read the messages
+        as that peer's. If that peer has no link to this one, or too many subflows, the stream is cut."""
         carrier, slot = PeerId(info.peer_id.to_base58()), self._receiver_slot
         if slot.receiver is None or self._closed:
             writer.transport.abort()
             return
-        peer = carrier
+        peer = carrier  # Until the introduction names the peer, errors are reported for the carrier.
         try:
             with self._admitted(carrier, writer, ReceiverSlot()) as admitted:
                 if not admitted:
@@ -304,15 +304,16 @@ class P2pdTransport:
 
     @contextlib.contextmanager
     def _admitted(self, peer: PeerId, writer: asyncio.StreamWriter, slot: ReceiverSlot) -> Iterator[bool]:
-        """Count an accepted stream while open, and cut it at the end. Yields False if there are too many."""
+        """Count an accepted stream of `peer` within the context, and cut it at the end. Yields False, without
+        counting it, if too many are open: of this peer, of strangers, or in all."""
         task = asyncio.current_task()
         max_streams = STREAMS_PER_PEER
-        full = len(self._accepted) >= STREAMS
+        is_full = len(self._accepted) >= STREAMS
         if not slot.terms.greeted(peer):
             max_streams = STREAMS_PER_STRANGER
-            full = full or self._stranger_streams() >= STREAMS_OF_STRANGERS
+            is_full = is_full or self._stranger_streams() >= STREAMS_OF_STRANGERS
         try:
-            if task is None or self._per_peer[peer] >= max_streams or full:
+            if task is None or self._per_peer[peer] >= max_streams or is_full:
                 yield False
                 return
             self._accepted[task] = (peer, slot, writer)

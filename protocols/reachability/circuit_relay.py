@@ -65,8 +65,8 @@ def encode(fields: Fields) -> bytes:
 
 
 def decode(data: bytes) -> Fields:
-    """Return the fields of an encoded message without its length. Parts stay encoded; of a repeated field,
-    the last value counts. Raises Malformed if it is not a message."""
+    """Return the fields of an encoded message, which comes without its length. Nested messages stay encoded.
+    If a field is repeated, its last value counts. Raises Malformed if it is not a message."""
     message = Empty()
     try:
         message.ParseFromString(data)
@@ -81,7 +81,7 @@ async def read_fields(reader: asyncio.StreamReader, seconds: float = STEP_SECOND
     """Read the next message's fields. Raises Malformed, TooLarge, or PeerGone if none comes in time."""
     try:
         async with asyncio.timeout(seconds):
-            length = shift = 0
+            length = shift = 0  # A varint: 7 bits a byte, the lowest first; bit 7 is set if more follow.
             while True:
                 (byte,) = await reader.readexactly(1)
                 length |= (byte & 127) << shift
@@ -122,11 +122,11 @@ async def reserve(daemon: Daemon, relay: PeerId) -> Reservation:
     try:
         writer.write(encode({1: HOP_RESERVE}))
         answer = await read_fields(reader)
-        status = number_in(answer, 5)
-        if number_in(answer, 1) != HOP_STATUS or status != OK:
+        kind, status = number_in(answer, 1), number_in(answer, 5)
+        if kind != HOP_STATUS or status != OK:
             raise PeerGone(f"{relay} has no slot for us (status {status})")
-        expires = number_in(_decode_part(answer, 3), 1)
-        max_bytes = number_in(_decode_part(answer, 4), 2)
+        reservation, limit = _decode_part(answer, 3), _decode_part(answer, 4)
+        expires, max_bytes = number_in(reservation, 1), number_in(limit, 2)
     finally:
         writer.transport.abort()
     if 0 < max_bytes < MIN_BYTES:

@@ -3,13 +3,12 @@
 The asker is the peer that wants the check; the helper dials its addresses. Each message is called a part.
 
     on a stream of /swarmnet/1/dial-back, each part: length u16 | a MessagePack array
-    helper    Greeting   a challenge, and the address the asker was seen at
-    asker     Ask        whose addresses, and their signature, which covers the challenge and the helper's key
-    helper    Answer     what was met at each address
+    helper    Greeting           a challenge, and the address the asker was seen at
+    asker     DialBackRequest    a peer, its addresses, and its signature over challenge, helper and addresses
+    helper    DialBackResponse   what was met at each address
 
-With the signature, a separate program can ask on behalf of a running peer with the same key. It also makes an
-asker accountable for the dials that it causes. protocols/reachability/dial_back_service.py lists what a
-helper refuses to dial.
+The signing peer is the asker itself, or a running peer whose key a separate program uses. The signature makes
+the peer accountable for the dials. dial_back_service.py lists what a helper refuses to dial.
 """
 
 from __future__ import annotations
@@ -87,8 +86,8 @@ class DialBackResult:
 
 
 def statement(challenge: bytes, helper: PeerId, peer: PeerId, addresses: Sequence[str]) -> bytes:
-    """Return the bytes that `peer`, to which the addresses lead, signs for this helper and challenge. Raises
-    ValueError if an id has no Ed25519 key."""
+    """Return the bytes that `peer`, to which the addresses should lead, signs for this helper and challenge.
+    Raises ValueError if an id has no Ed25519 key."""
     addresses_hash = hashlib.sha256("\n".join(addresses).encode()).digest()
     return b"".join((_DOMAIN, challenge, public_key_bytes(helper), public_key_bytes(peer), addresses_hash))
 
@@ -119,9 +118,9 @@ async def read_part(reader: asyncio.StreamReader, kind: type[SomePart], seconds:
 async def ask_dial_back(
     daemon: Daemon, helper: PeerId, identity: Identity, addresses: Callable[[str], Sequence[str]]
 ) -> DialBackResult:
-    """Let a connected helper dial addresses, and return what answers there; `identity` should. The callback
-    `addresses` gets the multiaddr at which the helper sees this peer, and returns the addresses. At most
-    `ADDRESSES` are used; without any, nothing is requested. Raises PeerGone or Malformed."""
+    """Let a connected helper dial addresses of the peer `identity`, and return who answered at each. The
+    callback `addresses` gets the multiaddr at which the helper sees this peer, and returns the addresses to
+    dial; the first `ADDRESSES` are used. Without any, nothing is requested. Raises PeerGone or Malformed."""
     reader, writer = await daemon.open_stream(helper, DIAL_BACK_PROTOCOL, STEP_SECONDS)
     try:
         greeting = await read_part(reader, Greeting, STEP_SECONDS)

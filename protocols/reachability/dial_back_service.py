@@ -63,7 +63,7 @@ def place_of(address: str) -> DialBackSlot | None:
     parts = address.split("/")
     if len(parts) != 5 or parts[0] or parts[3] != "tcp" or not parts[4].isdecimal():
         return None
-    kind, host, port = parts[1], parts[2], int(parts[4][:6])
+    kind, host, port = parts[1], parts[2], int(parts[4][:6])  # Six digits suffice to see that it is too long.
     if not 0 < port < 65536:
         return None
     if kind in NAME_KINDS:
@@ -82,7 +82,8 @@ def observed_ip(address: str) -> IP | None:
 
 
 def may_dial(ip: IP, asker: IP | None) -> bool:
-    """Return True if `ip` may be dialled for an asker seen at the IP `asker`: both must be the same host."""
+    """Return True if `ip` may be dialled for an asker seen at the IP `asker`: both must be the same IP, or in
+    the same IPv6 /64."""
     if asker is None or ip.version != asker.version:
         return False
     return ip == asker or (ip.version == 6 and ip in ip_network((asker, OWN_BITS), strict=False))
@@ -143,6 +144,7 @@ class DialBackService:
         elif not self._admit(asker_ip):
             answer = DialBackResponse("busy", ())
         else:
+            # A task, so that `close` can cancel the dials alone.
             work = asyncio.create_task(self._dial(peer, addresses, asker_ip), name="dial back")
             self._work = work
             try:
@@ -157,10 +159,10 @@ class DialBackService:
             await writer.drain()
 
     def _admit(self, asker: IP | None) -> bool:
-        """Return True and count the request if one from this IP may be served now. Returns False while
-        another one is served, or if a limit per minute is reached."""
+        """Return True and count a request if an asker at this IP may be served now. Returns False while
+        another request is served, or if a limit per minute is reached."""
         now = asyncio.get_running_loop().time()
-        while self._served and self._served[0][0] < now - 60.0:
+        while self._served and self._served[0][0] < now - 60.0:  # Forget those older than a minute.
             self._served.popleft()
         from_ip = sum(ip == asker for _, ip in self._served)
         if self._work is not None or len(self._served) >= REQUESTS_PER_MINUTE or from_ip >= REQUESTS_PER_IP:
@@ -173,8 +175,8 @@ class DialBackService:
     ) -> tuple[DialOutcome, ...]:
         """Dial the addresses that may be dialled for an asker at this IP, all at once. Returns for each
         address, in the given order, what answered there or why it was not dialled."""
-        refusals: dict[str, str] = {}
-        resolved: dict[str, str] = {}
+        refusals: dict[str, str] = {}  # Address to the reason why it is not dialled.
+        resolved: dict[str, str] = {}  # Address to the same with an IP, which is dialled.
         for address in dict.fromkeys(addresses):
             place = place_of(address)
             if place is None:

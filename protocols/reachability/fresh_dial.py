@@ -96,12 +96,13 @@ async def dial(peer: PeerId, addresses: Sequence[str], program: Path = _PROGRAM)
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-    return tuple(outcomes.get(each, DialOutcome(each, "failed", failure, 0.0)) for each in addresses)
+    failed = {address: DialOutcome(address, "failed", failure, 0.0) for address in addresses}
+    return tuple(outcomes.get(address, failed[address]) for address in addresses)
 
 
 async def _collect(process: asyncio.subprocess.Process, task: Dial, outcomes: dict[str, DialOutcome]) -> str:
-    """Give the program its task, put each result line into `outcomes` as it comes, and return why the program
-    ended. If the program fails at one address, the results before that are thus kept."""
+    """Give the program its task, put each line of its output into `outcomes` as it comes, and return as text
+    why the program ended. If it fails at one address, the outcomes before that are thus kept."""
     assert process.stdin is not None, "it was started with a pipe"
     assert process.stdout is not None, "it was started with a pipe"
     with contextlib.suppress(OSError):

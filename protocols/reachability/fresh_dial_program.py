@@ -68,7 +68,7 @@ async def meet(address: str, peer: str) -> tuple[str, str]:
         return "not_libp2p", f"something listens there that is no libp2p with Noise ({type(error).__name__})"
     finally:
         with trio.move_on_after(CLOSE_SECONDS) as closing:
-            closing.shield = True
+            closing.shield = True  # Close it even if the time of the dial is over.
             await connection.close()
     return "reached", "Noise handshake with this peer's key"
 

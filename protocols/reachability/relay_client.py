@@ -92,8 +92,8 @@ class Relays:
         return True
 
     async def _keep_slot(self, relay: PeerId, addresses: Sequence[str], tell: Tell) -> None:
-        """Reserve and renew a slot at one relay forever, with growing pauses after failures. `tell` reports
-        each new slot, and each failure whose reason differs from the one before."""
+        """Reserve and renew a slot at one relay forever, with growing pauses after failures. `tell` is called
+        for each new slot, and for each failure whose reason differs from the one before."""
         pause = FIRST_PAUSE_SECONDS
         reported_reason = ""
         while True:
@@ -131,7 +131,7 @@ class Relays:
                 try:
                     async with asyncio.timeout(PING_SECONDS):
                         data = await reader.read(PING_BYTES)
-                except TimeoutError:
+                except TimeoutError:  # The relay was silent, as it should be: ping it.
                     writer.write(bytes(PING_BYTES))
                     async with asyncio.timeout(STEP_SECONDS):
                         await reader.readexactly(PING_BYTES)

@@ -139,8 +139,8 @@ class RelayService:
     async def accept(
         self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve one stream, with one request for a slot or a circuit, until it ends. A stream beyond the
-        limits is refused, unless another peer's stream is cut to make space."""
+        """Serve one stream, with one request for a slot or a circuit, until it ends. A stream that exceeds
+        the limits is refused, unless another stream is cut to make space."""
         task, peer = asyncio.current_task(), PeerId(info.peer_id.to_base58())
         source_address = str(info.addr)
         address_range = range_of(source_address)
@@ -165,8 +165,9 @@ class RelayService:
             writer.transport.abort()
 
     def _make_space(self, address_range: str) -> str:
-        """If `STREAMS` are open, cut one for a new stream of this address range: the newest of the range with
-        most. Returns an empty string, or the code of the refusal if that would be the new stream itself."""
+        """If `STREAMS` are open, cut one to make space for a new stream from this address range: the newest
+        of the range with most streams. Returns an empty string. If the new stream itself would have to be
+        cut, returns the code of its refusal."""
         streams = [stream for stream in self._open.values() if not stream.cut]
         if len(streams) < STREAMS:
             return ""
@@ -215,6 +216,7 @@ class RelayService:
         many slots, in all or of this address range. A slot can always be renewed."""
         now = self._now()
         if peer not in self._slots:
+            # Drop the expired slots; each is (expiry, address range).
             self._slots = {holder: slot for holder, slot in self._slots.items() if slot[0] > now}
             if len(self._slots) >= SLOTS:
                 return self._refusal("slots_full")
@@ -222,14 +224,15 @@ class RelayService:
             if slots_of_range >= SLOTS_PER_RANGE:
                 return self._refusal("address_full")
         self._slots[peer] = (now + SLOT_SECONDS, address_range)
-        return {1: HOP_STATUS, 3: {1: int(now + SLOT_SECONDS)}, 4: NO_LIMIT, 5: OK}
+        reservation = {1: int(now + SLOT_SECONDS)}  # Field numbers: see circuit_relay.py.
+        return {1: HOP_STATUS, 3: reservation, 4: NO_LIMIT, 5: OK}
 
     async def _connect(self, source: PeerId, target: PeerId, address_range: str, near: _StreamEnds) -> str:
         """Open a circuit from `source`, whose stream is `near`, to `target`, and relay it until it ends. Then
-        return an empty string; without a circuit, return the code of the refusal. If there are too many
-        circuits, the one that `self.table` chooses is ended."""
-        until, _ = self._slots.get(target, (0.0, ""))
-        if until <= self._now() or source == target:
+        return an empty string. If no circuit can be opened, return the code of the refusal. If there are too
+        many circuits, the one that `self.table` chooses is ended."""
+        slot_until, _ = self._slots.get(target, (0.0, ""))
+        if slot_until <= self._now() or source == target:
             return "no_slot"
         try:
             number, displaced = self.table.open(
@@ -238,7 +241,7 @@ class RelayService:
         except NoCircuit as error:
             return error.code
         if displaced is not None:
-            self._end_events[displaced].set()
+            self._end_events[displaced].set()  # Ends that circuit.
         self._end_events[number] = asyncio.Event()
         far: asyncio.StreamWriter | None = None
         try:
@@ -250,7 +253,8 @@ class RelayService:
                 return "not_reached"
             if number_in(response, 1) != STOP_STATUS or number_in(response, 4) != OK:
                 return "not_reached"
-            near[1].write(encode({1: HOP_STATUS, 4: NO_LIMIT, 5: OK}))
+            _, near_writer = near
+            near_writer.write(encode({1: HOP_STATUS, 4: NO_LIMIT, 5: OK}))
             await self._relay_both_ways(number, near, (far_reader, far))
             return ""
         finally:
@@ -260,10 +264,12 @@ class RelayService:
             del self._end_events[number]
 
     async def _relay_both_ways(self, number: int, near: _StreamEnds, far: _StreamEnds) -> None:
-        """Relay both directions of a circuit until a side ends it, it is idle, or it must make space."""
+        """Relay both directions of circuit `number`, between the source's stream `near` and the target's
+        stream `far`. Returns when a side ends it, it is idle, or it must make space for another."""
+        (near_reader, near_writer), (far_reader, far_writer) = near, far
         tasks = [
-            asyncio.create_task(self._copy(number, near[0], far[1]), name="circuit out"),
-            asyncio.create_task(self._copy(number, far[0], near[1]), name="circuit back"),
+            asyncio.create_task(self._copy(number, near_reader, far_writer), name="circuit out"),
+            asyncio.create_task(self._copy(number, far_reader, near_writer), name="circuit back"),
             asyncio.create_task(self._wait_for_end(number), name="circuit's end"),
         ]
         try:
@@ -284,7 +290,7 @@ class RelayService:
         """Copy one direction of a circuit until `reader` ends, within the upload limit if there is one.
         Raises TimeoutError if the other side reads nothing for `WRITE_SECONDS`."""
         while data := await reader.read(_READ_BYTES):
-            self.table.carried(number, _loop_seconds())
+            self.table.carried(number, _loop_seconds())  # The circuit is not idle.
             if self.upload is not None:
                 await self.upload.turn(len(data), Chunk.priority)
             writer.write(data)
