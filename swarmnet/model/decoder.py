@@ -209,7 +209,7 @@ def _attention(
     ones of earlier tokens; None without a cache."""
 
     def heads(projected: Tensor, norm: str | None = None) -> Tensor:
-        """Split [B, T, H * W] into heads, [B, H, T, W], normed with the gains `norm` if the model does."""
+        """Split [B, T, H * W] into heads, [B, H, T, W]. QK-norm uses the gains named `norm`."""
         x_BTHW = projected.view(*projected.shape[:2], -1, shape.head_dim)
         if shape.qk_norm and norm:
             x_BTHW = _norm(x_BTHW, members[norm], shape)

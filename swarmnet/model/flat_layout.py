@@ -1,16 +1,16 @@
 """Place each parameter of a stage in one flat vector, and cut that vector into chunks.
 
-A *block* is never cut apart: the embedding, one decoder layer, one expert of a layer, the final norm, the
-head. The matrices of a block are contiguous and padded to whole chunks of 4096. Its vectors (norms) share one
+    plane     0: chunks of 4096                       1: chunks of 2048      2: chunks of 1024
+    blocks    embedding | layer 0 | layer 1 | head    layer 0 | layer 1      final norm
+
+The flat vector is a sequence of *planes*. Each has chunks of one size: `flat[start:stop].view(-1, chunk)`.
+The matrices of a *block* (such as a layer) are padded to whole chunks of 4096. Its vectors (norms) share one
 chunk, padded to a power of two. Blocks never share a chunk. Chunks, and with them all votes, are therefore
-the same however the layers are cut into stages, and a peer can train a single expert.
+the same however the layers are cut into stages.
 
-Trained parameters have a flat vector of their own; contributions, votes and momentum cover only this one.
-Frozen parameters are in a second vector that is never exchanged (`state_layout.py`).
-
-The flat vector is a sequence of planes. A plane has chunks of one size: `flat[start:stop].view(-1, chunk)`.
-The matrices of each expert in all layers are separate planes after all others, so that a range of the vector
-contains some experts.
+One expert of a layer is a block too. The matrices of each expert in all layers are separate planes after all
+others, so that a peer can train a single expert. Trained parameters have a flat vector of their own, which
+contributions, votes and momentum cover. Frozen ones are in a second one that is never exchanged.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def operations_per_token(manifest: Manifest, stage: int) -> int:
     """Return the operations of one token, forward and backward, in a stage. Table lookups are free. At narrow
     boundaries fewer numbers per token cross, so hidden states are projected to these and back."""
     shape, span = manifest.model, manifest.span(stage)
-    of_experts, others = 0, 0
+    of_experts, others = 0, 0  # Operations for the matrices of experts, and for all others.
     for name, size in parameter_shapes(shape, span).items():
         per_number = PER_PARAMETER if is_trained(manifest, name) else PER_FROZEN
         if is_experts(name):

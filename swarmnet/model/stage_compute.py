@@ -125,7 +125,7 @@ class StageCompute:
             self.finish("warm up", inputs, tokens_BT, tokens_BT)
         else:
             self.backward("warm up", self.forward("warm up", inputs, tokens_BT=tokens_BT))
-        self.use_gradient(lambda _gradient: None)
+        self.use_gradient(lambda _gradient: None)  # Discards the sum.
 
     def forward(
         self, key: Hashable, inputs: Tensor, branch_scale: float = 1.0, tokens_BT: Tensor | None = None

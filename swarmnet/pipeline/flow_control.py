@@ -7,7 +7,8 @@ wait in queues, which costs memory and increases the loss when a peer fails.
 The *answer* to a microbatch is its gradient. It reports how long the microbatch waited for compute, and how
 long it computed. The remaining time is network. By Little's law the average number that wait for compute is
 (number in flight) * (share of their time that they wait for compute). The window keeps this number between
-two bounds, as TCP Vegas does (Brakmo and Peterson 1995). It is adjusted after each *epoch* of some answers.
+two bounds, as TCP Vegas does (Brakmo and Peterson 1995). Vegas infers the number from delays, and mistakes
+repeated packets for a queue. The window is adjusted after each *epoch* of some answers.
 
 If the network itself is full, more microbatches in flight only make it slower. The window shrinks once the
 network time exceeds `MAX_STRETCH` times its minimum (BBR bounds what it sends by the smallest round trip).
@@ -150,7 +151,7 @@ class Flow:
             self._full_epochs += 1
             window -= max(1, window // 8)
         elif waiting < max(self.least_waiting, MIN_SHARE * under_way) and is_window_used:
-            growth_divisor = 2 if self._grew_only else 8
+            growth_divisor = 2 if self._grew_only else 8  # Faster until it shrinks once (slow start).
             window += max(1, window // growth_divisor)
         if self._full_epochs >= PROBE_EPOCHS:
             window, self.network_floor = min(FIRST_WINDOW, window), None

@@ -310,7 +310,7 @@ class Pipeline:
             self.ledger.late_answers += 1
             return
         job = self.jobs[key]
-        if peer == job.next:
+        if peer == job.next:  # It answers the newest attempt.
             job.answer_seconds = now - job.tried[peer]
             self.router.ended(peer)
         elif job.phase == "waiting" and job.next is not None:
