@@ -1,8 +1,8 @@
 """Framing without I/O: split messages into pieces of a byte stream, and rebuild messages from pieces.
 
 A message is a header (MessagePack, checked before it is decoded) and a body of bytes. It travels as one or
-more *pieces*. Between two pieces, a message with a smaller `Message.priority` overtakes one with a larger. A
-byte stream therefore acts as one stream per priority, with one message in progress on each. The layout is:
+more *pieces*. Between two pieces a more urgent message (smaller `Message.priority`) may begin. A byte stream
+therefore acts as one stream per priority, with one message in progress on each. The layout is:
 
     piece    flags u8 | length u24 | content
     flags    low 4 bits: priority; 0x80 BEGIN, 0x40 END, 0x20 CLOSE, 0x10 KEEP (the last two: nothing else)
@@ -81,7 +81,7 @@ class Outgoing:
         """Return the next bytes to send as a list of parts, at most `max_bytes` in total. The checksum is
         never split. It is updated piece by piece, so that no long body blocks the event loop."""
         is_last = self.remaining <= max_bytes
-        count = min(max_bytes, self.remaining - CHECK_BYTES)
+        count = min(max_bytes, self.remaining - CHECK_BYTES)  # Bytes of head and body.
         self.remaining -= count
         part = self.body[self.body_offset : self.body_offset + count - len(self.head)]
         self.check.update(part)
@@ -131,7 +131,7 @@ class FrameWriter:
         return outgoing
 
     def next_piece(self) -> bytes | None:
-        """Return the next piece to send, or None if nothing is queued. Sets or clears `ended`."""
+        """Return the next piece, or None if nothing is queued. Sets `ended` if it completes a message."""
         for priority, queue in enumerate(self._queues):
             if queue:
                 outgoing = queue[0]
@@ -173,9 +173,9 @@ class _Incoming:
         self.wire_bytes = _FIRST.size + len(header) + body_bytes + CHECK_BYTES
 
     def take(self, part: memoryview, read_bytes: int) -> None:
-        """Add a part of the body that came in a read of `read_bytes` bytes. A part of at least half of the
-        read is kept as a view without copying. A view of a smaller part would keep the whole read in memory.
-        Small parts are therefore copied, and joined so that they are not many small objects."""
+        """Add a part of the body that came in a read of `read_bytes` bytes. A view of a part keeps the whole
+        read in memory. A part of at least half of the read is therefore kept as a view, and a smaller one is
+        copied. Copies are joined, so that they are not many small objects."""
         self.check.update(part)
         self.remaining -= len(part)
         last = self.parts[-1] if self.parts else None
@@ -231,7 +231,7 @@ class FrameReader:
 
     def take(self, data: bytes) -> Iterator[Received]:
         """Yield the messages that `data` completes; each is parsed on demand. The caller must consume all of
-        them before the next call. Raises as `feed` does."""
+        them before the next call. Raises Malformed or TooLarge, also on every later call."""
         if self._broken:
             raise Malformed("bytes after a malformed piece")
         view, offset = memoryview(data), 0
@@ -255,13 +255,13 @@ class FrameReader:
         self._parser.close()
 
     def _consume(self, view: memoryview, offset: int) -> int:
-        """Pass the next bytes of `view` from `offset` on to the parser. Too few bytes for it are collected
-        first. Returns the offset after the bytes that were consumed."""
+        """Pass the next bytes of `view` from `offset` on to the parser, which needs `_needed` bytes. If
+        `view` has fewer, they are collected until the others come. Returns the new offset."""
         if self._needed < 0:  # Up to -self._needed body bytes. They are not copied.
             part = view[offset : offset - self._needed]
             self._needed = self._parser.send(part)
             return offset + len(part)
-        if self._collected or len(view) - offset < self._needed:
+        if self._collected or len(view) - offset < self._needed:  # Not all needed bytes are in `view`.
             part = view[offset : offset + self._needed - len(self._collected)]
             self._collected += bytes(part)
             if len(self._collected) == self._needed:
@@ -280,14 +280,15 @@ class FrameReader:
         """Consume a message that is one piece and lies completely in `view`: a fast path without the parser.
         Returns the number of bytes consumed. Returns 0 for any other piece and for an invalid one; the parser
         then raises the error. Raises Malformed or TooLarge for an invalid header."""
-        if self._needed != _PIECE.size or self._partial or self.closed:
+        if self._needed != _PIECE.size or self._partial or self.closed:  # Not between two messages.
             return 0
         if len(view) - offset < _PIECE.size + _FIRST.size:
             return 0
         flags, top, low = _PIECE.unpack_from(view, offset)
         header_bytes, body_bytes = _FIRST.unpack_from(view, offset + _PIECE.size)
         content: int = _FIRST.size + header_bytes + body_bytes + CHECK_BYTES
-        if flags & ~_PRIORITY != _BEGIN | _END or content != top << 16 | low or content > PIECE_LIMIT:
+        is_whole_message = flags & ~_PRIORITY == _BEGIN | _END
+        if not is_whole_message or content != top << 16 | low or content > PIECE_LIMIT:
             return 0
         start = offset + _PIECE.size + _FIRST.size
         end = start + header_bytes + body_bytes
@@ -312,7 +313,7 @@ class FrameReader:
             remaining = top << 16 | low
             if self.closed:
                 raise Malformed("a piece after the closing one")
-            if flags & (_CLOSE | _KEEP):
+            if flags & (_CLOSE | _KEEP):  # Such a piece has no content and no other flag.
                 if remaining or flags not in (_CLOSE, _KEEP) or (flags == _CLOSE and self._partial):
                     raise Malformed("a closing or keep-alive piece that says something else too")
                 self.closed = flags == _CLOSE
@@ -330,7 +331,7 @@ class FrameReader:
 
     def _read_header(self, priority: int, remaining: int) -> Generator[int, memoryview, int]:
         """Read the lengths and the header at the start of a message's first piece, which has `remaining`
-        bytes. Returns the bytes of the piece after them. Raises Malformed or TooLarge."""
+        bytes. Returns how many bytes of the piece follow. Raises Malformed or TooLarge."""
         if priority in self._partial:
             raise Malformed("a message begins inside another of its priority")
         if remaining < _FIRST.size:
@@ -357,7 +358,7 @@ class FrameReader:
         incoming = self._partial[priority]
         incoming.wire_bytes += _PIECE.size
         total = incoming.remaining + CHECK_BYTES
-        fits = remaining == total if ends else remaining <= incoming.remaining
+        fits = remaining == total if ends else remaining <= incoming.remaining  # The checksum is never split.
         if not fits:
             raise Malformed(f"a piece of {remaining} bytes where {total} complete the message")
         body_remaining = incoming.remaining if ends else remaining

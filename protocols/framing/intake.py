@@ -83,12 +83,13 @@ class Intake:
         return inflow
 
     def holds(self, number: int, held: int, longest: int) -> None:
-        """Record that a stream now holds `held` bytes, and cut the streams that exceed the limits. `longest`
-        is the largest body in bytes that its receiver accepts."""
+        """Record that stream `number` now holds `held` bytes of incomplete messages, and cut the streams that
+        exceed the limits; these may be others. `longest` is the largest body that its receiver accepts."""
         inflow = self._inflows.get(number)
-        if inflow is None:
+        if inflow is None:  # The stream has ended.
             return
-        for stream in self.unfinished.hold(inflow.peer, number, held, longest):
+        streams_to_cut = self.unfinished.hold(inflow.peer, number, held, longest)
+        for stream in streams_to_cut:
             exceeding = self._inflows.get(stream)
             if exceeding is not None:
                 unfinished_bytes = self.unfinished.of(exceeding.peer)

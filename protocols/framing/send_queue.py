@@ -165,7 +165,7 @@ class LocalLink(QueuedLink):
         piece = self._take()
         if piece is None:
             return
-        self._wake()
+        self._wake()  # Schedules this method for the next piece.
         refusal = deliver(self._receiver, self.peer, self.lane, self._reader.take(piece))
         if refusal is not None:
             self._finish(str(refusal))

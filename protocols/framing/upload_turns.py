@@ -21,13 +21,14 @@ class Upload:
         self._timer: asyncio.TimerHandle | None = None
 
     async def turn(self, size: int, priority: int) -> None:
-        """Wait until `size` bytes of a message of this priority may be sent. Cancelling withdraws it."""
+        """Wait until `size` bytes of a message of this priority may be sent. Cancelling ends the request."""
         ticket = self._share.ask(size, priority, self._loop.time())
         turn = self._waiting[ticket] = self._loop.create_future()
         self._grant()
         try:
             await turn
         finally:
+            # True only if the task was cancelled: `_grant` removes a ticket whose turn has come.
             is_still_waiting = self._waiting.pop(ticket, None) is not None
             if is_still_waiting:
                 self._share.withdraw(ticket)

@@ -43,7 +43,7 @@ class SimulatedLink:
 
 @dataclass(slots=True, eq=False)
 class Direction(Generic[Carried]):
-    """One direction between two peers: its conditions, and action is in transit in it."""
+    """One direction between two peers: its conditions, and what is in transit in it."""
 
     conditions: Conditions
     channel: SimulatedLink = field(default_factory=SimulatedLink)

@@ -54,15 +54,16 @@ class MemoryDirectory:
         return [peer for peer, other in others if not other.closed and self._reaches(peer)]
 
     async def announce(self, run: RunId, stage: int, record: bytes, deadline_seconds: float) -> bool:
-        """Store this peer's signed record, unless a newer one is stored. Returns False if this peer reaches
-        no other. Raises Malformed for a record of another stage, an expired one, or one signed in the
-        future. A record's `sequence` is the time of signing in microseconds."""
+        """Store this peer's signed record of a stage, unless a newer one is stored. Returns False if this
+        peer reaches no other. Raises Malformed for a record of another stage, an expired one, or one signed
+        in the future. A record's `sequence` is the time of signing in microseconds."""
         signed = open_record(record, run)
         if signed.record.stage != stage:
             raise Malformed(f"a record of stage {signed.record.stage} announced for stage {stage}")
-        if not self.now() - RECORD_SECONDS <= signed.sequence / 1e6 <= self.now() + SKEW_SECONDS:
+        signed_at = signed.sequence / 1e6
+        if not self.now() - RECORD_SECONDS <= signed_at <= self.now() + SKEW_SECONDS:
             raise Malformed("a record that has expired, or was signed in the future")
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # Other tasks run in between, as with a real directory.
         stored = self._network.records.setdefault((run, stage), {})
         older = stored.get(signed.peer)
         if older is None or open_record(older, run).sequence <= signed.sequence:
@@ -91,8 +92,8 @@ class MemoryDirectory:
         return self._network.manifests.get(run)
 
     async def put_order(self, run: RunId, order: bytes, deadline_seconds: float) -> bool:
-        """Store an owner's signed order, unless a newer one is stored. Returns False if this peer reaches no
-        other. Raises a WireError if it is invalid."""
+        """Store a signed order of the run's owner, unless a newer one is stored. Returns False if this peer
+        reaches no other. Raises a WireError if the order is invalid."""
         signed = open_order(order, run)
         await asyncio.sleep(0)
         if signed.newer_than(self._network.orders.get((run, signed.owner))):

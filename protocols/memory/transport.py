@@ -59,8 +59,8 @@ class MemoryLink(QueuedLink):
         """Whether the target still accepts data."""
 
     def post(self, message: Message, body: Body = b"") -> int:
-        """Queue a message and return its size on the wire in bytes. The simulated conditions may lose, repeat
-        or delay it. Raises PeerGone if the link has ended, and Backlog if too many bytes are queued."""
+        """Queue a message and return its size on the wire in bytes. The simulated conditions may lose, delay,
+        repeat or corrupt it. Raises PeerGone if the link has ended, and Backlog if too much is queued."""
         conditions = self.direction.conditions
         if self.closed or not conditions.faulty:
             return super().post(message, body)
@@ -87,8 +87,9 @@ class MemoryLink(QueuedLink):
             self._timers.soon(self.send)
 
     def send(self) -> None:
-        """Send the most urgent piece once channel and uplink are free, and schedule the next. With unlimited
-        speed, send all pieces at once. While the direction is blocked or a peer is frozen, send nothing."""
+        """Send the most urgent piece, and schedule this method for the next. If the channel (the direction
+        between the two peers) or the sender's uplink is busy, only schedule it. With unlimited speed, send
+        all pieces at once. While the direction is blocked or a peer is frozen, send nothing."""
         self._scheduled = False
         if self.closed or self.direction.blocked or self.source.frozen or self.target.frozen:
             return  # unfreezing or unblocking calls this again
@@ -104,7 +105,7 @@ class MemoryLink(QueuedLink):
         while self.queued_bytes and (piece := self._take()) is not None:
             pieces.append(self._corrupted(piece) if self._pieces_to_corrupt else piece)
             if speed != float("inf"):
-                break
+                break  # Only one piece at a time.
         if not pieces:
             return
         data = b"".join(pieces)
@@ -134,7 +135,7 @@ class MemoryLink(QueuedLink):
         self._network.deliver(self.target, self._arrivals.popleft(), self.direction)
 
     def _receive(self, data: bytes) -> None:
-        """Deliver the messages in `data` to the target's receiver. If it refuses them, end the link."""
+        """Deliver the messages in `data` to the target's receiver. End the link if one is refused."""
         receiver = self.target.receiver
         if not self._inbound_open or receiver is None:
             return
@@ -241,8 +242,8 @@ class MemoryTransport:
         self, peer: PeerId, lane: Lane, deadline_seconds: float, addresses: Sequence[str] = ()
     ) -> QueuedLink:
         """Open and return a new link. This takes one round trip if there is no link to the peer yet,
-        otherwise no time. Raises PeerGone if the peer does not listen, if it is not reached in
-        `deadline_seconds`, or if this transport is closed."""
+        otherwise no time. A link to this peer itself is a `LocalLink`. Raises PeerGone if the peer does not
+        listen, if it is not reached in `deadline_seconds`, or if this transport is closed."""
         if self.closed:
             raise PeerGone("this peer's own transport is closed")
         if peer == self.peer:
@@ -254,7 +255,7 @@ class MemoryTransport:
             round_trip = there.conditions.latency_seconds + back.conditions.latency_seconds
             await asyncio.sleep(min(round_trip, deadline_seconds))
             if there.blocked or back.blocked or round_trip > deadline_seconds:
-                await asyncio.sleep(deadline_seconds - min(round_trip, deadline_seconds))
+                await asyncio.sleep(deadline_seconds - min(round_trip, deadline_seconds))  # The rest of it.
                 raise PeerGone(f"{peer} does not answer within {deadline_seconds:g} s")
         target = self._network.transports.get(peer)
         if target is None or target.receiver is None or target.closed:
@@ -319,7 +320,7 @@ class MemoryNetwork:
         direction.channel.bytes_per_second = conditions.bytes_per_second
 
     def block(self, source: PeerId, target: PeerId) -> None:
-        """Block the direction from `source` to `target`. Its links end after `DEAD_PATH_SECONDS` of that."""
+        """Block the direction. After `DEAD_PATH_SECONDS` of that, all links between the two peers end."""
         direction = self.direction(source, target)
         if not direction.blocked:
             direction.blocked = True
@@ -328,7 +329,7 @@ class MemoryNetwork:
             self.timers.later(DEAD_PATH_SECONDS, self._end_dead_links, source, target, count)
 
     def unblock(self, source: PeerId, target: PeerId) -> None:
-        """Unblock the direction. Held deliveries arrive in order."""
+        """Unblock the direction. What was held in it arrives in order, and its links send again."""
         direction = self.direction(source, target)
         if direction.blocked:
             direction.blocked = False
@@ -360,7 +361,7 @@ class MemoryNetwork:
         self.transports[peer].frozen = True
 
     def thaw(self, peer: PeerId) -> None:
-        """Resume a frozen process, and deliver what arrived for it meanwhile."""
+        """Resume a frozen process: deliver what arrived for it meanwhile, and let its links send again."""
         transport = self.transports[peer]
         transport.frozen = False
         held, transport.held = transport.held, []
@@ -377,10 +378,9 @@ class MemoryNetwork:
         self.remove(transport, "it ended")
 
     def remove(self, transport: MemoryTransport, reason: str) -> None:
-        """End all links from and to a transport, for the given reason.
-
-        A link that it opened ends on its side at once, and on the other side after the direction's latency. A
-        link that another peer opened ends from the receiving side (`end_from_target`)."""
+        """End all links from and to a peer's transport, for the given reason. A link that this peer opened
+        ends on its side at once, and on the other side after the direction's latency. A link that another
+        peer opened ends on that peer's side after the latency (`end_from_target`)."""
         now = asyncio.get_running_loop().time()
         for link in self._links_of(transport):
             if link.source is transport:
@@ -401,7 +401,7 @@ class MemoryNetwork:
     def deliver(
         self, transport: MemoryTransport, action: Callable[[], None], direction: Direction[MemoryLink]
     ) -> None:
-        """Call `action` at a peer as soon as the direction to it is not blocked and it is not frozen."""
+        """Call `action` at a peer as soon as it is not frozen and the direction to it is not blocked."""
         if direction.blocked:
             direction.held.append(action)
         else:

@@ -1,4 +1,8 @@
-"""The largest body of each message, derived from a run's manifest."""
+"""The largest body of each message, derived from a run's manifest.
+
+A *contribution* is a peer's compressed update of a round. With *reducers*, peers that sum one shard of the
+weights each, it is cut into *slices*, one for each shard.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +50,7 @@ def longest_bodies(
         Evidence: max(contribution, slices) if slices else 0,
         Chunk: min(state_bytes, chunk_bytes(state_bytes)),
         ManifestResponse: MANIFEST_LIMIT,
+        # The inputs are hidden states (with their tokens at narrow boundaries) or tokens alone.
         ForwardRequest: max(hidden_states + tokens_of_hidden_states, LABEL_BYTES * tokens) + labels,
         Forwarded: max(hidden_states, logits),
     }

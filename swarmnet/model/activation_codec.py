@@ -36,7 +36,7 @@ LARGEST = 2.0**125
 """Finite in every codec. A tile may reach from the negative of this value to it, in steps rounded up."""
 CPU = torch.device("cpu")
 _STEPS = 127
-_FOUR = torch.arange(4, dtype=torch.int32)
+_0_TO_3 = torch.arange(4, dtype=torch.int32)
 
 
 class HiddenError(ValueError):
@@ -130,40 +130,44 @@ def _to_tiles(values: Tensor, codec: Codec, chance: torch.Generator | None) -> b
     # The padding repeats the last value, which is in the tile already.
     tiles = torch.cat((values, values[-1:].expand(-len(values) % TILE))).view(-1, TILE)
     lowest, largest = torch.aminmax(tiles, dim=1, keepdim=True)
+    # Stochastic rounding keeps the mean only if the tile's range covers all its values: round it outwards.
     minimum = _in_bf16(lowest, -inf if chance else None)
     step = _in_bf16((largest - minimum.float()) / max_code, inf if chance else None)
     # Rounding to bf16 may have passed the largest float.
     if not _is_finite(torch.cat((minimum.float(), minimum.float() + max_code * step.float()))):
         raise HiddenError(f"a value is not finite in {codec}")
-    steps = _round_steps((tiles - minimum.float()) / step.float().where(step > 0, 1.0), chance)
+    divisor = step.float().where(step > 0, 1.0)  # A tile of equal values has step 0.
+    steps = _round_steps((tiles - minimum.float()) / divisor, chance)
     codes = steps.clamp_(0, max_code).to(torch.int32).flatten()[: len(values)]
     # Four codes of `bits` bits each fill `bits` // 2 bytes: the low bytes of one int32.
-    shifted = functional.pad(codes, (0, -len(codes) % 4)).view(-1, 4) << bits * _FOUR.to(codes.device)
-    groups_of_four = shifted.sum(dim=1, dtype=torch.int32)
-    packed = groups_of_four.view(torch.uint8).view(-1, 4)[:, : bits // 2].flatten()
+    fours = functional.pad(codes, (0, -len(codes) % 4)).view(-1, 4)
+    packed_fours = (fours << bits * _0_TO_3.to(codes.device)).sum(dim=1, dtype=torch.int32)
+    packed = packed_fours.view(torch.uint8).view(-1, 4)[:, : bits // 2].flatten()
     minimum_and_step = torch.cat((minimum, step), dim=1).view(torch.int16)
     return _to_bytes(minimum_and_step) + _to_bytes(packed[: -(-len(codes) * bits // 8)])
 
 
 def _in_bf16(values: Tensor, towards: float | None) -> Tensor:
-    """Return `values` in bf16: rounded to nearest if `towards` is None, down if it is -inf, up if it is inf.
-    With bounds rounded outwards, a tile covers the range of its values."""
+    """Return `values` in bf16: rounded to nearest without `towards`, down if it is -inf, up if inf."""
     nearest = values.to(torch.bfloat16)
     if towards is None:
         return nearest
-    falls_short = nearest.float() > values if towards < 0 else nearest.float() < values
-    return nearest.where(~falls_short, torch.nextafter(nearest, torch.full_like(nearest, towards)))
+    is_wrong_way = nearest.float() > values if towards < 0 else nearest.float() < values
+    next_one = torch.nextafter(nearest, torch.full_like(nearest, towards))
+    return next_one.where(is_wrong_way, nearest)
 
 
 def _from_tiles(raw: bytearray, count: int, bits: int, device: torch.device) -> Tensor:
-    """Decode float32 values [count] from the bytes of int4-tiles or int6-tiles, with `bits` bits a value."""
-    tiles, four = -(-count // TILE), _FOUR.to(device)
+    """Decode float32 values [count] from the bytes of int4-tiles or int6-tiles, with `bits` bits a value.
+    Four codes are unpacked together: they fill `bits` // 2 bytes, lowest first."""
+    tiles, indices = -(-count // TILE), _0_TO_3.to(device)
     tile_scales = torch.frombuffer(raw, dtype=torch.bfloat16, count=2 * tiles).to(device).float().view(-1, 2)
     packed = torch.frombuffer(raw, dtype=torch.uint8, offset=4 * tiles).to(device)
     missing_bytes = tiles * TILE * bits // 8 - len(packed)
-    bytes_of_four = functional.pad(packed, (0, missing_bytes)).view(-1, bits // 2).int()
-    groups_of_four = (bytes_of_four << 8 * four[: bits // 2]).sum(dim=1, keepdim=True, dtype=torch.int32)
-    codes = (groups_of_four >> bits * four) & ((1 << bits) - 1)
+    bytes_of_fours = functional.pad(packed, (0, missing_bytes)).view(-1, bits // 2).int()
+    byte_shifts = 8 * indices[: bits // 2]
+    packed_fours = (bytes_of_fours << byte_shifts).sum(dim=1, keepdim=True, dtype=torch.int32)
+    codes = (packed_fours >> bits * indices) & ((1 << bits) - 1)
     minimum, step = tile_scales[:, :1], tile_scales[:, 1:]
     values = codes.float().view(-1, TILE).mul_(step).add_(minimum)
     return values.flatten()[:count]

@@ -81,14 +81,14 @@ def written(members: Mapping[str, Tensor], branch: Tensor) -> Tensor:
 
 
 def fixed(shape: ModelShape, tokens_BT: Tensor) -> Tensor:
-    """Return F[token], [B, T, D] of + and - `initializer_range`; equal on every machine for the same seed.
-    Each sign is one bit of a hash. A hash has 32 bits and depends on (seed, token, index of 32 signs).
+    """Return F[token], [B, T, D], equal on every machine for the same seed. Each number is plus or minus
+    `initializer_range`, as a bit of a hash decides. One hash of (seed, token, word) gives 32 such signs.
     Intermediate products stay below 2**63, because devices may differ beyond that."""
     digest = hashlib.sha256(f"{shape.boundary.seed}/model.boundaries.fixed".encode()).digest()
     words, device = -(-shape.hidden_size // 32), tokens_BT.device
     indices_BTW = tokens_BT[..., None] * words + torch.arange(words, device=device)
     hashes_BTW = _mix_bits(_mix_bits(indices_BTW) ^ int.from_bytes(digest[:4], "little"))
-    # The same bits as signed integers take half the time.
+    # Read the 32 bits as a signed int32, which takes half the time.
     signed_BTW = ((hashes_BTW ^ 1 << 31) - (1 << 31)).int()
     bits = signed_BTW[..., None] >> torch.arange(32, dtype=torch.int32, device=device) & 1
     signs_BTD = bits.float().mul_(2.0).sub_(1.0).flatten(-2)[..., : shape.hidden_size]
@@ -97,7 +97,8 @@ def fixed(shape: ModelShape, tokens_BT: Tensor) -> Tensor:
 
 def to_plain_weights(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
     """Return the weights of the plain decoder that computes the same, up to rounding. `weights` are those of
-    a model with shared directions, or of one stage of it."""
+    a model with shared directions, or of one stage of it. The embedding becomes F + table P. The last matrix
+    of each attention and feed-forward, which writes to z, is multiplied by P^T."""
     plain = dict(weights)
     for name, tensor in weights.items():
         if name == EMBEDDING:
@@ -105,7 +106,8 @@ def to_plain_weights(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[s
         elif name.endswith(BRANCH_ENDS):
             layer = int(name.split(".")[2])
             if shape.boundary.is_shared_at(layer):
-                plain[name] = _projector_rows(shape, 0, tensor.device).t() @ tensor
+                rows_RD = _projector_rows(shape, 0, tensor.device)  # One P for all boundaries.
+                plain[name] = rows_RD.t() @ tensor
     return plain
 
 
@@ -130,8 +132,9 @@ def _projector_rows(shape: ModelShape, layer: int, device: torch.device) -> Tens
 
 
 def _anchors_of(table_AD: Tensor, boundary: Boundary, tokens_BT: Tensor) -> Tensor:
-    """Return the anchors [B, T, D] of tokens, rows of a table. In a table smaller than the vocabulary, two
-    rows are added, by quotient and remainder (arXiv:1909.02107). All anchors then still differ."""
+    """Return the anchors [B, T, D] of tokens. A full table has one row per token. In a smaller one an anchor
+    is the sum of two rows: row token % half of the first half, and row token // half of the second half
+    (arXiv:1909.02107). No two tokens have the same pair."""
     if not boundary.anchor_rows:
         return functional.embedding(tokens_BT, table_AD)
     half = boundary.anchor_rows // 2
@@ -170,8 +173,8 @@ def orthonormal(rows_RD: np.ndarray) -> np.ndarray:
 
 
 def _sums(terms_RD: np.ndarray) -> np.ndarray:
-    """Return the sum of each row, [R]. The first half of a row is added to the second until one number is
-    left. The order of additions is thus the same on every machine."""
+    """Return the sum of each row, [R]. The second half of a row is added to the first until one number is
+    left; the last number of an odd row waits for the next turn. The order is the same on every machine."""
     while terms_RD.shape[1] > 1:
         half = terms_RD.shape[1] // 2
         summed = terms_RD[:, :half] + terms_RD[:, half : 2 * half]

@@ -48,13 +48,14 @@ class TextCodec:
         self._is_narrow = manifest.model.boundary.is_narrow
 
     def encode(self, tokens: Tensor, labels: Tensor) -> CarriedText:
-        """Encode the text of a new microbatch. It is its labels, or with narrow boundaries its tokens and the
-        last label of each sequence. Both tensors are int64 [B, T]."""
+        """Encode the text of a new microbatch from its tokens and labels, both int64 [B, T]. Labels travel as
+        int32. With narrow boundaries the tokens travel instead, and the last label of each sequence."""
         if not self._is_narrow:
             return CarriedText(labels.to(torch.int32).numpy().tobytes(), labels)
         windows = torch.cat((tokens, labels[:, -1:]), dim=1).numpy().astype("<i4")
-        four_N4 = np.ascontiguousarray(windows).view(np.uint8).reshape(-1, _INT32_BYTES)
-        return CarriedText(four_N4[:, : self._token_bytes].tobytes(), labels, tokens)
+        bytes_N4 = np.ascontiguousarray(windows).view(np.uint8).reshape(-1, _INT32_BYTES)
+        packed = bytes_N4[:, : self._token_bytes].tobytes()  # The higher bytes are zero.
+        return CarriedText(packed, labels, tokens)
 
     def decode(self, data: bytes) -> CarriedText:
         """Decode the text of a microbatch: labels alone, or labels and tokens with narrow boundaries. Raises
@@ -66,9 +67,10 @@ class TextCodec:
             labels = self._checked(np.frombuffer(data, "<i4"), "labels").view(sequences, tokens)
             return CarriedText(data, labels)
         packed_NB = np.frombuffer(data, np.uint8).reshape(-1, self._token_bytes)
-        four_N4 = np.pad(packed_NB, ((0, 0), (0, _INT32_BYTES - self._token_bytes)))
-        windows = self._checked(four_N4.view("<i4").ravel(), "tokens").view(sequences, tokens + 1)
-        return CarriedText(data, windows[:, 1:].contiguous(), windows[:, :-1].contiguous())
+        bytes_N4 = np.pad(packed_NB, ((0, 0), (0, _INT32_BYTES - self._token_bytes)))
+        windows = self._checked(bytes_N4.view("<i4").ravel(), "tokens").view(sequences, tokens + 1)
+        labels = windows[:, 1:].contiguous()
+        return CarriedText(data, labels, windows[:, :-1].contiguous())
 
     def _checked(self, values: np.ndarray, what: str) -> Tensor:
         """Return the values as int64. Raises HiddenError if one is outside the vocabulary."""

@@ -67,7 +67,7 @@ def drawn_units(shape: ModelShape, name: str, size: tuple[int, ...], seed: int) 
     if len(size) == 1:
         return torch.full((count,), round(1 / UNIT), dtype=torch.int32)
     deviation = initial_std(shape, name, size)
-    if not deviation:
+    if not deviation:  # The second LoRA factor.
         return torch.zeros(count, dtype=torch.int32)
     return to_units(normal(count, seed, init_draw_name(shape, name)).mul_(deviation))
 
@@ -119,9 +119,9 @@ def forward(
     run_layers: Mapping[int, RunLayer] | None = None,
 ) -> Tensor:
     """Run the layers of `span`. `inputs` are tokens (int64 [B, T]) if it has the embedding, else hidden_BTD.
-    Returns logits_BTV if the span has the head, else hidden_BTD. With a filled cache, T must be 1. At narrow
-    boundaries (boundary.py), hidden states are [B, T, R], and a span without embedding needs `tokens_BT`.
-    `run_layers` replaces `one_layer` by layer number, without a cache."""
+    Returns logits_BTV if the span has the head, else hidden_BTD. With a filled cache, T must be 1.
+    `run_layers` replaces `one_layer` by layer number, without a cache. At narrow boundaries fewer numbers per
+    token cross: inputs and result are then [B, T, R], and a span without embedding needs `tokens_BT`."""
     hidden_BTD = inputs
     if span.has_embedding:
         tokens_BT, hidden_BTD = inputs, embedded(weights[EMBEDDING], shape, inputs)
@@ -129,11 +129,11 @@ def forward(
     rotation = rotation_of(shape, start, length, hidden_BTD.device)
     weights_by_layer = by_layer(weights)
     for layer in range(span.first, span.stop):
-        if layer in shape.boundary.after:
+        if layer in shape.boundary.after:  # A narrow boundary is in front of this layer.
             assert tokens_BT is not None, "hidden states behind a narrow boundary do not tell their tokens"
-            if layer > span.first:  # The boundary is inside this span.
+            if layer > span.first:  # The boundary is inside this span: narrow the hidden states here.
                 hidden_BTD = leave(weights, shape, layer, hidden_BTD, tokens_BT)
-            hidden_BTD = enter(weights, shape, layer, hidden_BTD, tokens_BT)
+            hidden_BTD = enter(weights, shape, layer, hidden_BTD, tokens_BT)  # From [B, T, R].
         members = weights_by_layer[layer] | directions(shape, layer, hidden_BTD.device)
         if cache is not None:
             hidden_BTD = one_layer(members, shape, hidden_BTD, rotation, partial(cache.extend, layer))
@@ -144,7 +144,7 @@ def forward(
         cache.length += length
     if span.has_head:
         return logits(weights, shape, hidden_BTD)
-    if span.stop in shape.boundary.after:
+    if span.stop in shape.boundary.after:  # A narrow boundary ends this span: send [B, T, R].
         assert tokens_BT is not None
         hidden_BTD = leave(weights, shape, span.stop, hidden_BTD, tokens_BT)
     return hidden_BTD
@@ -169,7 +169,8 @@ def one_layer(
     routed: list[int] | None = None,
 ) -> Tensor:
     """Run one layer and return its hidden states, [B, T, D]. `members` are its weights by member name.
-    `extend` appends keys and values to cached ones. `routed` counts each expert's tokens in training."""
+    `extend` appends keys and values to those of earlier tokens and returns all. In training, the number of
+    tokens of each expert is added to `routed`."""
     hidden_BTD, normed_BTD = attended(members, shape, hidden_BTD, rotation, extend)
     if shape.experts.num_experts:
         mixed_ND = mixture(members, shape, normed_BTD.flatten(0, 1), routed)
@@ -185,10 +186,10 @@ def attended(
     extend: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run the first half of a layer. Returns the hidden states after attention, and the same normed: the
-    input of the feed-forward. `extend` appends keys and values to cached ones."""
+    input of the feed-forward. `extend` appends keys and values to those of earlier tokens and returns all."""
     normed_BTD = _norm(hidden_BTD, members["input_layernorm"], shape)
     attended_BTD = _attention(members, shape, normed_BTD, rotation, extend)
-    hidden_BTD = hidden_BTD + written(members, attended_BTD)
+    hidden_BTD = hidden_BTD + written(members, attended_BTD)  # Widened to D at shared directions.
     return hidden_BTD, _norm(hidden_BTD, members["post_attention_layernorm"], shape)
 
 
@@ -208,7 +209,7 @@ def _attention(
     ones of earlier tokens; None without a cache."""
 
     def heads(projected: Tensor, norm: str | None = None) -> Tensor:
-        """Split [B, T, H * W] into heads, [B, H, T, W], normed with the gains `norm` if the model does."""
+        """Split [B, T, H * W] into heads, [B, H, T, W]. QK-norm uses the gains named `norm`."""
         x_BTHW = projected.view(*projected.shape[:2], -1, shape.head_dim)
         if shape.qk_norm and norm:
             x_BTHW = _norm(x_BTHW, members[norm], shape)

@@ -19,13 +19,12 @@ def normal(size: int, seed: int, name: str) -> Tensor:
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
     total = torch.zeros(size, dtype=torch.int64)
     draw_buffer, low_buffer = torch.empty(2, PIECE, dtype=torch.int64)
-    # Four draws of 48 bits have twelve of 16 bits.
-    for _ in range(4):
+    for _ in range(4):  # Each 48-bit draw gives three of the twelve 16-bit draws.
         for part in torch.split(total, PIECE):
             draws, low_bits = draw_buffer[: len(part)], low_buffer[: len(part)]
             draws.random_(2**48, generator=generator)
-            for _ in range(2):
+            for _ in range(2):  # Add the low 16 bits, then the middle ones. The high ones remain.
                 part += torch.bitwise_and(draws, 0xFFFF, out=low_bits)
                 draws >>= 16
             part += draws
-    return (total.double() - 6 * 0xFFFF).mul_(2.0**-16)
+    return (total.double() - 6 * 0xFFFF).mul_(2.0**-16)  # The mean of a draw is 0xFFFF / 2.

@@ -49,12 +49,15 @@ def following(reader: EpochReader, names: Collection[str], epoch: int, shard: st
     """Return the epoch and the name of the shard that the peer reads after `shard`. `shard` may no longer
     exist; it is empty before the first one of an epoch. `names` are the available shards, each once. After
     the last one the next epoch begins. Raises ValueError if there is no shard."""
+    # Pairs of the distance from the peer's start on the circle, and the shard's name.
     current = _distance(reader, epoch, shard) if shard else (-1, "")
-    distances = [_distance(reader, epoch, name) for name in names]
-    ahead = [distance for distance in distances if distance > current]
-    if ahead:
-        return epoch, min(ahead)[1]
-    return epoch + 1, min(_distance(reader, epoch + 1, name) for name in names)[1]
+    shards = [_distance(reader, epoch, name) for name in names]
+    shards_ahead = [pair for pair in shards if pair > current]
+    if not shards_ahead:
+        epoch += 1
+        shards_ahead = [_distance(reader, epoch, name) for name in names]
+    _, nearest_name = min(shards_ahead)
+    return epoch, nearest_name
 
 
 def _distance(reader: EpochReader, epoch: int, shard: str) -> tuple[int, str]:
@@ -74,8 +77,9 @@ def window_token_start(
     reader: EpochReader, epoch: int, shard: str, number: int, tokens: int, seq_len: int
 ) -> int:
     """Return the index of the first token of the window that is read at turn `number` (below `window_count`).
-    A shard has `tokens` tokens, and its windows are read in a permuted order. Tokens that fill no window are
-    left out at the two ends of the shard. How many at each end changes with the epoch."""
+    A shard has `tokens` tokens, and its windows are read in a permuted order. A window has `seq_len` + 1
+    tokens; its last is the first of the next window. Tokens that fill no window are left out at the two ends
+    of the shard. How many at each end changes with the epoch."""
     count = window_count(tokens, seq_len)
     key = f"windows/{reader.run}/{reader.seed}/{epoch}/{reader.origin}/{shard}"
     spare = (tokens - 1) % seq_len
@@ -90,7 +94,7 @@ def permuted(number: int, count: int, key: str) -> int:
     half = max(1, ((count - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     while True:
-        left, right = number >> half, number & mask
+        left, right = number >> half, number & mask  # The two halves of its bits.
         for turn in range(_PASSES):
             left, right = right, left ^ (_hash(f"{key}/{turn}/{right}") & mask)
         number = left << half | right

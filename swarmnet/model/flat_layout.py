@@ -1,16 +1,16 @@
 """Place each parameter of a stage in one flat vector, and cut that vector into chunks.
 
-A *block* is never cut apart: the embedding, one decoder layer, one expert of a layer, the final norm, the
-head. The matrices of a block are contiguous and padded to whole chunks of 4096. Its vectors (norms) share one
+    plane     0: chunks of 4096                       1: chunks of 2048      2: chunks of 1024
+    blocks    embedding | layer 0 | layer 1 | head    layer 0 | layer 1      final norm
+
+The flat vector is a sequence of *planes*. Each has chunks of one size: `flat[start:stop].view(-1, chunk)`.
+The matrices of a *block* (such as a layer) are padded to whole chunks of 4096. Its vectors (norms) share one
 chunk, padded to a power of two. Blocks never share a chunk. Chunks, and with them all votes, are therefore
-the same however the layers are cut into stages, and a peer can train a single expert.
+the same however the layers are cut into stages.
 
-Trained parameters have a flat vector of their own; contributions, votes and momentum cover only this one.
-Frozen parameters are in a second vector that is never exchanged (`state_layout.py`).
-
-The flat vector is a sequence of planes. A plane has chunks of one size: `flat[start:stop].view(-1, chunk)`.
-The matrices of each expert in all layers are separate planes after all others, so that a range of the vector
-contains some experts.
+One expert of a layer is a block too. The matrices of each expert in all layers are separate planes after all
+others, so that a peer can train a single expert. Trained parameters have a flat vector of their own, which
+contributions, votes and momentum cover. Frozen ones are in a second one that is never exchanged.
 """
 
 from __future__ import annotations
@@ -103,15 +103,15 @@ def views_of(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
 
 
 def some_planes(layout: Layout, numbers: Sequence[int]) -> Layout:
-    """Return the layout of a vector that contains only the planes with these indices, in this order. Their
-    parameters and padding are moved with them."""
+    """Return the layout of a shorter vector that contains only the planes with these indices, in this order.
+    Their parameters (*entries*) and padding are moved with them."""
     entries: list[Entry] = []
     planes: list[Plane] = []
     padding: list[tuple[int, int]] = []
     size = 0
     for number in numbers:
         plane = layout.planes[number]
-        shift = plane.offset - size
+        shift = plane.offset - size  # How far the plane moves towards the start.
         entries += (
             replace(entry, offset=entry.offset - shift)
             for entry in layout.entries
@@ -128,9 +128,9 @@ def some_planes(layout: Layout, numbers: Sequence[int]) -> Layout:
 
 
 def trained_part(layout: Layout, experts: Experts) -> Layout:
-    """Return the part of a stage's layout that one peer trains. With experts in several groups, it is the
-    weights outside experts and one group; otherwise it is everything. All groups have the same size, and the
-    returned layout is that of group 0."""
+    """Return the layout of what one peer of a stage trains: everything, unless experts are in several groups.
+    A peer then trains the weights outside experts and one group of experts. All groups have the same size,
+    so the layout of group 0 is returned for any."""
     if experts.groups == 1:
         return layout
     numbers = [
@@ -162,15 +162,16 @@ def layout_of(shapes: Mapping[str, tuple[int, ...]]) -> Layout:
     plane_blocks: _PlaneBlocks = {}
     for block in dict.fromkeys(map(block_of, shapes)):
         members = [(name, shape) for name, shape in shapes.items() if block_of(name) == block]
-        matrices = [member for member in members if len(member[1]) > 1]
-        vectors = [member for member in members if len(member[1]) <= 1]
+        matrices = [(name, shape) for name, shape in members if len(shape) > 1]
+        vectors = [(name, shape) for name, shape in members if len(shape) <= 1]
         for members_of_kind in (matrices, vectors):
             length = sum(prod(shape) for _, shape in members_of_kind)
             if not length:
                 continue
             chunk = CHUNK if members_of_kind is matrices else _power_of_two(length)
             chunks = -(-length // chunk)
-            expert = expert_of(members_of_kind[0][0])
+            first_name, _ = members_of_kind[0]
+            expert = expert_of(first_name)
             plane_blocks.setdefault((expert, chunk), []).append((chunks, members_of_kind))
     return _place_planes(plane_blocks)
 
@@ -196,13 +197,18 @@ _PlaneBlocks: TypeAlias = dict[tuple[int | None, int], list[tuple[int, list[tupl
 
 def _place_planes(plane_blocks: _PlaneBlocks) -> Layout:
     """Return the layout with one plane for each (expert, chunk size). Planes outside experts come first, then
-    those of each expert; larger chunks come first. The end of each block is padded to a whole chunk."""
+    those of each expert; among these, larger chunks come first. `plane_blocks` has the number of chunks and
+    the parameters of each block of a plane. The end of each block is padded to a whole chunk."""
     entries: list[Entry] = []
     planes: list[Plane] = []
     padding: list[tuple[int, int]] = []
     offset = 0
-    in_order = sorted(plane_blocks, key=lambda key: (-1 if key[0] is None else key[0], -key[1]))
-    for expert, chunk in in_order:
+
+    def position(plane: tuple[int | None, int]) -> tuple[int, int]:
+        expert, chunk = plane
+        return -1 if expert is None else expert, -chunk
+
+    for expert, chunk in sorted(plane_blocks, key=position):
         start = offset
         for chunks, members in plane_blocks[expert, chunk]:
             stop = offset + chunks * chunk

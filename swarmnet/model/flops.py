@@ -22,16 +22,17 @@ PER_PROJECTION = 4
 
 
 def operations_per_token(manifest: Manifest, stage: int) -> int:
-    """Return the operations of one token, forward and backward, in a stage. Table lookups are free. Hidden
-    states are projected to and from fewer numbers at narrow boundaries between stages (boundary.py)."""
+    """Return the operations of one token, forward and backward, in a stage. Table lookups are free. At narrow
+    boundaries fewer numbers per token cross, so hidden states are projected to these and back."""
     shape, span = manifest.model, manifest.span(stage)
-    of_experts, others = 0, 0
+    of_experts, others = 0, 0  # Operations for the matrices of experts, and for all others.
     for name, size in parameter_shapes(shape, span).items():
         per_number = PER_PARAMETER if is_trained(manifest, name) else PER_FROZEN
         if is_experts(name):
             of_experts += per_number * prod(size)
         elif len(size) == 2 and name != EMBEDDING and not is_anchors(name):
             others += per_number * prod(size)
+    # A token passes only `top_k` of the experts, which all have the same size.
     matrices = others + of_experts * shape.experts.top_k // max(1, shape.experts.num_experts)
     projections = 0
     for layer in shape.boundary.after:

@@ -37,7 +37,8 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 def products(x: Tensor, *weights: Tensor, is_varied: bool = False) -> Sequence[Tensor]:
     """Return x @ weight.T for each weight, by oneDNN if that is faster. The products and their gradients have
-    the same bits as single products. Set `is_varied` if x has another number of rows each time."""
+    the same bits as if each weight came alone. `is_varied` says that x has another number of rows each time;
+    oneDNN would then compile a kernel for each."""
     x = x.to(weights[0].dtype)
     is_float32_on_cpu = x.device.type == "cpu" and x.dtype == weights[0].dtype == torch.float32
     may_use_onednn = is_float32_on_cpu and not is_varied
@@ -54,8 +55,8 @@ def lora_products(
     members: Mapping[str, Tensor], shape: ModelShape, x: Tensor, names: Sequence[str], is_varied: bool = False
 ) -> list[Tensor]:
     """Return the products [..., out] of x [..., in] with the named matrices of a layer. The product with the
-    LoRA factors of a matrix is added, if it has some. `members` maps names without `.weight` to weights. Set
-    `is_varied` if x has another number of rows each time."""
+    LoRA factors of a matrix is added, if it has some. `members` maps names without `.weight` to weights.
+    `is_varied` says that x has another number of rows each time."""
     plain = products(x, *(members[name] for name in names), is_varied=is_varied)
     if not shape.lora.rank:
         return list(plain)
@@ -117,11 +118,12 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def backward(context: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of x and of each weight (None if not needed) from those of the products."""
+        """Return the gradients of x and of each weight (None if not needed) from those of the products. The
+        gradient of x is a sum over the products, added from the last one on as autograd does."""
         x, *weights = context.saved_tensors
         is_x_needed, *are_weights_needed = context.needs_input_grad
         gradient_of_x: Tensor | None = None
-        if is_x_needed:  # Added from the last one on, as autograd adds the gradients of single products.
+        if is_x_needed:
             for gradient, weight in zip(reversed(gradients), reversed(weights), strict=True):
                 part = _product(gradient, weight.t())
                 gradient_of_x = part if gradient_of_x is None else gradient_of_x.add_(part)

@@ -83,22 +83,25 @@ class NormTracker:
     def judge(self, peer: PeerId, norm: float, kind: Hashable = None) -> NormCheck:
         """Record a norm that `peer` sent and return the verdict on it. Norms are compared within their
         `kind`, of which there are few. Without a known usual norm, every norm up to `MAX_NORM` is usual."""
-        log_norm = log(max(norm, MIN_NORM)) if norm <= MAX_NORM else inf  # No comparison with NaN is true.
+        is_summable = norm <= MAX_NORM  # False for NaN.
+        log_norm = log(max(norm, MIN_NORM)) if is_summable else inf
         recent = self._recent.setdefault(kind, deque(maxlen=RECENT))
-        usual = self._usual_norm(recent, self._slow_average.get(kind))
+        usual = self._usual_norm(recent, self._slow_average.get(kind))  # A logarithm, as all below.
         if usual is None:
-            if log_norm == inf:
-                return NormCheck(inf, 0.0, far_off=True)
+            if not is_summable:
+                return NormCheck(ratio=inf, gain=0.0, far_off=True)
             recent.append((peer, log_norm))
-            return NormCheck(1.0, 1.0)
+            return NormCheck(ratio=1.0, gain=1.0)
         average = self._slow_average.get(kind, usual)
         self._slow_average[kind] = average + (usual - average) / SLOWNESS
         usual_of_all_kinds = self._usual_norm(self._of_all_kinds, average)
         log_ratio = log_norm - usual
-        if usual_of_all_kinds is not None and len(self._recent) > 1 and log_norm < inf:
+        # Norms of a rare kind may be old. Those of all kinds are used instead if the norm is closer to them.
+        if usual_of_all_kinds is not None and len(self._recent) > 1 and is_summable:
             log_ratio = min(log_ratio, log_norm - usual_of_all_kinds, key=abs)
-        self._of_all_kinds.append((peer, log_norm if log_norm < inf else usual))
+        self._of_all_kinds.append((peer, log_norm if is_summable else usual))
         peers = {peer, *(other for other, _ in recent)}
+        # With too few peers to outvote this one, record its norm as at most `LIMIT` times the usual one.
         max_step = log(LIMIT) if len(peers) < MIN_PEERS else log(MAX_NORM)
         recent.append((peer, usual + min(max_step, max(-max_step, log_ratio))))
         ratios = self._ratios_of(peer)
@@ -107,20 +110,23 @@ class NormTracker:
         if is_outlier:
             del self._ratios[peer]  # The peer starts anew when it is used again.
         if log_ratio == inf:
-            return NormCheck(inf, 0.0, far_off=True, outlier=is_outlier)
+            return NormCheck(ratio=inf, gain=0.0, far_off=True, outlier=is_outlier)
         is_alone = len(peers) == 1
-        gain = min(1.0, exp(log(ALONE_LIMIT if is_alone else LIMIT) - log_ratio))
-        divisor = _divisor(ratios) if self._weighed and not is_alone else 1.0
+        limit = ALONE_LIMIT if is_alone else LIMIT
+        gain = min(1.0, exp(log(limit) - log_ratio))  # Scales a larger tensor down to the limit.
+        if self._weighed and not is_alone:
+            gain /= _divisor(ratios)
         is_far_off = abs(log_ratio) > log(FAR) and not is_alone
-        return NormCheck(exp(log_ratio), gain / divisor, is_far_off, is_outlier)
+        return NormCheck(ratio=exp(log_ratio), gain=gain, far_off=is_far_off, outlier=is_outlier)
 
     def left(self, peer: PeerId) -> None:
-        """Forget a peer that has left, so that it has no vote. The remaining peer would otherwise be compared
-        with old norms, and be given hardly any work while it is far from them."""
+        """Forget the norms of a peer that has left. If only one peer remained, it would otherwise be compared
+        with these old norms, and be given hardly any work while it is far from them."""
         for kind, recent in self._recent.items():
-            self._recent[kind] = deque((norm for norm in recent if norm[0] != peer), maxlen=RECENT)
-        of_others = (norm for norm in self._of_all_kinds if norm[0] != peer)
-        self._of_all_kinds = deque(of_others, maxlen=RECENT)
+            kept = ((other, norm) for other, norm in recent if other != peer)
+            self._recent[kind] = deque(kept, maxlen=RECENT)
+        kept = ((other, norm) for other, norm in self._of_all_kinds if other != peer)
+        self._of_all_kinds = deque(kept, maxlen=RECENT)
         self._ratios.pop(peer, None)
 
     def _ratios_of(self, peer: PeerId) -> deque[float]:
@@ -132,8 +138,9 @@ class NormTracker:
         return ratios
 
     def _usual_norm(self, recent: deque[tuple[PeerId, float]], average: float | None) -> float | None:
-        """Return the usual norm: the median of the peers' medians of their newest norms. The slow `average`
-        breaks a tie between an even number of peers, and is returned if there are too few norms."""
+        """Return the logarithm of the usual norm: the median over peers of the median of each peer's newest
+        norms. With an even number of peers, the slow `average` counts as one more. It is returned if there
+        are too few norms; None if it is not known either."""
         if len(recent) < FEW:
             return average
         newest: dict[PeerId, list[float]] = {}
@@ -147,8 +154,9 @@ class NormTracker:
         return median(medians)
 
     def _is_outlier(self, peer: PeerId, peers: set[PeerId]) -> bool:
-        """Return whether the median ratio of `peer` is beyond `LIMIT` from that of all `peers`. They are
-        compared with each other, because the usual norm may change for all at once. False with too few."""
+        """Return whether the median ratio of `peer` differs by more than the factor `LIMIT` from the typical
+        one among `peers`. Peers are compared with each other, because the usual norm may change for all at
+        once. False if too few peers have enough ratios."""
         typical_ratios = {
             other: median(self._ratios[other])
             for other in peers

@@ -82,8 +82,9 @@ def whole(shape: ModelShape) -> Span:
 
 
 def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]]:
-    """Return the parameters of `span` as global name -> shape, in model order. At narrow boundaries
-    (boundary.py) there are also tables of anchors, or layers that write fewer numbers than the width."""
+    """Return the parameters of `span` as global name -> shape, in model order. Narrow boundaries add tables
+    of anchors, or make the layers before them write only `shape.crossing` numbers per token. LoRA adds two
+    factors behind a matrix."""
     queries = shape.num_attention_heads * shape.head_dim
     keys = shape.num_key_value_heads * shape.head_dim
     shapes: dict[str, tuple[int, ...]] = {}
@@ -91,13 +92,13 @@ def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]
         is_shared = shape.boundary.kind == "shared-subspace"
         embedding_width = shape.crossing if is_shared else shape.hidden_size
         shapes[EMBEDDING] = (shape.vocab_size, embedding_width)
-    anchors = (shape.boundary.anchor_rows or shape.vocab_size, shape.hidden_size)
+    anchor_table = (shape.boundary.anchor_rows or shape.vocab_size, shape.hidden_size)
     anchored = shape.boundary.after if shape.boundary.kind == "token-anchored" else ()
     for layer in range(span.first, span.stop):
-        if layer in anchored:
-            if layer > span.first:
-                shapes[anchors_before(layer)] = anchors
-            shapes[anchors_after(layer)] = anchors
+        if layer in anchored:  # A boundary is in front of this layer.
+            if layer > span.first:  # It is inside the span, which then has both its tables.
+                shapes[anchors_before(layer)] = anchor_table
+            shapes[anchors_after(layer)] = anchor_table
         output_width = shape.crossing if shape.boundary.is_shared_at(layer) else shape.hidden_size
         members: dict[str, tuple[int, ...]] = {
             "input_layernorm": (shape.hidden_size,),
@@ -117,7 +118,7 @@ def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]
                 down, up = factor_names(name)
                 shapes[down], shapes[up] = (shape.lora.rank, size[1]), (size[0], shape.lora.rank)
     if span.stop in anchored:
-        shapes[anchors_before(span.stop)] = anchors
+        shapes[anchors_before(span.stop)] = anchor_table
     if span.has_head:
         shapes[FINAL_NORM] = (shape.hidden_size,)
         shapes[HEAD] = (shape.vocab_size, shape.hidden_size)
@@ -143,8 +144,8 @@ def _feed_forward_shapes(shape: ModelShape, output_width: int) -> dict[str, tupl
 def residual_init_scale(shape: ModelShape, name: str) -> float:
     """Return the scale of a parameter's first values and optimizer steps, relative to `initializer_range` and
     learning rate. A model adds 2 x layers branches to the hidden states. The last matrix of each is scaled by
-    1 / sqrt(2 x layers), as in GPT-2. Steps are scaled too, because a step by the gradient's sign has the
-    same size for every weight (docs/decisions/0017-quiet-branches.md)."""
+    1 / sqrt(2 x layers), as in GPT-2, or as the model sets it; all others by 1. Steps are scaled too: a step
+    by the gradient's sign has the same size for every weight (docs/decisions/0017-quiet-branches.md)."""
     if not name.endswith(BRANCH_ENDS):
         return 1.0
     return shape.residual_init_scale or 1.0 / sqrt(2 * shape.num_hidden_layers)  # Rounded alike everywhere.
@@ -190,8 +191,8 @@ def is_trained(manifest: Manifest, name: str) -> bool:
 
 
 def check_trained(manifest: Manifest) -> None:
-    """Check `sync.trainable`. Called after `manifest_check.check`. Raises ManifestError if a pattern matches
-    no parameter or if a stage has nothing to train."""
+    """Check the name patterns of `sync.trainable`, after `manifest_check.check`. Raises ManifestError if one
+    matches no parameter or if a stage has nothing to train."""
     patterns = manifest.sync.trainable
     if not patterns:
         return

@@ -38,7 +38,7 @@ def window_starts(
         raise SamplingError(f"the text has {corpus_tokens} tokens, one window takes {seq_len + 1}: add text")
     name = f"swarmnet sampling/{run_id}/{seed}/{microbatch.origin}/{microbatch.counter}"
     stream = hashlib.shake_256(name.encode()).digest(_DRAW_BYTES * sequences)
-    draws = (stream[at : at + _DRAW_BYTES] for at in range(0, len(stream), _DRAW_BYTES))
+    draws = (stream[index : index + _DRAW_BYTES] for index in range(0, len(stream), _DRAW_BYTES))
     return tuple(int.from_bytes(draw, "little") % possible_starts for draw in draws)
 
 

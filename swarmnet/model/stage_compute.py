@@ -1,12 +1,12 @@
 """Compute forward and backward of one stage, one microbatch at a time, on weights that change between them.
 
-A *version* is one published set of weights. A *graph* is what autograd keeps of a forward pass, or only the
-inputs if the stage is recomputed. A microbatch is *open* while its graph waits for the backward pass. A graph
-keeps the version that it was built on, so an optimizer step never affects an open microbatch. Without open
-graphs, as always in a run of one stage, a new version overwrites the old one
-(`computing/whole_weights.py`, on several devices `computing/spread_weights.py`). Gradients are of the
-*summed* loss and are added in one flat vector of the same layout (`computing/gradient_sum.py`). At a *narrow
-boundary* fewer numbers per token cross than the model is wide, and a stage also needs the tokens.
+A microbatch is *open* from its forward to its backward pass. Its *graph* is what autograd keeps of it, or
+only the inputs if the stage is recomputed. Each published set of weights is a *version*. A graph keeps the
+version that it was built on, so an optimizer step never affects an open microbatch. Without open graphs a new
+version overwrites the old one. Gradients of the *summed* loss are added in one flat vector.
+
+Several devices may hold a stage together and divide a microbatch's sequences (*rows*). At a *narrow boundary*
+fewer numbers per token cross than the model is wide, and the stage after it also needs the tokens.
 
 Only one thread at a time may use a StageCompute. Shape suffixes are as in `swarmnet/model/decoder.py`.
 """
@@ -125,27 +125,29 @@ class StageCompute:
             self.finish("warm up", inputs, tokens_BT, tokens_BT)
         else:
             self.backward("warm up", self.forward("warm up", inputs, tokens_BT=tokens_BT))
-        self.use_gradient(lambda _gradient: None)
+        self.use_gradient(lambda _gradient: None)  # Discards the sum.
 
     def forward(
         self, key: Hashable, inputs: Tensor, branch_scale: float = 1.0, tokens_BT: Tensor | None = None
     ) -> Tensor:
-        """Compute and return the stage's output hidden_BTD, and keep the graph as `key`. `inputs` are tokens
-        (first stage) or hidden states; after a narrow boundary `tokens_BT` is needed too. The layers add
-        `branch_scale` times as much as usual to the hidden states.
+        """Compute and return the stage's hidden states, and keep the graph for `backward` under `key`.
+        `inputs` are tokens (first stage) or hidden states; after a narrow boundary `tokens_BT` is needed too.
+        `branch_scale` multiplies what attention and feed-forward add to the hidden states.
         Raises StageError if the inputs do not fit the model, the result is not finite, or `key` is open."""
         if key in self._graphs:
             raise StageError(f"microbatch {key} is already open in this stage")
         version, inputs = self._check_inputs(key, inputs)
         tokens_BT = self._check_tokens(key, inputs, tokens_BT)
-        sequences, rows = inputs.shape[:1], self._weights.rows(len(inputs))
-        inputs, tokens_BT = self._local_leaf(inputs, rows), _local_tokens(tokens_BT, rows)
+        sequences = len(inputs)
+        rows = self._weights.rows(sequences)
+        inputs = self._local_leaf(inputs, rows)  # From here on only the sequences of this device.
+        tokens_BT = _local_tokens(tokens_BT, rows)
         with torch.set_grad_enabled(not self._recomputes_stage):
             output_BTD = self._weights.run(version, inputs, tokens_BT, branch_scale, rows)
         self._require_finite(key, "hidden states", output_BTD)
         kept_output = None if self._recomputes_stage else output_BTD
-        shape = sequences + output_BTD.shape[1:]  # That of all sequences, of which this device has some.
-        self._graphs[key] = _Graph(version, inputs, tokens_BT, kept_output, shape, branch_scale)
+        output_shape = torch.Size((sequences, *output_BTD.shape[1:]))  # That of the whole microbatch.
+        self._graphs[key] = _Graph(version, inputs, tokens_BT, kept_output, output_shape, branch_scale)
         return output_BTD.detach()
 
     def finish(
@@ -158,21 +160,22 @@ class StageCompute:
         labels_BT = self._check_labels(key, labels_BT, inputs)
         tokens_BT = self._check_tokens(key, inputs, tokens_BT)
         rows = self._weights.rows(len(inputs))
-        labels_BT = labels_BT[rows.sequences]
+        labels_BT = labels_BT[rows.sequences]  # From here on only the sequences of this device.
         inputs, tokens_BT = self._local_leaf(inputs, rows), _local_tokens(tokens_BT, rows)
         with torch.enable_grad():
-            logits_BTV = self._weights.run(version, inputs, tokens_BT, 1.0, rows)
+            logits_BTV = self._weights.run(version, inputs, tokens_BT, branch_scale=1.0, rows=rows)
             loss = functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum")
         self._require_finite(key, "loss", loss)
         hidden_gradient_BTD = self._accumulate(key, version, loss, inputs, rows)
-        if not rows.count:
-            return LastStageResult(0.0, 0, None)
+        if not rows.count:  # This device only made the same calls as the others.
+            return LastStageResult(loss_sum=0.0, tokens=0, hidden_gradient=None)
         return LastStageResult(loss.item(), labels_BT.numel(), hidden_gradient_BTD)
 
     def backward(self, key: Hashable, hidden_gradient: Tensor) -> Tensor | None:
-        """Add the parameters' gradients to the sum, given the gradient at the output (float32, of its shape).
-        Returns the gradient at the input; None in the first stage. Removes the graph in any case. Raises
-        StageError if `key` is not open, the shape is wrong, or the gradient is too large or not finite."""
+        """Add the parameters' gradients to the sum. `hidden_gradient` is the gradient at the output that
+        `forward` returned: float32, of the whole microbatch. Returns the gradient at the input; None in the
+        first stage. Removes the graph in any case. Raises StageError if `key` is not open, the shape is
+        wrong, or the gradient is too large or not finite."""
         graph = self._graphs.pop(key, None)
         if graph is None:
             raise StageError(f"microbatch {key} is not open in this stage")
@@ -182,7 +185,7 @@ class StageCompute:
                 f"need float32 {list(graph.output_shape)}"
             )
         output, rows = graph.output, self._weights.rows(len(hidden_gradient))
-        if output is None:
+        if output is None:  # Only the inputs were kept.
             with torch.enable_grad():
                 output = self._weights.run(
                     graph.version, graph.inputs, graph.tokens, graph.branch_scale, rows
@@ -216,7 +219,7 @@ class StageCompute:
         """Run the backward pass from `loss`, and add the parameters' gradients to the sum. Returns the
         gradient at `inputs`; None for tokens, and on a device whose result does not count. Raises StageError
         if a gradient is not finite or too large on any device."""
-        counted_loss = loss if rows.count else 0.0 * loss
+        counted_loss = loss if rows.count else 0.0 * loss  # All devices must run the same backward pass.
         is_good = self._weights.add_gradient_of(version, counted_loss, inputs)
         # The gradient at the inputs is sent to the stage before and is not summed here.
         input_gradient, inputs.grad = inputs.grad, None
@@ -227,8 +230,8 @@ class StageCompute:
         return input_gradient if rows.count else None
 
     def _check_inputs(self, key: Hashable, inputs: Tensor) -> tuple[object, Tensor]:
-        """Check a microbatch's inputs from an untrusted peer. Returns the newest version of the weights, and
-        the inputs on their device. Raises StageError if dtype, shape or tokens do not fit the model."""
+        """Check inputs, which may come from an untrusted peer. Returns the newest version of the weights, and
+        the inputs on the weights' device. Raises StageError if dtype, shape or tokens do not fit."""
         version = self._weights.version
         if version is None:
             raise ValueError("publish weights first")
@@ -280,7 +283,8 @@ class StageCompute:
             raise StageError(f"microbatch {key}: {what} not finite")
 
     def _require_vocabulary(self, key: Hashable, what: str, tokens_BT: Tensor) -> None:
-        """Raise StageError if a token is outside the vocabulary. Reading a GPU's memory would wait for it."""
+        """Raise StageError if a token is outside the vocabulary. `what` names the tokens in the message.
+        Called before they are moved to a GPU, because reading the result there would wait for it."""
         smallest, largest = (int(bound) for bound in torch.aminmax(tokens_BT))
         if smallest < 0 or largest >= self._shape.vocab_size:
             raise StageError(

@@ -24,8 +24,8 @@ MOMENTUM = "outer_momentum."
 
 
 def state_of(layout: Layout, sync: Sync) -> Layout:
-    """Return the layout of what a stage settles: the trained weights of `layout`. The outer momentum of each
-    follows if the run settles it."""
+    """Return the layout of what the rounds of a stage change: the trained weights of `layout`. If the run
+    settles the outer momentum too, it follows them, with the same layout."""
     if not sync.settles_momentum:
         return layout
     momentum_entries = tuple(
@@ -37,12 +37,10 @@ def state_of(layout: Layout, sync: Sync) -> Layout:
 def behind(first: Layout, second: Layout) -> Layout:
     """Return the layout of one vector that holds `first` and behind it `second`."""
     size = first.size
-    return Layout(
-        (*first.entries, *(replace(entry, offset=size + entry.offset) for entry in second.entries)),
-        (*first.planes, *(replace(plane, offset=size + plane.offset) for plane in second.planes)),
-        (*first.padding, *((size + start, size + stop) for start, stop in second.padding)),
-        size + second.size,
-    )  # fmt: skip
+    entries = (*first.entries, *(replace(entry, offset=size + entry.offset) for entry in second.entries))
+    planes = (*first.planes, *(replace(plane, offset=size + plane.offset) for plane in second.planes))
+    padding = (*first.padding, *((size + start, size + stop) for start, stop in second.padding))
+    return Layout(entries, planes, padding, size + second.size)
 
 
 def state_layout(manifest: Manifest, stage: int) -> Layout:

@@ -2,12 +2,13 @@
 
 The *origin* of a microbatch is the peer of the first stage that starts it. Its *window* is the number that it
 keeps in flight. With too few, the peers of later stages wait for the network. With too many, microbatches
-wait in queues, which costs memory and increases the loss when a peer fails. By Little's law the average
-number that wait for compute is (number in flight) * (share of their time that they wait for compute). The
-window keeps this number between two bounds, as TCP Vegas does (Brakmo and Peterson 1995, alpha and beta).
-An *epoch* is the number of answers after which the window is adjusted. Vegas infers the queue from the
-shortest answer, which mistakes repeated packets on a lossy link for a queue. Here each answer reports how
-long the microbatch waited for compute and how long it computed. The remaining time is network.
+wait in queues, which costs memory and increases the loss when a peer fails.
+
+The *answer* to a microbatch is its gradient. It reports how long the microbatch waited for compute, and how
+long it computed. The remaining time is network. By Little's law the average number that wait for compute is
+(number in flight) * (share of their time that they wait for compute). The window keeps this number between
+two bounds, as TCP Vegas does (Brakmo and Peterson 1995). Vegas infers the number from delays, and mistakes
+repeated packets for a queue. The window is adjusted after each *epoch* of some answers.
 
 If the network itself is full, more microbatches in flight only make it slower. The window shrinks once the
 network time exceeds `MAX_STRETCH` times its minimum (BBR bounds what it sends by the smallest round trip).
@@ -44,8 +45,9 @@ GRAPH_SHARE = 1 / 8
 
 
 def graph_bytes(manifest: Manifest, stage: int, computing: Computing = PLAIN) -> int:
-    """Estimate the bytes that a stage keeps of a microbatch from its forward to its backward pass. The
-    estimate is within 2 % of what autograd kept for three shapes, with and without `qk_norm`, in float32."""
+    """Estimate the bytes that a stage keeps of a microbatch from its forward to its backward pass. With
+    activation checkpointing these are only the inputs of the stage or of each layer. The estimate is within
+    2 % of what autograd kept for three shapes, with and without `qk_norm`, in float32."""
     tokens = manifest.microbatch_tokens
     layers = manifest.stages[stage]
     match computing.activation_checkpointing:
@@ -60,8 +62,9 @@ def graph_bytes(manifest: Manifest, stage: int, computing: Computing = PLAIN) ->
 def graph_at_work(manifest: Manifest, stage: int, computing: Computing = PLAIN) -> int:
     """Estimate the additional bytes of the one microbatch whose backward pass is being computed. They hold
     recomputed activations and, at the head, the logits, their softmax and their gradient."""
-    layers = {"none": 0, "stage": manifest.stages[stage], "layer": 1}[computing.activation_checkpointing]
-    bytes_per_token = layers * _layer_bytes(manifest.model, computing)
+    recomputed_layers_by_mode = {"none": 0, "stage": manifest.stages[stage], "layer": 1}
+    recomputed_layers = recomputed_layers_by_mode[computing.activation_checkpointing]
+    bytes_per_token = recomputed_layers * _layer_bytes(manifest.model, computing)
     if manifest.span(stage).has_head:
         bytes_per_token += 3 * FLOAT_BYTES * manifest.model.vocab_size
     return manifest.microbatch_tokens * bytes_per_token
@@ -116,10 +119,10 @@ class Flow:
         self.most_waiting = MAX_WAITING / MIN_WAITING * self.least_waiting
 
     def done(self, total: float, compute: float, queue: float, under_way: int) -> None:
-        """Record a committed microbatch of this origin. It took `total` seconds from start to end. `compute`
-        and `queue` are the seconds of compute and of waiting for it. `under_way` microbatches were in
-        flight."""
-        if self._answers_to_ignore > 0:
+        """Record a committed microbatch of this origin, and adjust the window after enough of them. `total`
+        are the seconds from its start to its end, `compute` those of compute, and `queue` those of waiting
+        for compute. `under_way` is how many microbatches were in flight."""
+        if self._answers_to_ignore > 0:  # It started before the window was changed.
             self._answers_to_ignore -= 1
             return
         self._answers += 1
@@ -132,8 +135,8 @@ class Flow:
 
     def _adapt(self) -> None:
         """End an epoch: adjust the window by the mean queue and network times, and reset the sums. The window
-        shrinks if too many microbatches wait or the network is full, and grows if too few wait. After
-        `PROBE_EPOCHS` with a full network it starts small again, to measure the free network anew."""
+        shrinks if too many microbatches wait for compute or the network is full, and grows if too few wait.
+        After `PROBE_EPOCHS` with a full network it starts small again, to measure the free network anew."""
         under_way = self._under_way / self._answers
         network = self._network / self._answers
         waiting = under_way * self._queue / max(self._total, 1e-9)
@@ -143,12 +146,12 @@ class Flow:
         if waiting > max(self.most_waiting, MAX_SHARE * under_way):
             self._grew_only = False
             window -= max(1, window // 8)
-        elif network > MAX_STRETCH * self.network_floor:
+        elif network > MAX_STRETCH * self.network_floor:  # The network is full.
             self._grew_only = False
             self._full_epochs += 1
             window -= max(1, window // 8)
         elif waiting < max(self.least_waiting, MIN_SHARE * under_way) and is_window_used:
-            growth_divisor = 2 if self._grew_only else 8
+            growth_divisor = 2 if self._grew_only else 8  # Faster until it shrinks once (slow start).
             window += max(1, window // growth_divisor)
         if self._full_epochs >= PROBE_EPOCHS:
             window, self.network_floor = min(FIRST_WINDOW, window), None

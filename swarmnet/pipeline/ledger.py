@@ -65,7 +65,7 @@ class MicrobatchLedger:
 
     def commit(self, key: Hashable, tokens: int) -> None:
         """Count a microbatch (or a request to routed experts) whose gradient over `tokens` tokens was added
-        here. Raises CommittedTwice if it was counted before."""
+        here. Raises CommittedTwice if it was counted before; only the newest `REMEMBERED` are compared."""
         if self.is_committed(key):
             raise CommittedTwice(str(key))
         self._newest[key] = None

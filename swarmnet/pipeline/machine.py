@@ -159,10 +159,11 @@ class Pipeline:
 
     def handle(self, event: events.Event, now: float) -> list[events.Effect]:
         """Process an event, which reports one step of a microbatch, the loss of a peer or passed time. Then
-        begin queued microbatches if there is memory. Returns what the caller must do, in order."""
+        begin queued microbatches if there is memory. Returns what the caller must do, in order (`_effects`).
+        A BUSY or NACK is ignored unless it answers the newest attempt."""
         self._effects = []
         match event:
-            case events.MicrobatchCut(key):
+            case events.MicrobatchCut(key):  # This peer is the origin, and the text is ready.
                 seconds = MAX_ATTEMPTS * self.answers.attempt_seconds(self.candidates(None, ()))
                 self._begin(key, Job("forward", now + seconds, own=True))
             case events.ActArrived():
@@ -181,7 +182,7 @@ class Pipeline:
                     self._reroute(key, "busy", now)
             case events.NackArrived(peer, key, attempt, code):
                 if self._is_current(peer, key, attempt):
-                    if code not in IS_WELL:
+                    if code not in IS_WELL:  # The refusal shows a fault of the peer.
                         self.router.failed(peer, now)
                     self._reroute(key, code, now)
             case events.CancelArrived(peer, key, attempt):
@@ -195,22 +196,22 @@ class Pipeline:
         return self._effects
 
     def next_deadline(self) -> float:
-        """Return when the caller must pass a `PipelineTick` if no other event comes before; infinity:
-        never."""
+        """Return when the caller must pass a `PipelineTick` if no other event comes before; inf: never."""
         due = float("inf")
         for job in self._open.values():
             if job.phase == "waiting":
                 due = min(due, job.next_deadline)
             elif job.phase == "unrouted":
                 due = min(due, job.deadline, job.retry_at)
-        oldest_done = next(iter(self._done.values()), None)
+        oldest_done = next(iter(self._done.values()), None)  # Its GRAD is freed after `KEEP_SECONDS`.
         return due if oldest_done is None else min(due, oldest_done.done_at + KEEP_SECONDS)
 
     # -- events ---------------------------------------------------------------------------------------
 
     def _accept_act(self, act: events.ActArrived, now: float) -> None:
-        """Handle an ACT: begin a new microbatch if there is memory. Else it waits if it has a reservation, or
-        gets BUSY. NACK answers a cancelled attempt, and a committed microbatch whose GRAD is not kept."""
+        """Handle an ACT: begin a new microbatch if there is memory. Else it waits if the guide expects it (it
+        has a reservation), or gets BUSY. NACK answers an attempt whose CANCEL came first, and a committed
+        microbatch whose GRAD is no longer kept."""
         job = self.jobs.get(act.key)
         cancelled_attempt = self._cancelled_early.pop((act.peer, act.key), 0)
         if cancelled_attempt >= act.attempt:
@@ -226,7 +227,8 @@ class Pipeline:
             self._effects.append(events.SendNack(act.key, act.peer, act.attempt, "committed", reason))
             return
         job = Job("forward", now + act.deadline_seconds, above={act.peer: act.attempt})
-        if self.under_way - len(self._queued) < self.slots and not self._queued:
+        microbatches_in_memory = self.under_way - len(self._queued)
+        if microbatches_in_memory < self.slots and not self._queued:
             self._begin(act.key, job)
         elif self.guide is not None and self.guide.expects(act.key, act.peer):
             job.phase = "door"
@@ -237,8 +239,8 @@ class Pipeline:
 
     def _handle_repeated_act(self, job: Job, act: events.ActArrived, now: float) -> None:
         """Handle an ACT for a known microbatch, from the same sender (its link broke) or from another peer
-        after a re-route above. If it is done, GRAD is sent again. Otherwise the sender waits too, beside the
-        earlier ones, or gets BUSY if too many wait."""
+        after a re-route above. If it is done, GRAD is sent again. Otherwise the sender is added to `above`,
+        the peers that wait for GRAD, or gets BUSY if too many wait."""
         if job.phase == "done":
             self.ledger.repeated += 1
             self._effects.append(events.SendGrad(act.key, act.peer, act.attempt))
@@ -264,8 +266,8 @@ class Pipeline:
         self, key: MicrobatchId, now: float, full: Collection[PeerId] | None = None
     ) -> Collection[PeerId] | None:
         """Send a ready output to the best peer of the next stage. Without a peer that has room, try again
-        later. Drop a microbatch that is cancelled, late or out of attempts. `full` are candidates that were
-        just found to have no room. Returns the candidates known to have none now; None if unknown."""
+        later. Drop a microbatch that is cancelled, late or out of attempts. `full` are the candidates among
+        which the call before found no room, if it did. Returns such a set for the next call, or None."""
         job = self.jobs[key]
         if job.cancelled:
             self.ledger.drop("cancelled")
@@ -280,7 +282,7 @@ class Pipeline:
         candidates = self.candidates(key, job.tried)
         if self.guide is not None:
             peer = self.guide.choose(key, candidates, now, job.tried)
-        elif candidates == full:
+        elif candidates == full:  # The router would find no room either.
             peer = None
         else:
             peer = self.router.choose(candidates, now, avoid=job.tried)
@@ -289,6 +291,7 @@ class Pipeline:
             if self.guide is None:
                 job.retry_at = min(now + RETRY_SECONDS, self.router.room_at(candidates, now))
             return candidates
+        # This hop keeps a share of the time for itself, so that it can answer before the peer above gives up.
         kept_share = min(MAX_MARGIN, 1.0 / (self.stages_below + 1))
         wait_seconds = self.answers.patience(peer, 0.0 if job.own else time_left)
         wait_seconds = min(wait_seconds, time_left * (1.0 - kept_share))
@@ -301,13 +304,13 @@ class Pipeline:
         return None
 
     def _accept_grad(self, peer: PeerId, key: MicrobatchId, now: float) -> None:
-        """Start the backward pass with the first GRAD from any peer that was tried; any of them is right. If
-        an earlier attempt answered, cancel the newest. A GRAD that no microbatch needs is only counted."""
+        """Start the backward pass with the first GRAD that comes, from any peer that was tried. If it answers
+        an earlier attempt, cancel the newest. A GRAD that no microbatch needs is only counted."""
         if not self.expects_answer(key, peer):
             self.ledger.late_answers += 1
             return
         job = self.jobs[key]
-        if peer == job.next:
+        if peer == job.next:  # It answers the newest attempt.
             job.answer_seconds = now - job.tried[peer]
             self.router.ended(peer)
         elif job.phase == "waiting" and job.next is not None:
@@ -319,7 +322,8 @@ class Pipeline:
         self._route_all_unrouted(now)
 
     def _finish(self, key: MicrobatchId, tokens: int, now: float) -> None:
-        """Count a microbatch as committed and send its gradient to all peers that wait for it."""
+        """Count a microbatch as committed and send its gradient to all peers that wait for it. At the origin
+        none does, and the microbatch is forgotten. Elsewhere it is kept for a repeated ACT."""
         job = self.jobs[key]
         self.ledger.commit(key, tokens)  # It counts even if it was cancelled while it was computed.
         if job.answered_by is not None and job.answer_seconds is not None:
@@ -342,11 +346,11 @@ class Pipeline:
         self.router.failed(peer, now)
 
     def _handle_cancel(self, peer: PeerId, key: MicrobatchId, attempt: int) -> None:
-        """Handle a CANCEL from a peer above, for its attempts up to `attempt`. The short CANCEL may arrive
-        before the long ACT; it is then remembered for the ACT."""
+        """Handle a CANCEL from a peer above, for its attempts up to `attempt`. The peer no longer waits for
+        GRAD. The short CANCEL may overtake its long ACT; then it is remembered until the ACT comes."""
         job = self.jobs.get(key)
         newest_attempt = job.above.get(peer, 0) if job is not None else 0
-        if job is None or newest_attempt < attempt:
+        if job is None or newest_attempt < attempt:  # The ACT has not come yet.
             self._cancelled_early[peer, key] = attempt
             if len(self._cancelled_early) > MAX_OVERTAKEN:
                 self._cancelled_early.popitem(last=False)
@@ -360,9 +364,10 @@ class Pipeline:
             self._cancel(key)
 
     def _handle_failure(self, failed: events.ComputeFailed, now: float) -> None:
-        """Try another peer if only the gradient was invalid and a peer still waits. Otherwise drop it."""
+        """Send the microbatch to another peer below if only the gradient from below was invalid (`again`) and
+        a peer still waits for the microbatch. Otherwise drop it."""
         job = self.jobs[failed.key]
-        # Without an answer from below, the fault may lie in what came from above.
+        # Without an answer from below, the fault may lie in what came from above: blame no peer.
         if failed.again and job.answered_by is not None:
             self.router.failed(job.answered_by, now)
             job.rejected.add(job.answered_by)
@@ -372,11 +377,12 @@ class Pipeline:
             self._abandon(failed.key, failed.code, failed.reason, now)
 
     def _handle_tick(self, now: float) -> None:
-        """Handle missed deadlines, look for a next peer again, and free GRADs that were kept long enough."""
+        """Handle passed time: re-route microbatches whose answer is late, look for a next peer again for
+        those without one, and free GRADs that were kept long enough. `full` is as in `_route`."""
         full: Collection[PeerId] | None = None
         for key, job in list(self._open.items()):
             if job.phase == "waiting" and now >= job.next_deadline:
-                full = None
+                full = None  # The re-route changes who has room.
                 self.answers.missed(job.sent_at, now)
                 if job.next is not None:
                     self.router.overdue(job.next, now - job.tried[job.next])
@@ -406,13 +412,13 @@ class Pipeline:
         return job is not None and job.phase == "waiting" and job.next == peer and job.attempt == attempt
 
     def _reroute(self, key: MicrobatchId, code: str, now: float) -> None:
-        """Count the failed attempt under the reason `code`, and send the microbatch to another peer. After
-        BUSY the same peer may be tried again, and the attempt is no failure."""
+        """End the newest attempt for the reason `code`, and send the microbatch to another peer. After BUSY
+        the same peer may be tried again, and the attempt does not count as a failure."""
         job = self.jobs[key]
         if job.next is not None:
             self.router.ended(job.next)
         self.ledger.rerouted[code] = self.ledger.rerouted.get(code, 0) + 1
-        if code == "busy" and job.next is not None:
+        if code == "busy" and job.next is not None:  # The peer did nothing yet and may be tried again.
             job.tried.pop(job.next, None)
         else:
             job.failures += 1
@@ -454,9 +460,9 @@ class Pipeline:
 
 
 def granted(peer: PeerId, askers: Iterable[PeerId], free: int) -> int:
-    """Return how many microbatches `peer` may have in flight at the receiver (CREDIT), at least 1. They are
-    those that it has there, and a share of the `free` slots. All peers that have some there get equal shares,
-    rounded up. `askers` has one entry for each microbatch in flight: the peer that sent it."""
+    """Return how many microbatches `peer` may have in flight at this receiver, at least 1: those that it has
+    here already, and a share of the `free` slots. `peer` and all peers with microbatches here get equal
+    shares, rounded up. `askers` has one entry for each microbatch in flight: the peer that sent it."""
     in_flight = Counter(askers)
     peers = in_flight.keys() | {peer}
     free_share = -(-free // len(peers))

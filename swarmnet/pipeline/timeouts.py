@@ -69,16 +69,16 @@ class AnswerTimes:
         return max(self.patience(), DEADLINE_FACTOR * min(fastest, LONGEST_EXPECTED_SECONDS))
 
     def patience(self, peer: PeerId | None = None, given: float = 0.0) -> float:
-        """Return the seconds to wait for GRAD from `peer` before another peer is tried. They are a multiple
-        of the usual time, or of the peer's own if it is slower. `given` is how long the peer above waits for
-        this one. Without measurements, this peer waits at least for the share of the stages below in
-        `given`."""
-        of_peer = self.router.expected_seconds(peer) if peer is not None else None
+        """Return the seconds to wait for GRAD from `peer` (None: any) before another peer is tried. They are
+        a multiple of the usual answer time, or of the peer's own if it is slower. Before the first answer
+        they are at least the share of `given` that falls to the stages below. `given` is how long the peer
+        above, which sent the microbatch here, waits for this one."""
+        peer_seconds = self.router.expected_seconds(peer) if peer is not None else None
         if self.usual is None:
             share_of_given = given * self.stages_below / (self.stages_below + 1)
-            of_slow_peer = DEADLINE_FACTOR * min(of_peer or 0.0, LONGEST_EXPECTED_SECONDS)
+            of_slow_peer = DEADLINE_FACTOR * min(peer_seconds or 0.0, LONGEST_EXPECTED_SECONDS)
             return max(self.first, share_of_given, of_slow_peer)
-        expected = max(self.usual, of_peer or 0.0)
-        is_untried = peer is not None and of_peer is None
+        expected = max(self.usual, peer_seconds or 0.0)
+        is_untried = peer is not None and peer_seconds is None
         shortest = FIRST_DEADLINE_SECONDS if is_untried else SHORTEST_DEADLINE_SECONDS * self.stages_below
         return max(shortest, DEADLINE_FACTOR * expected, SLOWEST_FACTOR * self.slowest)

@@ -85,13 +85,14 @@ class GradientSum:
     def _add_gradient(
         self, get_sum: Callable[[], Tensor | None], pop_grad: Callable[[Tensor], Tensor], leaf: Tensor
     ) -> None:
-        """Add the gradient of a leaf to its part of the sum, unless the microbatch's gradient has exceeded
-        the norm limit so far. `get_sum` returns that part; None if it is no longer summed."""
+        """Add the gradient of `leaf` to its part of the sum, and its squared norm to that of the microbatch.
+        The gradient is left out if the norm of the microbatch now exceeds `MAX_NORM`. `pop_grad` removes the
+        gradient from the leaf. `get_sum` returns the part of the sum; None if the leaf is not summed."""
         gradient, sum = pop_grad(leaf), get_sum()
-        if sum is None:  # Its graph is older than the current layout.
+        if sum is None:  # The leaf's graph was built before the set of summed parameters changed.
             return
         norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
-        if gradient.device.type != "cpu":  # Reading the norm would wait for the device.
+        if gradient.device.type != "cpu":  # All stays on the device, because `norm.item()` would wait for it.
             self._squares.addcmul_(norm, norm)
             sum += torch.where(self._squares <= MAX_NORM**2, gradient, 0)
             return

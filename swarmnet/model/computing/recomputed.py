@@ -50,15 +50,16 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(context: _Context, gradient_BTD: Tensor) -> tuple[Tensor | None, ...]:
-        """Compute the layer again and return its gradients: None for `layer`, and one for each tensor that
-        needs it, else None. `gradient_BTD` is the gradient at the layer's output."""
+        """Compute the layer again from its saved input and weights. Returns one item for each argument of
+        `apply`: None for the function `layer`, then the gradient of each tensor, or None if it needs none.
+        `gradient_BTD` is the gradient at the layer's output."""
         are_needed = context.needs_input_grad[1:]
         leaves = [
             tensor.detach().requires_grad_(is_needed)
             for tensor, is_needed in zip(context.saved_tensors, are_needed, strict=True)
         ]
         with torch.enable_grad():
-            # The sum has gradient `gradient_BTD` at the output. Passing it itself makes torch import sympy.
+            # The sum has gradient `gradient_BTD` at the output. To pass that to autograd imports sympy.
             product = (context.layer(*leaves) * gradient_BTD).sum()
         gradients = iter(torch.autograd.grad(product, [leaf for leaf in leaves if leaf.requires_grad]))
         return None, *(next(gradients) if is_needed else None for is_needed in are_needed)

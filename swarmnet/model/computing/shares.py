@@ -1,11 +1,13 @@
 """Divide the weights of a stage among several devices, as torch.distributed.fsdp does.
 
-All weights of a stage are one flat vector (`flat_layout.py`). It is divided into *planes*, one after another,
-each a matrix [chunks, chunk] whose rows are equally long chunks of the vector. A *block* is a layer, the
-embedding or the head. A *piece* is the matrices, or the vectors, that one block has in one plane: a range of
-the plane's rows. A device's *share* is a range of rows of each piece, cut as torch.chunk does. FSDP cuts a
-parameter [chunks, chunk] the same way. A share has its own layout. An optimizer
-works in it as in that of a whole stage, because chunks are independent.
+All weights of a stage are one flat vector. Parts of it, the *planes*, are matrices whose rows are *chunks* of
+equal length. Each block (such as a layer or the head) has some consecutive rows of a plane, a *piece*. Each
+piece is divided among the devices by rows, as FSDP divides a parameter. A device's parts, joined, are its
+*share*:
+
+    plane of a stage     piece: layer 0     piece: layer 1
+    rows (chunks)        0 1 2 3            4 5 6 7
+    device               0 0 1 1            0 0 1 1       -> share of device 0: rows 0 1 4 5
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class DeviceRange:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The shares of a stage on `devices` devices."""
+    """The shares of a stage on `devices` devices. An optimizer works in a share as in a whole stage, because
+    chunks are independent."""
 
     whole: Layout
     devices: int
@@ -63,8 +66,8 @@ class Shares:
         return [rows for rows in of_pieces if rows.start < rows.stop]
 
     def runs(self) -> Iterator[DeviceRange]:
-        """Yield the ranges of the flat vector in order, each with the device that has it. A device's share
-        consists of its own ranges, one after the other."""
+        """Yield the ranges of the flat vector in order, each with the device that has it: one for each piece
+        and device, unless it is empty. A device's share consists of its own ranges, one after the other."""
         for piece in self.pieces:
             plane = self.whole.planes[piece.plane]
             for device in range(self.devices):
@@ -75,9 +78,10 @@ class Shares:
                     yield DeviceRange(device, start, stop)
 
     def layout(self, device: int) -> Layout:
-        """Return the layout of a device's share. It has all parameters of the stage in the same order,
-        because some code identifies them by number. Each is a vector, empty if the device has none of it."""
-        placed: list[tuple[DeviceRange, int]] = []
+        """Return the layout of a device's share: the places of parameters, planes and padding in it. It lists
+        all parameters of the stage in the same order, because some code identifies them by number. Each is
+        a vector of the parameter's values that lie on the device, or empty if none do."""
+        placed: list[tuple[DeviceRange, int]] = []  # Each range of the stage, and its offset in the share.
         size = 0
         for device_range in self.runs():
             if device_range.device == device:
@@ -86,15 +90,16 @@ class Shares:
         entries = tuple(_part_of(entry, placed) for entry in self.whole.entries)
         padding: list[tuple[int, int]] = []
         for device_range, offset in placed:
-            shift = offset - device_range.start
-            for start, stop in self.whole.padding:
-                first, last = max(start, device_range.start), min(stop, device_range.stop)
-                if first < last:
-                    padding.append((shift + first, shift + last))
+            shift = offset - device_range.start  # From a place in the stage to its place in the share.
+            for padding_start, padding_stop in self.whole.padding:
+                start = max(padding_start, device_range.start)
+                stop = min(padding_stop, device_range.stop)
+                if start < stop:  # The device has a part of this padding.
+                    padding.append((start + shift, stop + shift))
         return Layout(entries, tuple(self._planes(device)), tuple(padding), size)
 
     def _planes(self, device: int) -> Iterator[Plane]:
-        """Yield the planes of a device's share: the chunks that it has of each plane of the stage."""
+        """Yield the planes of a device's share: for each plane of the stage, the chunks that it has of it."""
         offset = 0
         for number, plane in enumerate(self.whole.planes):
             chunks = sum(rows.stop - rows.start for rows in self.rows(number, device))
@@ -104,9 +109,9 @@ class Shares:
 
 
 def pieces_of(layout: Layout) -> Iterator[Piece]:
-    """Yield the pieces of a stage in the order of the flat vector: for each plane, its parameters grouped by
-    block and by whether they are vectors. A piece begins with the row of its first parameter, and ends where
-    the next piece of the plane begins."""
+    """Yield the pieces of a stage in the order of the flat vector. A piece has the matrices, or the vectors,
+    of one block in one plane. It begins with the row of its first parameter (*entry* of the layout), and ends
+    where the next piece of the plane begins."""
     for number, plane in enumerate(layout.planes):
         inside = [entry for entry in layout.entries if plane.offset <= entry.offset < plane.stop]
         inside.sort(key=lambda entry: entry.offset)
@@ -115,12 +120,14 @@ def pieces_of(layout: Layout) -> Iterator[Piece]:
         firsts = [(entries[0].offset - plane.offset) // plane.chunk for entries in entries_of_pieces]
         stops = [*firsts[1:], plane.chunks]
         for entries, first, stop in zip(entries_of_pieces, firsts, stops, strict=True):
-            yield Piece(entries[0].block, number, first, stop - first, entries)
+            block = entries[0].block
+            yield Piece(block=block, plane=number, first=first, chunks=stop - first, entries=entries)
 
 
 def _part_of(entry: Entry, placed: list[tuple[DeviceRange, int]]) -> Entry:
-    """Return the part of a parameter that a device has, as a vector, or an empty one. `placed` are the
-    device's ranges with their offsets in its share. A parameter is in one piece, so in at most one range."""
+    """Return the entry of a parameter in a device's share: a vector of the values that the device has, or an
+    empty one. `placed` are the device's ranges of the stage's flat vector, each with its offset in the share.
+    A parameter lies in one piece, and a device has at most one range of that."""
     for device_range, offset in placed:
         start = max(entry.offset, device_range.start)
         stop = min(entry.offset + entry.size, device_range.stop)

@@ -1,15 +1,14 @@
 """One device's part of the weights of a stage that several devices hold together with FSDP2
 (torch.distributed.fsdp).
 
-A piece is the matrices or the vectors of one block, such as a decoder layer (`shares.py`). Each device holds
-some rows of every piece and gathers a whole layer only while it is computed. A microbatch's sequences are
-divided between the devices. Gradients are summed over all devices, and each device receives the sum for its
-own rows. All devices make the same calls in the same order. A *version* is one published set of weights. A
-graph of autograd that waits for its backward pass needs the version that it was built on.
+A *piece* is the matrices, or the vectors, of one block, such as a decoder layer. For FSDP it is one parameter
+[rows, chunk]. Each device holds some rows of every piece, together its *share*, and gathers a whole layer
+only while it is computed. A microbatch's sequences are divided between the devices. Gradients are summed over
+all devices, and each device receives the sum for its own rows. All devices make the same calls in the same
+order. The gains of norms are gathered once for all layers and stay in float32.
 
-For FSDP a piece is one parameter [chunks, chunk]. FSDP shards it by rows, and a row is a chunk of the flat
-vector, the unit in which the synchronization methods compress. Gains of norms are gathered once for all
-layers and stay in float32.
+A *version* is one published set of weights. A graph of autograd that waits for its backward pass (an *open*
+graph) needs the version that it was built on.
 """
 
 from __future__ import annotations
@@ -68,9 +67,11 @@ class SpreadWeights:
         return {}
 
     def _collect_gradients(self, shares: Shares) -> None:
-        """Record where each parameter's rows lie in this device's share, and sum their gradients there. Empty
-        gradients, of pieces without rows here, are dropped, because FSDP would keep them."""
-        parameters, offset = self._stage.by_piece(), 0
+        """Record in `_placed` where each parameter's rows lie in this device's share (offset, parameter), and
+        make autograd sum their gradients there. A parameter without rows here gets empty gradients. These are
+        dropped, because FSDP would keep them."""
+        parameters = self._stage.by_piece()  # By plane and first row.
+        offset = 0
         for piece in shares.pieces:
             rows = piece.rows(self._rank, self._ranks)
             if rows.start < rows.stop:
@@ -80,7 +81,8 @@ class SpreadWeights:
                 self._gradient.watch_rows(offset, offset + size, parameter, _pop_local_gradient)
                 offset += size
         for parameter in parameters.values():
-            if all(parameter is not placed for _, placed in self._placed):
+            has_rows_here = any(parameter is placed for _, placed in self._placed)
+            if not has_rows_here:
                 parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
 
     @property
@@ -95,6 +97,7 @@ class SpreadWeights:
         for start, tile in tiles:
             for offset, parameter in self._placed:
                 values = _local_vector(parameter)
+                # The overlap of this tile and this parameter.
                 first, stop = max(offset, start), min(offset + len(values), start + len(tile))
                 if first < stop:
                     values[first - offset : stop - offset] = tile[first - start : stop - start]
@@ -108,9 +111,8 @@ class SpreadWeights:
         raise ValueError("several devices train all of a stage (not_divisible)")
 
     def _load(self, version: object) -> None:
-        """Copy the values of this version into the FSDP parameters, unless they are there already. The
-        parameters hold one version at a time; the one that they held is copied first, unless a copy exists.
-        The copy of the newest version is dropped once the parameters hold it."""
+        """Write the values of this version from its copy into the FSDP parameters, unless they are there
+        already. The version that the parameters held before is copied first, unless it has a copy."""
         if version is self._loaded:
             return
         assert isinstance(version, _Version)
@@ -121,7 +123,7 @@ class SpreadWeights:
         for values, (_, parameter) in zip(version.copy, self._placed, strict=True):
             _local_vector(parameter).copy_(values)
         self._loaded = version
-        if version is self._newest:
+        if version is self._newest:  # `publish` or a later `_load` copies it again if necessary.
             version.copy = None
 
     def rows(self, sequences: int) -> Rows:

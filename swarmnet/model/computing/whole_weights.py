@@ -135,10 +135,10 @@ class WholeWeights:
         }
 
     def publish(self, tiles: Tiles, in_use: Callable[[object], bool]) -> None:
-        """Publish new weights (offset in the flat vector, values) as a new version, a set of leaf tensors.
-        The flat vector is overwritten, or a new one is allocated if `in_use` says that an open graph needs
-        it. Gains of norms stay in float32 if the flat vector is bf16. Gradients of each trained leaf are
-        summed from now on. Raises ValueError if frozen weights are missing."""
+        """Publish new weights as a new version, a set of leaf tensors. `tiles` are (offset in the flat
+        vector, values). The flat vector is overwritten, or a new one is allocated if `in_use` says that an
+        open graph needs it. If it is bf16, the leaves of the gains of norms are float32 (`_vectors`).
+        Gradients of trained leaves are summed from now on. ValueError if frozen weights are missing."""
         if len(self._frozen) < len(self._frozen_layout.entries):
             raise ValueError("freeze weights first")
         if self._flat is None or in_use(self._version):
@@ -146,11 +146,12 @@ class WholeWeights:
         for start, tile in tiles:
             self._flat[start : start + len(tile)] = tile
             for entry, vector in self._vectors:
+                # The range of the flat vector that is both in this tile and in this parameter.
                 first, stop = max(entry.offset, start), min(entry.offset + entry.size, start + len(tile))
                 if first < stop:
                     vector[first - entry.offset : stop - entry.offset] = tile[first - start : stop - start]
         vectors = {entry.name: vector.clone() for entry, vector in self._vectors}
-        # New leaves, because those of the version before may be in a graph.
+        # New leaves, because an open graph may contain those of the version before.
         self._version = {}
         for name, view in views_of(self._flat, self._layout).items():
             leaf = vectors.get(name, view).detach()

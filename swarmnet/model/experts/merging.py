@@ -47,7 +47,7 @@ class ExpertMerging:
 
     def merge(self, units: Tensor, round: int) -> None:
         """Move each expert of the stage towards its nearest experts, in place, as part of settling `round`.
-        `units` is int32 [layout.size]. Does nothing in most rounds (`share`)."""
+        `units` is int32 [layout.size]. Does nothing in most rounds, in which `share` returns 0."""
         share = self.share(round)
         if not share:
             return
@@ -69,16 +69,19 @@ class ExpertMerging:
 
 def nearest_of(gates_EP: Tensor, count: int) -> list[list[int]]:
     """Return for each expert the `count` others with the largest cosine, nearest first; ties by number. The
-    matrices `gates_EP` are in units and are compared in fewer bits, so that all sums are exact."""
+    matrices `gates_EP` are in units. They are rounded down to `COMPARED_BITS` bits and limited to 1, so that
+    all sums are exact in float64."""
     compared_EP = (gates_EP >> (GRID_BITS - COMPARED_BITS + 1)).to(torch.float64)
     largest = float(1 << (COMPARED_BITS - 1))
     compared_EP.clamp_(-largest, largest)
     products = (compared_EP @ compared_EP.T).to(torch.int64).tolist()
 
     def nearness(expert: int, other: int) -> Fraction:
-        """Return cosine * abs(cosine) up to a factor that is the same for all others of this expert."""
+        """Return cosine * abs(cosine) up to a factor that is the same for all others of this expert. It
+        orders them as the cosine does, and needs no square root."""
         product = products[expert][other]
-        return Fraction(product * abs(product), max(1, products[other][other]))
+        squared_norm = products[other][other]
+        return Fraction(product * abs(product), max(1, squared_norm))
 
     nearest = []
     for expert in range(len(products)):

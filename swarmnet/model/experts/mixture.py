@@ -76,15 +76,15 @@ def feed_forward(
     members: Mapping[str, Tensor], shape: ModelShape, which: str, x: Tensor, is_varied: bool = False
 ) -> Tensor:
     """Compute SwiGLU (arXiv:2002.05202), [..., D] to [..., D]. `which` is the prefix of its weights' names.
-    Set `is_varied` if x has another number of rows each time."""
+    `is_varied` says that x has another number of rows each time (linear.py)."""
     gate_F, up_F = lora_products(members, shape, x, [f"{which}gate_proj", f"{which}up_proj"], is_varied)
     (down,) = lora_products(members, shape, functional.silu(gate_F) * up_F, [f"{which}down_proj"], is_varied)
     return down
 
 
 def unevenness(shape: ModelShape, choice: ExpertRouting) -> Tensor:
-    """Return the balance loss of one layer, summed over the tokens. At perfect balance all layers together
-    have `aux_loss_coef` per token. Only the shares learn from it: a number of tokens has no gradient."""
+    """Return the balance loss of one layer, summed over the tokens. At perfect balance the losses of all
+    layers add up to `aux_loss_coef` per token. The load, a count of choices, has no gradient; shares have."""
     shares_NE, chosen_NA = choice.shares, choice.chosen
     tokens, count = shares_NE.shape
     load_E = torch.bincount(chosen_NA.flatten(), minlength=count) / chosen_NA.numel()
