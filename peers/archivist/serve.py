@@ -2,8 +2,8 @@
 
 The archivist acts like a peer of the stage. It reports that it has not begun to train, and so takes no part
 in agreements. A newcomer sends `Hello` with its record. If the run admits it, the archivist answers `Hello`,
-and serves it as long as it sends requests. The weights of a stage are in memory only while a newcomer is
-being served."""
+and serves it as long as it sends requests. The weights of a stage are in memory only while a newcomer of it
+is being served."""
 
 from __future__ import annotations
 
@@ -172,15 +172,20 @@ class NewcomerService:
         except WireError as error:
             self.log_event(events.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
             return
-        self._stop_serving(peer)
-        self._newcomers[peer] = _Newcomer(stage, link, self._loop.time())
+        self._stop_serving(peer)  # Ends an earlier link to this peer, if there is one.
+        self._newcomers[peer] = _Newcomer(stage, link, asked_at=self._loop.time())
         run = run_bytes(self.signed.run_id)
         self.post(peer, Hello(WIRE_VERSION, run, self.record(), self.admission.invite))
         self._beat()
 
     def _beat(self) -> None:
-        """Send a heartbeat to every newcomer, drop those without recent requests, and repeat in a second."""
+        """Send a heartbeat to every newcomer, drop those without recent requests, and repeat in a second. The
+        heartbeat says that this peer is not ready, and wants to keep the link."""
         now = self._loop.time()
+        heartbeat = Heartbeat(
+            sequence=0, echo=-1, echo_delay=0.0, stage=NO_STAGE, ready=False, slots=0, service_seconds=0.0,
+            round=0, wanted=True,
+        )  # fmt: skip
         for peer, newcomer in list(self._newcomers.items()):
             if newcomer.link.closed:
                 self._stop_serving(peer)
@@ -188,7 +193,7 @@ class NewcomerService:
                 self._start_task(None, self._close_politely(newcomer.link))
                 self._stop_serving(peer, close=False)
             else:
-                self.post(peer, Heartbeat(0, -1, 0.0, NO_STAGE, False, 0, 0.0, 0, True))
+                self.post(peer, heartbeat)
         if self._newcomers:
             self._timer.arm(now + BEAT_SECONDS)
 
@@ -237,7 +242,9 @@ class NewcomerService:
 
     def on_request(self, peer: PeerId, message: GetState | GetChunk) -> bool:
         """Handle a newcomer's request. Returns True if it can be answered now from the weights in memory.
-        Weights that are missing or older than the archive's are loaded; the newcomer repeats its request."""
+
+        Otherwise the archive's newest weights are loaded, or the initial weights while nothing is archived,
+        and the newcomer repeats its request."""
         newcomer = self._newcomers[peer]
         newcomer.asked_at = self._loop.time()
         newest = self.archive.newest(newcomer.stage)
@@ -247,18 +254,19 @@ class NewcomerService:
                 self._loading.add(newcomer.stage)
                 self._start_task(None, self._load_initial_weights(newcomer.stage, self.model))
             return False
-        if not newest or (snapshots.held and self._newest_when_loaded.get(newcomer.stage) == newest[0].round):
+        if not newest:
             return True
+        if snapshots.held and self._newest_when_loaded.get(newcomer.stage) == newest[0].round:
+            return True  # The newest weights are in memory.
         if newcomer.stage not in self._loading:
             self._loading.add(newcomer.stage)
             self._start_task(None, self._load_checkpoint(newcomer.stage, newest))
-        # A newcomer that is fetching older weights gets their remaining chunks, which are not requested
-        # again.
+        # Older weights are in memory until then: a newcomer that is fetching them gets the other chunks.
         return bool(snapshots.held) and isinstance(message, GetChunk)
 
     def gave(self, stage: int, size: int) -> None:
-        """Count a chunk that was sent on a carrier's connection, which does not name its peer. All newcomers
-        of the stage count as active, because each may be fetching."""
+        """Count the `size` bytes of a chunk that was sent on a connection for chunks only. The receiver is
+        not known there. All newcomers of the stage thus count as active, because each may be fetching."""
         self.served_bytes[stage] += size
         for newcomer in self._newcomers.values():
             if newcomer.stage == stage:
@@ -282,7 +290,7 @@ class NewcomerService:
                 await asyncio.to_thread(snapshots.hold, weights)
                 return
         finally:
-            self._newest_when_loaded[stage] = newest[0].round
+            self._newest_when_loaded[stage] = newest[0].round  # Even if unreadable: it is not tried again.
             self._loading.discard(stage)
             self._free_unused(stage)  # The newcomer may have gone meanwhile.
 
