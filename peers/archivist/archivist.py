@@ -151,7 +151,7 @@ class Archivist:
     async def once(self) -> None:
         """Archive every stage once, and write the order and the contributors. A failure is reported, and the
         other stages are archived nevertheless."""
-        await self._prune()  # First, because a full archive may need the space.
+        await self._prune()  # First: if the policy now keeps less, a full archive has space again.
         for stage in self._layouts:
             try:
                 await self.fetch_stage(stage)
@@ -204,8 +204,8 @@ class Archivist:
         await self._prune()
 
     async def _prune(self) -> None:
-        """Delete the checkpoints that the policy does not keep. Errors of the store are only reported, since
-        nothing is lost by them."""
+        """Delete the checkpoints that the policy does not keep. Errors of the store are only reported, and a
+        later call tries again."""
         interval = self.manifest.rounds.snapshot_interval
         prune = partial(self.archive.prune, interval, self.policy.newest, self.policy.every)
         try:

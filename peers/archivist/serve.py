@@ -255,7 +255,7 @@ class NewcomerService:
                 self._start_task(None, self._load_initial_weights(newcomer.stage, self.model))
             return False
         if not newest:
-            return True
+            return True  # Nothing is archived, and no initial weights are left to load.
         if snapshots.held and self._newest_when_loaded.get(newcomer.stage) == newest[0].round:
             return True  # The newest weights are in memory.
         if newcomer.stage not in self._loading:
