@@ -222,8 +222,9 @@ class NewcomerService:
     def _free_unused(self, stage: int) -> None:
         """Free the weights of a stage when no newcomer of it is served."""
         if stage not in {newcomer.stage for newcomer in self._newcomers.values()}:
-            self.snapshots[stage][0].held = ()
-            self.snapshots[stage][0].start = None
+            snapshots, _ = self.snapshots[stage]
+            snapshots.held = ()
+            snapshots.start = None
 
     # -- responses ------------------------------------------------------------------------------------
 
@@ -299,7 +300,9 @@ class NewcomerService:
         archived."""
         try:
             units = await asyncio.to_thread(start_state, model, self.signed.manifest, stage)
-            await asyncio.to_thread(self.snapshots[stage][0].hold, Weights(units, -1, START, tokens=0))
+            snapshots, _ = self.snapshots[stage]
+            weights = Weights(units, settled_round=-1, chain=START, tokens=0)
+            await asyncio.to_thread(snapshots.hold, weights)
         except UserError as error:
             self.log_event(events.ArchiveUnusable(stage=stage, round=-1, reason=str(error)))
         finally:

@@ -99,10 +99,8 @@ class File:
 def local_file(path: Path, *, named: bool = False, sha256: str = "") -> File:
     """Return a file of this machine. Raises OSError."""
     found = path.stat()
-    return File(
-        str(path), found.st_size, f"{found.st_size}/{found.st_mtime_ns}", partial(_open_local, path), named,
-        sha256,
-    )  # fmt: skip
+    version_mark = f"{found.st_size}/{found.st_mtime_ns}"
+    return File(str(path), found.st_size, version_mark, partial(_open_local, path), named, sha256)
 
 
 def _open_local(path: Path, seekable: bool = False) -> BufferedReader:
@@ -253,7 +251,7 @@ def open_content(file: File) -> Iterator[Content]:
             yield _detect_format(file.name, stream, packed=False)
             return
     with file.open(seekable=True) as stream:
-        yield Content(ROWS, False, stream)
+        yield Content(ROWS, packed=False, stream=stream)
 
 
 def _is_parquet(name: str, head: bytes) -> bool:
