@@ -111,8 +111,7 @@ class LinkContext:
             )
             if envelope.stage == self.stage and envelope.sender in self.told:
                 by_round = self.statements.setdefault(envelope.sender, {})
-                chain_and_digest = bytes(envelope.payload)
-                by_round[envelope.round] = (chain_and_digest, data)
+                by_round[envelope.round] = (bytes(envelope.payload), data)
                 if len(by_round) > ROUNDS_KEPT:
                     del by_round[min(by_round)]
 

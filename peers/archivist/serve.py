@@ -242,10 +242,9 @@ class NewcomerService:
             self.served_bytes[newcomer.stage] += len(body)
 
     def on_request(self, peer: PeerId, message: GetState | GetChunk) -> bool:
-        """Handle a newcomer's request. Returns True if it can be answered now from the weights in memory.
-
-        Otherwise the archive's newest weights are loaded, or the initial weights while nothing is archived,
-        and the newcomer repeats its request."""
+        """Handle a newcomer's request. Returns True if it can be answered now from the weights in memory. If
+        these are not the archive's newest, or the initial ones while nothing is archived, they are loaded.
+        Until then the newcomer repeats its request."""
         newcomer = self._newcomers[peer]
         newcomer.asked_at = self._loop.time()
         newest = self.archive.newest(newcomer.stage)
@@ -266,8 +265,8 @@ class NewcomerService:
         return bool(snapshots.held) and isinstance(message, GetChunk)
 
     def gave(self, stage: int, size: int) -> None:
-        """Count the `size` bytes of a chunk that was sent on a connection for chunks only. The receiver is
-        not known there. All newcomers of the stage thus count as active, because each may be fetching."""
+        """Count the `size` bytes of a chunk that was sent on a connection for chunks only, which does not
+        name the receiver. All newcomers of the stage count as active, because each may be fetching."""
         self.served_bytes[stage] += size
         for newcomer in self._newcomers.values():
             if newcomer.stage == stage:

@@ -174,10 +174,9 @@ class DocumentText:
         """Approximate number of bytes that a pass reads."""
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the documents block by block, and set `reading`, `whole` and `digest` for this pass. Every
-        pass yields the same blocks while the files are unchanged. From files with more than `longest_bytes`,
-        a random part of that length is read. Raises TextError if there is no document, unless `places` is
-        empty."""
+        """Yield the documents block by block, and set `reading`, `whole` and `digest` for this pass. Of a
+        text over `longest_bytes`, a random part is read. Every pass yields the same blocks while the files
+        are unchanged. Raises TextError if there is no document, unless `places` is empty."""
         self.reading, self.whole, self.digest = replace(self._others), True, hashlib.sha256()
         chance = random.Random(self._seed)
         files = list(self._files)
@@ -375,8 +374,7 @@ def read_text(path: str, warn: Callable[[str], None]) -> bytes:
 
 def held_out_text() -> bytes:
     """Return the source of the standard library modules that are held out of training. It differs between
-    versions of Python: scores are comparable only if its `fingerprint` is equal. Raises TextError if there is
-    none."""
+    versions of Python: scores are comparable only if its `fingerprint` is equal. Raises TextError."""
     library = _standard_library()
     files = [library / f"{module}.py" for module in HELD_OUT]
     texts = [file.read_bytes() for file in files if file.is_file()]
@@ -493,8 +491,7 @@ def leads_out(folder: Path, path: Path) -> bool:
 
 def _walk(root: Path, left_out: frozenset[str], reading: ReadSummary | None = None) -> Iterator[Path]:
     """Yield the files in a folder and its subfolders, sorted, without hidden ones. Subfolders named in
-    `left_out` and links to folders are not entered. `reading` counts links to folders and unreadable
-    folders as skipped."""
+    `left_out` and links to folders are not entered. `reading` counts such links and unreadable folders."""
 
     def leave_out(path: Path, why: str) -> None:
         if reading is not None:

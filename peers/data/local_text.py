@@ -95,9 +95,8 @@ def shards_here(
     """Return the shards of each source by its name, the cache of their tokens, and what was skipped.
 
     A shard is a file of the text, or several small ones. Documents whose SHA-256 is in `withdrawn` are left
-    out, by the owner's order. Stored tokens of shards that no longer exist are removed. If the run samples
-    text at random, the peer's `public_key` is the seed. Raises TextError if the text is not here, and
-    TextUnreachable if a URL does not answer."""
+    out, by the owner's order. Stored tokens of other shards are removed. The peer's `public_key` is the seed
+    of random sampling. Raises TextError if the text is not here, TextUnreachable if a URL does not answer."""
     if missing := missing_text(manifest, config):
         raise TextError(missing)
     data, reading = manifest.data, ReadSummary()

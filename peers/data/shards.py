@@ -109,9 +109,9 @@ def shards_of(source: TextSource, place: str, reading: ReadSummary) -> list[Shar
 
 
 def source_files(source: TextSource, place: str, reading: ReadSummary) -> list[tuple[str, File]]:
-    """Return (name relative to the place, file) of each file of one source. If the manifest names an index,
-    these are the files in it. `reading` counts what is skipped or missing. Raises TextError if there is no
-    text or another index, and TextUnreachable if a URL does not answer."""
+    """Return (name relative to the place, file) of each file of one source, or of those in its index if the
+    manifest names one. `reading` counts what is skipped or missing. Raises TextError if there is no text or
+    another index, and TextUnreachable if a URL does not answer."""
     listed = _files_in_index(source, place, reading) if source.index else files_at(place, reading)
     named_files = list(listed)
     if not any(file.bytes for _, file in named_files):

@@ -241,9 +241,8 @@ def _only_token(tokens: Sequence[int], end: str, tokenizer: Path | str) -> int:
 
 def open_tokenizer(file: Path | None, vocabulary: int, eos_token: str = "") -> Tokenizer:
     """Return the tokenizer of the tokenizer.json `file`; None: one token per byte. `vocabulary` is the number
-    of tokens of the model. `eos_token` is the manifest's end of text; empty: an empty line separates
-    documents. Raises TextError if the tokenizer has more tokens than the model, or if the end of text is not
-    one token."""
+    of tokens of the model. `eos_token` ends a document; empty: an empty line separates documents. Raises
+    TextError if the tokenizer has more tokens than the model, or if `eos_token` is not one token."""
     tokenizer = FileTokenizer(file, eos_token) if file is not None else ByteTokenizer()
     if file is None and eos_token:
         end = eos_token.encode()
@@ -258,8 +257,7 @@ def open_tokenizer(file: Path | None, vocabulary: int, eos_token: str = "") -> T
 
 def tokenizer_file(data: Data, given: Path | None) -> Path | None:
     """Return `given`, the path of the run's tokenizer.json that the user typed; None: the run's tokens are
-    bytes. The manifest has only a name, never a path. Raises TextError if the run needs a path and none is
-    given, or the reverse."""
+    bytes. Raises TextError if the run needs a path and none is given, or the reverse."""
     if data.tokenizer == BYTES:
         if given is not None:
             raise TextError(f"tokenizer {given} is not for this run, whose tokens are bytes: leave it out")

@@ -102,11 +102,9 @@ class ShardCache:
             raise TextError(f"{error.filename}: cannot be removed: {error.strerror}") from None
 
     def open(self, shard: Shard, progress: Progress) -> ShardTokens:
-        """Return the tokens of a shard, from disk if its text is unchanged; empty if no file can be read.
-
-        Files with the stored version mark are not read. Other files are read for the digest of their text,
-        and tokenized if that differs. Raises TextError if the disk refuses, TextUnreachable, and
-        ReadingStopped."""
+        """Return the tokens of a shard; empty if none of its text can be read. Stored tokens are returned if
+        the files have the stored version mark, or if their text, which is then read, has the stored digest.
+        Raises TextError if the disk refuses, TextUnreachable and ReadingStopped."""
         path, version_mark = self._path(shard), f"{shard.seen}/{self._withdrawn_hash}"
         stored = _read_metadata(path.with_suffix(".json"))
         tokens = None if stored is None else _map_file(path, stored.tokens, self._dtype)
@@ -208,9 +206,8 @@ def encoded(text: DocumentText, tokenizer: Tokenizer, progress: Progress) -> Ite
 
 
 def _encode_batch(batch: Sequence[bytes | None], tokenizer: Tokenizer, reading: ReadSummary) -> Tensor:
-    """Return the tokens of a batch, one-dimensional. A batch has pieces of text, and None between two
-    documents: there the tokens of the end of text are put. Count in `reading` the bytes that the tokens
-    lose."""
+    """Return the tokens of a batch, one-dimensional. A batch has pieces of text, and None for an end of text
+    between two documents. Count in `reading` the bytes that the tokens lose."""
     pieces = [piece for piece in batch if piece is not None]
     tokens = tokenizer.encode_pieces(pieces)
     text_bytes, lost = tokenizer.lost_bytes(pieces, tokens)

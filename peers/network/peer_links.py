@@ -123,8 +123,7 @@ class PeerLinks:
 
     async def close(self, reason: str) -> None:
         """Send the newest record and `Bye` with `reason`, end all links and stop all tasks. An empty `reason`
-        sends neither. The record goes too, so that it is no news to peers that later find it in the
-        directory."""
+        sends neither. Peers that find the record in the directory later then know it already."""
         self._closed = True
         self._timer.close()
         self._silence.close()
@@ -322,9 +321,8 @@ class PeerLinks:
         return known.addresses if known is not None else ()
 
     def _unlink(self, peer: PeerId, code: str, reason: str = "", left: bool = False) -> None:
-        """Drop all links to a peer and notify the listener of the reason. With `left`, the peer has gone: it
-        is forgotten and not dialled again. Without `left`, a link that no side needs counts as released,
-        unless `code` is "moved"."""
+        """Drop all links to a peer and notify the listener of the reason. With `left`, the peer is forgotten
+        and not dialled again. Else a link that no side needs counts as released, unless the peer moved."""
         self._link_pool.drop(peer)
         self._introduced.pop(peer, None)
         known = self.membership.peers.get(peer)

@@ -47,9 +47,8 @@ class RttTracker:
 
     def on_echo(self, peer: PeerId, sequence: int, echo: int, delay_seconds: float, now: float) -> None:
         """Record heartbeat `sequence` of a neighbour, which echoes this peer's heartbeat `echo`. The
-        neighbour sent it `delay_seconds` after it had received that one. Measure the round trip if the time
-        at which this peer sent `echo` is known. The kept value is the minimum, raised a little by longer
-        ones."""
+        neighbour sent it `delay_seconds` after it had received that one. Measure the round trip if the send
+        time of `echo` is known. The kept value is the minimum, raised a little by longer ones."""
         self._received[peer] = _ReceivedHeartbeat(sequence, now)
         sent_at = self._sent.get(echo)
         if sent_at is not None:

@@ -159,9 +159,7 @@ class Archive:
         """Return an index of these entries as JSON. Raises IndexFull if it is too large for readers."""
         # Tokens are stored separately, because earlier programs refuse entries with more fields.
         tokens = {entry.name: entry.tokens for entry in entries if entry.tokens is not None}
-        checkpoints = [
-            {key: value for key, value in asdict(entry).items() if key != "tokens"} for entry in entries
-        ]
+        checkpoints = [{k: v for k, v in asdict(entry).items() if k != "tokens"} for entry in entries]
         content = {"format": FORMAT, "checkpoints": checkpoints, "tokens": tokens}
         data = json.dumps(content, indent=1).encode()
         if len(data) > INDEX_LIMIT:

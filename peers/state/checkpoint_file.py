@@ -306,9 +306,8 @@ class Model:
 
 def newest(source: Path | None) -> Model:
     """Return the newest model in `source`: a checkpoint file, or a folder that is searched with its
-    subfolders (None: the working directory). The run is that of the file that was written last. The model has
-    the newest usable checkpoint of each of its stages, without momenta. Raises CheckpointError if a stage has
-    none."""
+    subfolders (None: the working directory). The last written file decides the run. The model has the newest
+    usable checkpoint of each stage, without momenta. Raises CheckpointError if a stage has none."""
     place = source or Path()
     files = [place] if is_file(place) else sorted(place.rglob("stage-*-round-*.safetensors"))
     if not files:

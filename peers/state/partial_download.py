@@ -2,8 +2,7 @@
 
 A state is a stage's weights, which a joining peer downloads in chunks of equal size. Its root lists the
 hashes of the chunks. A chunk's file is named by the chunk's hash, so it serves every state that contains it.
-Only chunks of the newest download are kept. Files are written without fsync: a damaged chunk is fetched
-again.
+Only chunks of the newest download are kept. A chunk whose file is damaged is fetched again.
 """
 
 from __future__ import annotations
@@ -109,8 +108,7 @@ class Download:
             await self._writing
 
     async def _write_pending(self) -> None:
-        """Write the chunks in `_unwritten` until none is left. If the disk refuses, report it, and write
-        nothing more."""
+        """Write the chunks in `_unwritten` until none is left. If the disk refuses, report it and stop."""
         folder = self._kept.folder
         while self._unwritten and not self._ended and folder is not None:
             indices, self._unwritten = self._unwritten, []

@@ -28,9 +28,7 @@ def open_tensors(file: Path, max_tensors: int = MAX_TENSORS) -> Any:  # noqa: AN
     SafetensorError if the header is not JSON, or exceeds `MAX_HEAD_BYTES` or `max_tensors` tensors."""
     with file.open("rb") as opened:
         start = opened.read(_LENGTH.size)
-        length = 0
-        if len(start) == _LENGTH.size:
-            (length,) = _LENGTH.unpack(start)
+        length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
         if length > MAX_HEAD_BYTES:
             raise SafetensorError(f"its head has {length} bytes, of at most {MAX_HEAD_BYTES}")
         head = opened.read(length)

@@ -294,9 +294,8 @@ class SnapshotService:
             raise
 
     def _choose_restart_root(self, named: dict[PeerId, list[tuple[int, bytes]]]) -> tuple[int, bytes] | None:
-        """Return (round, digest) of the root from which the whole group restarts, when no peer trains.
-        `named` has the roots of the other peers. Peers that know the same disks choose the same root; None if
-        all disks are empty."""
+        """Return (round, digest) of the root from which the group restarts when no peer trains; None if all
+        disks are empty. `named` has the other peers' roots. All peers choose alike from the same disks."""
         me = self.neighbourhood.transport.peer
         own = [(snapshot.root.round, snapshot.root.digest) for snapshot in self.snapshots.held]
         disks = {peer: roots for peer, roots in {me: own, **named}.items() if roots}
@@ -468,8 +467,7 @@ class SnapshotService:
 
     def _apply_effects(self, effects: Sequence[RequestChunk | Dropped]) -> None:
         """Carry out what `SnapshotFetch` has decided: send its requests, and report the holders that it has
-        dropped. Wake `_fetch_root` if the fetch has ended. Set the timer for the next holder that may
-        stall."""
+        dropped. Wake `_fetch_root` if the fetch has ended, and set the timer for the next stall."""
         fetch, root = self._fetch, self._root
         if fetch is None or root is None:
             return

@@ -3,8 +3,7 @@
 The URL is that of a folder in the layout of Hugging Face. It has config.json, model.safetensors or the files
 that model.safetensors.index.json names, and maybe tokenizer.json. The user of this machine names the URL; a
 URL in a manifest is never opened. The local folder gets its final name when all files are complete and have
-the hash that the run names. A failure leaves nothing behind. All calls except `model_here` block: use a
-thread.
+the hash that the run names. Else nothing is left behind. All calls except `model_here` block: use a thread.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ async def model_here(place: str, manifest: Manifest, notify: Notify) -> Path | N
     None if that is empty.
 
     From a URL, the model is first downloaded into a folder that all peers of this machine share. If the run
-    does not start from a model, a URL is ignored, and None returned. Raises StartError if the download
-    fails."""
+    does not start from a model, None is returned for a URL. Raises StartError if the download fails."""
     local = folder_of(place)
     if local is not None or not place or not manifest.init_checkpoint.path:
         return local

@@ -56,8 +56,7 @@ class Contributions:
             self.joules = Counter({peer: count for peer, count in self.joules.items() if peer in peers})
 
     def of_stage(self, stage: int, most: int) -> int:
-        """Return the sum of tokens over the peers of a stage. Each peer counts for at most `most` tokens,
-        which limits false claims."""
+        """Return the sum of the tokens of a stage's peers, each at most `most`, which limits false claims."""
         return sum(min(tokens, most) for (_, held), tokens in self.tokens.items() if held == stage)
 
     def largest(self, count: int, most: int) -> list[tuple[str, str, int]]:

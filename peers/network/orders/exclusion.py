@@ -37,9 +37,8 @@ async def first_look(
 
 
 async def until_excluded(book: OrderBook, gatekeeper: Gatekeeper, me: PeerId) -> None:
-    """Check at each new order, and once in `CHECK_SECONDS`, whether the owner excludes this peer, `me`.
-    Raises UserError if so; until then it runs until cancelled. A refusal by another peer does not count,
-    because any peer can refuse any other."""
+    """Check at each new order, and once in `CHECK_SECONDS`, until cancelled. Raises UserError if the owner
+    excludes this peer, `me`. A refusal by another peer does not count: any peer can refuse any other."""
     order_arrived = asyncio.Event()
 
     def on_order(before: OwnerOrders, now: OwnerOrders) -> None:

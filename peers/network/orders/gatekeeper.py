@@ -69,9 +69,8 @@ class Gatekeeper:
         return None
 
     def invited(self, peer: PeerId, invite: bytes) -> bool:
-        """Return True if a peer is admitted by the `invite` in its record, or, if that is empty, by the one
-        that it has shown before. In a run that is open to all, a peer is admitted unless it is banned or
-        convicted."""
+        """Return True if a peer is admitted by the `invite` in its record, or by an earlier one if that is
+        empty. In a run that is open to all, a peer is admitted unless it is banned or convicted."""
         earlier_data, earlier = self._admitted_invites.get(peer, (b"", None))
         if earlier is None or invite not in (b"", earlier_data):
             return self.refusal(peer, invite) is None
