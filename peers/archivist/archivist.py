@@ -185,7 +185,8 @@ class Archivist:
         archived = self.archive.newest(stage)
         archived_round = archived[0].round if archived else -1
         async with asyncio.timeout(FETCH_SECONDS):
-            weights = await service.fetch(list(stage_links.peers), SNAPSHOTS_ALONE, archived_round)
+            holders = list(stage_links.peers)
+            weights = await service.fetch(holders, have=SNAPSHOTS_ALONE, enough=archived_round)
         if weights is None:
             return  # No snapshot is newer than `archived_round`.
         digest = await asyncio.to_thread(checkpoint_file.state_digest, weights.settled_round, weights.units)

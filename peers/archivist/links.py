@@ -117,7 +117,7 @@ class LinkContext:
 
 
 class ArchivistLinks:
-    """All links of the archivist. As the `Receiver` of its transport it gets every message."""
+    """All links of the archivist. It is the `Receiver` of the transport, which gets every message."""
 
     def __init__(
         self,
@@ -246,7 +246,7 @@ class ArchivistLinks:
             self.book.take(message.order)
         elif isinstance(message, Hello):
             if lane != "group":
-                return  # The peer only answers this archivist's own `Hello`.
+                return  # The peer only answers this archivist's own `Hello`, over a link of another lane.
             link = self._remove_link(peer)  # From now on `serving` uses or closes the link.
             if self.serving.greeted(peer, message, link):
                 self._dialled_or_served.add(peer)

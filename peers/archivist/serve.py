@@ -135,15 +135,18 @@ class NewcomerService:
         return is_served
 
     def _admit(self, peer: PeerId, hello: Hello, link: Link | None) -> bool:
-        """Start to serve the peer if it is a newcomer that the run admits. Returns True if it is. A peer that
-        the run does not admit gets the refusal with its evidence."""
+        """Start to serve the peer if it is a newcomer that the run admits, and if fewer than MAX_NEWCOMERS
+        are served. Returns True if so. A peer that the run does not admit gets the refusal and its
+        evidence."""
         if peer in self._greeting or len(self._newcomers) + len(self._greeting) >= MAX_NEWCOMERS:
             return False
         if hello.wire_version != WIRE_VERSION or hello.run_id != run_bytes(self.signed.run_id):
             return False
         refusal = self.admission.refusal(peer, hello.invite)
         if refusal is not None:
-            self._start_task(peer, self._send_once(peer, (Refuse(*refusal), *self.admission.evidence())))
+            code, reason = refusal
+            messages = (Refuse(code, reason), *self.admission.evidence())
+            self._start_task(peer, self._send_once(peer, messages))
             return False
         if not hello.record:
             return False  # A peer without a record wants inference, not weights.

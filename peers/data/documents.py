@@ -174,7 +174,7 @@ class DocumentText:
         """Approximate number of bytes that a pass reads."""
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the documents block by block, and set `reading`, `whole` and `digest` for this pass. Of a
+        """Yield the documents block by block, and set `reading`, `whole` and `digest` for this pass. From a
         text over `longest_bytes`, a random part is read. Every pass yields the same blocks while the files
         are unchanged. Raises TextError if there is no document, unless `places` is empty."""
         self.reading, self.whole, self.digest = replace(self._others), True, hashlib.sha256()

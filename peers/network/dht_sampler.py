@@ -51,7 +51,7 @@ class DirectoryObserver:
     def look(self) -> None:
         """Update the metrics of the directory: clock offset, bytes, outcomes of its operations, refusals."""
         network, growth = self.network, self.growth
-        # The measured offset shows a wrong clock early. The applied one is 0 while its records are accepted.
+        # The measured offset, because the applied one is 0 while records with a wrong time are accepted.
         offset = self.directory.measured_offset
         if offset is not None:
             network.clock_offset.set(offset)

@@ -461,7 +461,7 @@ class PeerLinks:
 
     def _drop_silent(self) -> None:
         """Drop peers that sent nothing for too long, and set the timer to the time when the next peer would
-        be dropped. That is not left to the heartbeat timer, because microbatches wait at a silent peer."""
+        be dropped. It is the exact time, because microbatches wait at a silent peer."""
         now = self.clock.time()
         for peer in self.membership.silent(now):
             self._pending_handshakes[peer] = asyncio.Event()  # Only a message from now on counts.
