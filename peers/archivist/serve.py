@@ -135,9 +135,8 @@ class NewcomerService:
         return is_served
 
     def _admit(self, peer: PeerId, hello: Hello, link: Link | None) -> bool:
-        """Start to serve the peer if it is a newcomer that the run admits, and if fewer than MAX_NEWCOMERS
-        are served. Returns True if so. A peer that the run does not admit gets the refusal and its
-        evidence."""
+        """Start to serve the peer if it is a newcomer that the run admits, and fewer than MAX_NEWCOMERS are
+        served. Returns True if so. A peer that the run does not admit gets the refusal and its proof."""
         if peer in self._greeting or len(self._newcomers) + len(self._greeting) >= MAX_NEWCOMERS:
             return False
         if hello.wire_version != WIRE_VERSION or hello.run_id != run_bytes(self.signed.run_id):

@@ -144,8 +144,8 @@ def _count(number: int, what: str) -> str:
 def progress_lines(
     notify: Notify, now: Callable[[], float], what: str = "makes tokens of the text, once"
 ) -> Progress:
-    """Return a progress callback that notifies the user at most every PROGRESS_SECONDS: of `what` the program
-    does, and of the estimated time left. `now` returns seconds."""
+    """Return a progress callback, which notifies the user at most every PROGRESS_SECONDS. A line says `what`
+    is done, how far, and the estimated time left. `now` returns seconds."""
     started_at = printed_at = now()
 
     def progress(done: int, total: int) -> None:

@@ -113,7 +113,9 @@ class RemoteProgressGuard:
         return self._first if self._first >= 0 else self._height
 
     async def _update(self) -> None:
-        """Look up the reported rounds again, at most every `ASK_SECONDS`."""
+        """Look up again, at most every `ASK_SECONDS`, how far the run has come. Sets `_first` from the first
+        stage, `_reported` also from what bootstraps and archivists remember, and `_height` also from the
+        stages adjacent to this peer's."""
         now = asyncio.get_running_loop().time()
         if now >= self._updated_at + ASK_SECONDS:
             self._updated_at = now
@@ -127,7 +129,8 @@ class RemoteProgressGuard:
             for stage in manifest.neighbour_stages(self.stage()):
                 if 0 <= stage < len(manifest.stages):
                     settled = settled_round(await self._records(stage), stage)
-                    beside += [settled] if settled is not None else []
+                    if settled is not None:
+                        beside.append(settled)
             self._reported = max([self._first, *remembered])
             self._height = max([self._reported, *beside])
 
