@@ -84,13 +84,14 @@ class Network:
         return [f"{address}/p2p/{self.transport.peer}" for address in public or addresses]
 
     async def join(self, process: Process) -> None:
-        """Join the directory: return when a bootstrap, a remembered peer or one on the local network answers.
+        """Join the directory through the configured bootstraps, remembered peers and those on the local
+        network.
 
-        With configured bootstraps, all these are tried until one answers. Without, remembered and nearby
-        peers are tried once, and this peer continues alone if none answers."""
+        With configured bootstraps, all are tried again and again until one answers. Without bootstraps, the
+        others are tried once, and this peer continues alone if none answers."""
         bootstraps = process.config.bootstrap
         if bootstraps:
-            nearby = self.lan.found if self.lan is not None else tuple
+            nearby = self.lan.found if self.lan is not None else tuple  # `tuple()` is no addresses.
             await join_directory(self.directory, bootstraps, self.cache, process.notify, nearby)
             if line := process.joined():
                 process.notify("kept", line)

@@ -139,8 +139,8 @@ class Archivist:
             self._restore_contributor(contributor)
 
     async def run(self) -> None:
-        """Archive in regular intervals until cancelled. Errors of the store are reported and retried the next
-        time."""
+        """Archive all stages in regular intervals until cancelled. What fails is reported, and tried again
+        the next time."""
         while True:
             await self.once()
             interval = self.policy.seconds
@@ -149,9 +149,9 @@ class Archivist:
             await asyncio.sleep(interval)
 
     async def once(self) -> None:
-        """Archive every stage once, and write the order and the contributors. A failure is reported and does
-        not keep the other stages from being archived."""
-        await self._prune()  # Before archiving: a full archive has space again once the policy keeps less.
+        """Archive every stage once, and write the order and the contributors. A failure is reported, and the
+        other stages are archived nevertheless."""
+        await self._prune()  # First: if the policy now keeps less, a full archive has space again.
         for stage in self._layouts:
             try:
                 await self.fetch_stage(stage)
@@ -178,16 +178,17 @@ class Archivist:
         stage_links, service = self.circle.states[stage]
         records = await self.circle.gather(stage)
         self._update_contributors(records)
-        if not records.keys() - self.circle.serving.served():
+        if not records.keys() - self.circle.serving.served():  # Newcomers have no weights yet.
             raise NotArchived("no_peer", "no peer of it is there")
         if not stage_links.peers:
             raise NotArchived("not_reached", "none of its peers is reached")
         archived = self.archive.newest(stage)
         archived_round = archived[0].round if archived else -1
         async with asyncio.timeout(FETCH_SECONDS):
-            weights = await service.fetch(list(stage_links.peers), SNAPSHOTS_ALONE, archived_round)
+            holders = list(stage_links.peers)
+            weights = await service.fetch(holders, have=SNAPSHOTS_ALONE, enough=archived_round)
         if weights is None:
-            return
+            return  # No snapshot is newer than `archived_round`.
         digest = await asyncio.to_thread(checkpoint_file.state_digest, weights.settled_round, weights.units)
         statements = stage_links.signed(weights.settled_round, weights.chain + digest)
         if not statements:
@@ -204,13 +205,13 @@ class Archivist:
         await self._prune()
 
     async def _prune(self) -> None:
-        """Delete what the policy does not keep. Errors of the store are only reported: the new checkpoint is
-        stored."""
+        """Delete the checkpoints that the policy does not keep. Errors of the store are only reported, and a
+        later call tries again."""
         interval = self.manifest.rounds.snapshot_interval
         prune = partial(self.archive.prune, interval, self.policy.newest, self.policy.every)
         try:
-            for gone in await asyncio.to_thread(prune):
-                self.log_event(events.Pruned(stage=gone.stage, round=gone.round))
+            for deleted in await asyncio.to_thread(prune):
+                self.log_event(events.Pruned(stage=deleted.stage, round=deleted.round))
         except UserError as error:
             self.notify("archive", str(error))
 
@@ -237,7 +238,7 @@ class Archivist:
     # -- contributors ---------------------------------------------------------------------------------
 
     def _update_contributors(self, records: dict[PeerId, SignedRecord]) -> None:
-        """Add what the peers' newest records claim beyond their last ones."""
+        """Count the tokens and the energy that each peer's new record claims beyond the record before."""
         for peer, signed in records.items():
             old, new = self._records.get(peer), signed.record
             if old is None:
@@ -263,7 +264,8 @@ class Archivist:
         self.signed[peer] = signed if isinstance(signed, int) and signed > 0 else 0
 
     async def write_facts(self) -> None:
-        """Write the owner's newest order, and each contributor's tokens, to the archive."""
+        """Write to the archive the owner's newest order, and for each contributor its name, tokens by stage,
+        number of signed checkpoints, device and energy."""
         if self.book.held is not None:
             await asyncio.to_thread(self.archive.put_order, self.book.held.data)
         tokens: dict[str, dict[str, int]] = {peer: {} for peer in sorted(self.signed)}

@@ -1,10 +1,9 @@
 """The archivist's links: to some peers of every stage, and to newcomers.
 
-From the peers of a stage the archivist fetches snapshots (settled weights); it takes no part in their rounds.
+The archivist fetches snapshots (settled weights) from the peers of a stage; it takes no part in their rounds.
 A statement is a peer's signature of the digest of its settled weights of a round. A newcomer is a peer that
-enters a stage without peers. It fetches weights from the archivist (serve.py). `LinkContext` gives a
-`SnapshotService` the links of one stage. The archivist therefore fetches snapshots with the same code as a
-newcomer.
+enters a stage without peers, and fetches its weights from the archivist (serve.py). `SnapshotService` fetches
+snapshots and serves them, one stage each.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ DIAL_SECONDS = 8.0
 
 
 class LinkContext:
-    """The peers of one stage, as its `SnapshotService` sees them."""
+    """The links to the peers of one stage, for its `SnapshotService`, and the statements of these peers."""
 
     def __init__(self, circle: ArchivistLinks, stage: int) -> None:
         self.circle = circle
@@ -83,8 +82,8 @@ class LinkContext:
         self.circle.log_event(events.Refused(peer=peer, code=code, reason=reason))
 
     def roots(self) -> dict[PeerId, frozenset[tuple[int, bytes]]]:
-        """Return the (round, digest) pairs that each peer has signed. The chain value before the digest is
-        cut off."""
+        """Return the (round, digest) pairs that each peer has signed. A signed payload is chain value and
+        digest; the chain value, of the length of `START`, is cut off."""
         return {
             peer: frozenset((round, payload[len(START) :]) for round, (payload, _) in by_round.items())
             for peer, by_round in self.statements.items()
@@ -104,8 +103,8 @@ class LinkContext:
         self.statements = {peer: by_round for peer, by_round in self.statements.items() if peer in peers}
 
     def receive(self, message: Statements) -> None:
-        """Keep the statements of this stage's peers, at most ROUNDS_KEPT newest rounds of each signer. Raises
-        WireError for an invalid statement."""
+        """Keep the statements that peers of this stage have signed, about the newest ROUNDS_KEPT rounds of
+        each signer. Raises WireError for an invalid statement."""
         for data in message.statements:
             envelope = open_envelope(
                 data, self.circle.book.signed.run_id, EnvelopeKind.SETTLED, STATEMENT_BYTES
@@ -118,7 +117,7 @@ class LinkContext:
 
 
 class ArchivistLinks:
-    """The `Receiver` of the archivist's transport."""
+    """All links of the archivist. It is the `Receiver` of the transport, which gets every message."""
 
     def __init__(
         self,
@@ -139,8 +138,10 @@ class ArchivistLinks:
         self.log_event = log_event
         self.clock = Clock(lambda seconds: log_event(events.ProcessStalled(seconds=round(seconds, 3))))
         self.states: dict[int, tuple[LinkContext, SnapshotService]] = {}
+        """Maps stage to its links and its snapshots."""
         self._links: dict[PeerId, Link] = {}
         self._stages: dict[PeerId, int] = {}
+        """Stage of each peer in `_links`."""
         self._dialled_or_served: set[PeerId] = set()
         """Peers that the archivist dialled or responded to."""
 
@@ -150,8 +151,8 @@ class ArchivistLinks:
         self.transport.serve_chunks(self._chunk_of_any_stage)
 
     def _chunk_of_any_stage(self, digest: bytes, index: int) -> memoryview | None:
-        """Return chunk `index` of the snapshot with this digest, of any stage; None if it is not in memory.
-        The connection does not tell which stage is meant."""
+        """Return chunk `index` of the snapshot with this digest, and count it as served; None if no stage has
+        that snapshot in memory. All stages are searched, because a request does not name one."""
         for stage, (_, service) in self.states.items():
             chunk = service.chunk(digest, index)
             if chunk is not None:
@@ -172,14 +173,14 @@ class ArchivistLinks:
 
     async def gather(self, stage: int) -> dict[PeerId, SignedRecord]:
         """Look up the records of a stage, and link to at most `MAX_ASKED` of its peers, chosen at random.
-        Returns all records that were found, by peer. Raises WireError."""
+        Returns all records that were found, by peer. Raises WireError if the directory does not answer."""
         run_id = self.book.signed.run_id
         found = await self.directory.look_up(run_id, stage, OPERATION_SECONDS)
         records = {peer: open_record(data, run_id) for peer, data in sorted(found.items())}
-        stage_links = self.states[stage][0]
+        stage_links, _ = self.states[stage]
         stage_links.told_of(set(records))
-        busy = {self.transport.peer, *self.serving.served()}  # A newcomer has nothing to give yet.
-        chosen = [peer for peer in records if peer not in busy]
+        not_asked = {self.transport.peer, *self.serving.served()}  # A newcomer has no weights yet.
+        chosen = [peer for peer in records if peer not in not_asked]
         self.chance.shuffle(chosen)
         await asyncio.gather(*(self._dial(stage_links, records[peer]) for peer in chosen[:MAX_ASKED]))
         return records
@@ -190,20 +191,23 @@ class ArchivistLinks:
             self._close_link(peer)
 
     async def _dial(self, stage_links: LinkContext, signed: SignedRecord) -> None:
-        """Open a link to a peer, and greet the peer without a record, as clients of a run do. A failure is
-        logged."""
+        """Open a link to a peer and send it `Hello`, with an empty record as clients of a run do. A failure
+        is logged. Does nothing if the peer is already linked."""
         peer, record = signed.peer, signed.record
         if peer in self._links:
             return
         try:
             link = await self.transport.open(peer, "group", DIAL_SECONDS, record.addresses)
             self._dialled_or_served.add(peer)
-            link.post(Hello(WIRE_VERSION, run_bytes(self.book.signed.run_id), b"", self.invite))
+            run = run_bytes(self.book.signed.run_id)
+            link.post(Hello(wire_version=WIRE_VERSION, run_id=run, record=b"", invite=self.invite))
         except WireError as error:
             self.log_event(events.DialFailed(peer=peer, lane="group", code=error.code, reason=str(error)))
             return
         self._links[peer], self._stages[peer] = link, record.stage
-        info = PeerInfo(record.stage, record.role, tuple(record.addresses), signed.sequence, b"", 0.0)
+        info = PeerInfo(
+            record.stage, record.role, tuple(record.addresses), signed.sequence, record=b"", recorded_at=0.0
+        )
         info.linked = True
         stage_links.peers[peer] = info
 
@@ -235,24 +239,29 @@ class ArchivistLinks:
     # -- Receiver -------------------------------------------------------------------------------------
 
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
-        """Handle a message of any peer. The archivist accepts orders from all, requests from newcomers, and
-        statements and snapshots from peers that it dialled."""
-        stage = self._stages.get(peer)
+        """Handle a message of any peer. Orders are accepted from all peers, and requests from newcomers.
+        Statements, snapshots and refusals are accepted only from peers that the archivist dialled."""
+        dialled_stage = self._stages.get(peer)
         if isinstance(message, OrderUpdate):
             self.book.take(message.order)
         elif isinstance(message, Hello):
-            # Responses to this archivist's own greeting come on another lane.
-            if lane == "group" and self.serving.greeted(peer, message, self._remove_link(peer)):
+            if lane != "group":
+                return  # The peer only answers this archivist's own `Hello`, over a link of another lane.
+            link = self._remove_link(peer)  # From now on `serving` uses or closes the link.
+            if self.serving.greeted(peer, message, link):
                 self._dialled_or_served.add(peer)
         elif isinstance(message, (GetState, GetChunk)):
             self._handle_request(peer, message)
-        elif stage is None:
+        elif dialled_stage is None:
             return  # The archivist did not dial this peer.
         elif isinstance(message, Statements):
-            self.states[stage][0].receive(message)
+            stage_links, _ = self.states[dialled_stage]
+            stage_links.receive(message)
         elif isinstance(message, STATE_MESSAGES):
-            if not isinstance(message, SnapshotOffer) or message.stage == stage:
-                self.states[stage][1].message(peer, message, body)
+            is_of_other_stage = isinstance(message, SnapshotOffer) and message.stage != dialled_stage
+            if not is_of_other_stage:
+                _, snapshots = self.states[dialled_stage]
+                snapshots.message(peer, message, body)
         elif isinstance(message, Refuse):
             self.log_event(
                 events.RefusedBy(peer=peer, code=refusal(message.code), reason=message.reason[:200])
@@ -260,19 +269,21 @@ class ArchivistLinks:
             self._close_link(peer)
 
     def _handle_request(self, peer: PeerId, message: GetState | GetChunk) -> None:
-        """Answer a newcomer's request, if its weights are in memory; else it repeats the request."""
+        """Answer a newcomer's request if the weights of its stage are in memory. If they are not, they are
+        being loaded, and the newcomer repeats its request. Requests of other peers are ignored."""
         stage = self.serving.stage_of(peer)
         if stage is None or not self.serving.on_request(peer, message):
             return
-        if isinstance(message, GetState):
+        if isinstance(message, GetState):  # The signed statements go first: they prove the snapshot.
             self.serving.post(peer, self.serving.statements(peer))
-        self.states[stage][1].message(peer, message, b"")
+        _, snapshots = self.states[stage]
+        snapshots.message(peer, message, b"")
 
     def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
-        """Handle the end of a connection."""
+        """Handle the end of a link in either direction. A newcomer is no longer served."""
         self.serving.lost(peer)
         link = self._links.get(peer)
-        # Only the peer's link to this archivist may have ended; the peer reopens it for its next response.
+        # If only the peer's link to this archivist has ended, the peer opens one for its next response.
         if link is not None and link.closed:
             self._close_link(peer)
 

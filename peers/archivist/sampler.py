@@ -20,8 +20,8 @@ class ArchiveObserver:
         self.metrics.interval.set(archivist.policy.seconds)
 
     def look(self) -> None:
-        """Copy the archivist's state into the metrics; counters grow by what was added since the last
-        call."""
+        """Copy the archivist's state into the metrics. `growth.of` returns the increase of a number since its
+        last call for the same labels, and the counters grow by that."""
         metrics, growth, archivist = self.metrics, self.growth, self.archivist
         entries = archivist.archive.entries
         if entries is not self._sampled_entries:  # The tuple is replaced when the index changes.

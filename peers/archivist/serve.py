@@ -2,8 +2,8 @@
 
 The archivist acts like a peer of the stage. It reports that it has not begun to train, and so takes no part
 in agreements. A newcomer sends `Hello` with its record. If the run admits it, the archivist answers `Hello`,
-and serves it as long as it sends requests. The weights of a stage are in memory only while a newcomer is
-being served."""
+and serves it as long as it sends requests. The weights of a stage are in memory only while a newcomer of it
+is being served."""
 
 from __future__ import annotations
 
@@ -135,15 +135,17 @@ class NewcomerService:
         return is_served
 
     def _admit(self, peer: PeerId, hello: Hello, link: Link | None) -> bool:
-        """Start to serve the peer if it is a newcomer that the run admits. Returns True if it is. A peer that
-        the run does not admit gets the refusal with its evidence."""
+        """Start to serve the peer if it is a newcomer that the run admits, and fewer than MAX_NEWCOMERS are
+        served. Returns True if so. A peer that the run does not admit gets the refusal and its proof."""
         if peer in self._greeting or len(self._newcomers) + len(self._greeting) >= MAX_NEWCOMERS:
             return False
         if hello.wire_version != WIRE_VERSION or hello.run_id != run_bytes(self.signed.run_id):
             return False
         refusal = self.admission.refusal(peer, hello.invite)
         if refusal is not None:
-            self._start_task(peer, self._send_once(peer, (Refuse(*refusal), *self.admission.evidence())))
+            code, reason = refusal
+            messages = (Refuse(code, reason), *self.admission.evidence())
+            self._start_task(peer, self._send_once(peer, messages))
             return False
         if not hello.record:
             return False  # A peer without a record wants inference, not weights.
@@ -172,15 +174,20 @@ class NewcomerService:
         except WireError as error:
             self.log_event(events.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
             return
-        self._stop_serving(peer)
-        self._newcomers[peer] = _Newcomer(stage, link, self._loop.time())
+        self._stop_serving(peer)  # Ends an earlier link to this peer, if there is one.
+        self._newcomers[peer] = _Newcomer(stage, link, asked_at=self._loop.time())
         run = run_bytes(self.signed.run_id)
         self.post(peer, Hello(WIRE_VERSION, run, self.record(), self.admission.invite))
         self._beat()
 
     def _beat(self) -> None:
-        """Send a heartbeat to every newcomer, drop those without recent requests, and repeat in a second."""
+        """Send a heartbeat to every newcomer, drop those without recent requests, and repeat in a second. The
+        heartbeat says that this peer is not ready, and wants to keep the link."""
         now = self._loop.time()
+        heartbeat = Heartbeat(
+            sequence=0, echo=-1, echo_delay=0.0, stage=NO_STAGE, ready=False, slots=0, service_seconds=0.0,
+            round=0, wanted=True,
+        )  # fmt: skip
         for peer, newcomer in list(self._newcomers.items()):
             if newcomer.link.closed:
                 self._stop_serving(peer)
@@ -188,7 +195,7 @@ class NewcomerService:
                 self._start_task(None, self._close_politely(newcomer.link))
                 self._stop_serving(peer, close=False)
             else:
-                self.post(peer, Heartbeat(0, -1, 0.0, NO_STAGE, False, 0, 0.0, 0, True))
+                self.post(peer, heartbeat)
         if self._newcomers:
             self._timer.arm(now + BEAT_SECONDS)
 
@@ -217,8 +224,9 @@ class NewcomerService:
     def _free_unused(self, stage: int) -> None:
         """Free the weights of a stage when no newcomer of it is served."""
         if stage not in {newcomer.stage for newcomer in self._newcomers.values()}:
-            self.snapshots[stage][0].held = ()
-            self.snapshots[stage][0].start = None
+            snapshots, _ = self.snapshots[stage]
+            snapshots.held = ()
+            snapshots.start = None
 
     # -- responses ------------------------------------------------------------------------------------
 
@@ -236,8 +244,9 @@ class NewcomerService:
             self.served_bytes[newcomer.stage] += len(body)
 
     def on_request(self, peer: PeerId, message: GetState | GetChunk) -> bool:
-        """Handle a newcomer's request. Returns True if it can be answered now from the weights in memory.
-        Weights that are missing or older than the archive's are loaded; the newcomer repeats its request."""
+        """Handle a newcomer's request. Returns True if it can be answered now from the weights in memory. If
+        these are not the archive's newest, or the initial ones while nothing is archived, they are loaded.
+        Until then the newcomer repeats its request."""
         newcomer = self._newcomers[peer]
         newcomer.asked_at = self._loop.time()
         newest = self.archive.newest(newcomer.stage)
@@ -247,18 +256,19 @@ class NewcomerService:
                 self._loading.add(newcomer.stage)
                 self._start_task(None, self._load_initial_weights(newcomer.stage, self.model))
             return False
-        if not newest or (snapshots.held and self._newest_when_loaded.get(newcomer.stage) == newest[0].round):
-            return True
+        if not newest:
+            return True  # Nothing is archived, and no initial weights are left to load.
+        if snapshots.held and self._newest_when_loaded.get(newcomer.stage) == newest[0].round:
+            return True  # The newest weights are in memory.
         if newcomer.stage not in self._loading:
             self._loading.add(newcomer.stage)
             self._start_task(None, self._load_checkpoint(newcomer.stage, newest))
-        # A newcomer that is fetching older weights gets their remaining chunks, which are not requested
-        # again.
+        # Older weights are in memory until then: a newcomer that is fetching them gets the other chunks.
         return bool(snapshots.held) and isinstance(message, GetChunk)
 
     def gave(self, stage: int, size: int) -> None:
-        """Count a chunk that was sent on a carrier's connection, which does not name its peer. All newcomers
-        of the stage count as active, because each may be fetching."""
+        """Count the `size` bytes of a chunk that was sent on a connection for chunks only, which does not
+        name the receiver. All newcomers of the stage count as active, because each may be fetching."""
         self.served_bytes[stage] += size
         for newcomer in self._newcomers.values():
             if newcomer.stage == stage:
@@ -282,7 +292,7 @@ class NewcomerService:
                 await asyncio.to_thread(snapshots.hold, weights)
                 return
         finally:
-            self._newest_when_loaded[stage] = newest[0].round
+            self._newest_when_loaded[stage] = newest[0].round  # Even if unreadable: it is not tried again.
             self._loading.discard(stage)
             self._free_unused(stage)  # The newcomer may have gone meanwhile.
 
@@ -291,7 +301,9 @@ class NewcomerService:
         archived."""
         try:
             units = await asyncio.to_thread(start_state, model, self.signed.manifest, stage)
-            await asyncio.to_thread(self.snapshots[stage][0].hold, Weights(units, -1, START, tokens=0))
+            snapshots, _ = self.snapshots[stage]
+            weights = Weights(units, settled_round=-1, chain=START, tokens=0)
+            await asyncio.to_thread(snapshots.hold, weights)
         except UserError as error:
             self.log_event(events.ArchiveUnusable(stage=stage, round=-1, reason=str(error)))
         finally:

@@ -1,9 +1,9 @@
 """Text to train on and to score: the documents in files, on this machine or at a URL.
 
-A document is a text file, a line of a .jsonl file or a row of a Parquet file. It is read in blocks: pairs of
-(True if a document begins here, bytes). Files are streamed and never held in memory as a whole. An unreadable
-file or line is skipped and counted, so that one bad file of thousands stops no peer. A place is a path, a URL
-or `python-stdlib`: the Python sources of this machine's standard library.
+A document is a text file, a line of a .jsonl file or a row of a Parquet file. It is read in blocks, pairs of
+(True if a document begins here, bytes), so that no file is in memory as a whole. An unreadable file or line
+is skipped and counted. A place is a path, a URL or `python-stdlib`: the Python sources of this machine's
+standard library.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class ReadSummary:
         self.first_left_out = self.first_left_out or other.first_left_out
 
     def keep_losses(self, kept: ReadSummary) -> None:
-        """Copy the counts that only encoding produces from an earlier reading of the same text."""
+        """Copy from `kept`, an earlier reading of the same text, the counts that only encoding produces."""
         self.ends_in_text, self.encoded_bytes = kept.ends_in_text, kept.encoded_bytes
         self.lost_bytes = kept.lost_bytes
 
@@ -174,9 +174,9 @@ class DocumentText:
         """Approximate number of bytes that a pass reads."""
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the documents block by block, and set `reading`, `whole` and `digest` for this pass. Every
-        pass yields the same blocks while the files are unchanged. Beyond `longest_bytes`, a random part of
-        the files is read. Raises TextError if there is no document, unless `places` is empty."""
+        """Yield the documents block by block, and set `reading`, `whole` and `digest` for this pass. From a
+        text over `longest_bytes`, a random part is read. Every pass yields the same blocks while the files
+        are unchanged. Raises TextError if there is no document, unless `places` is empty."""
         self.reading, self.whole, self.digest = replace(self._others), True, hashlib.sha256()
         chance = random.Random(self._seed)
         files = list(self._files)
@@ -188,7 +188,8 @@ class DocumentText:
             documents_before = self.reading.documents
             for starts, block in self._read_file(file, bytes_left, chance):
                 self._check()
-                self.reading.documents += starts
+                if starts:
+                    self.reading.documents += 1
                 kept = block[:bytes_left]
                 self.digest.update(bytes([starts]) + kept)
                 self.reading.bytes += len(kept)
@@ -206,8 +207,8 @@ class DocumentText:
 
     def _read_file(self, file: File, room: int, chance: random.Random) -> Iterator[Block]:
         """Yield the blocks of one file, without withdrawn documents. From a file larger than `room` bytes,
-        yield a random part of about that length. A file that cannot be read, or that has another SHA-256 than
-        expected, is counted as skipped."""
+        yield a random part of about that length. A file is counted as skipped if it cannot be read, unpacks
+        to too many bytes, or has another SHA-256 than expected."""
         try:
             if not self._has_expected_hash(file):
                 return
@@ -228,18 +229,19 @@ class DocumentText:
     def _read_content(
         self, file: File, content: Content, room: int, chance: random.Random
     ) -> Iterator[Block]:
-        """Return the blocks of an opened file by its format. Beyond `room` bytes, documents in lines or rows
-        are skipped at random, and plain text begins at a random byte."""
+        """Return the blocks of an opened file by its format. From a file larger than `room` bytes, documents
+        in lines or rows are skipped at random, and plain text is read from a random byte."""
         if content.form:
             read_documents = self._read_lines if content.form == LINES else self._read_rows
-            share = min(1.0, room / max(1, file.bytes))
-            return read_documents(file.name, content.stream, lambda: chance.random() >= share)
+            read_share = min(1.0, room / max(1, file.bytes))
+            return read_documents(file.name, content.stream, lambda: chance.random() >= read_share)
         if file.bytes > room and not content.packed and content.stream.seekable():
             content.stream.seek(chance.randrange(file.bytes - room + 1))
         return self._read_plain(file, content.stream, room)
 
     def _has_expected_hash(self, file: File) -> bool:
-        """Return True if the file has its expected SHA-256, or none is set. Else count it as skipped."""
+        """Return True if the file has its expected SHA-256, or if none is expected. Otherwise count the file
+        as skipped and return False."""
         if not file.sha256:
             return True
         with file.open() as stream:
@@ -265,8 +267,8 @@ class DocumentText:
 
     def _read_plain(self, file: File, opened: BufferedReader, room: int) -> Iterator[Block]:
         """Yield the blocks of a text file, which is one document, from its present position and at most
-        `room` bytes. A file with zero bytes is skipped as binary unless the user named it, and one of white
-        space only. One that is not UTF-8 is read and counted."""
+        `room` bytes. A file that contains zero bytes is skipped as binary, unless the user named it. A file
+        of white space only is skipped too. A file that is not UTF-8 is read, and counted."""
         starts_inside = opened.seekable() and opened.tell() > 0
         block = opened.read(min(BLOCK_BYTES, room))
         if starts_inside:
@@ -352,15 +354,17 @@ def _parse_line(line: bytes) -> bytes:
 
 def joined(text: DocumentText) -> bytes:
     """Return all documents in memory, separated by an empty line."""
-    return b"".join(
-        BETWEEN_DOCUMENTS * (starts and number > 0) + block
-        for number, (starts, block) in enumerate(text.blocks())
-    )
+    parts: list[bytes] = []
+    for starts, block in text.blocks():
+        if starts and parts:
+            parts.append(BETWEEN_DOCUMENTS)
+        parts.append(block)
+    return b"".join(parts)
 
 
 def read_text(path: str, warn: Callable[[str], None]) -> bytes:
-    """Return the text of one file or folder to score (`--eval-text`), read like a source at that path. `warn`
-    is called with each warning about skipped files."""
+    """Return the documents at a path, joined, as a text to score (`--eval-text`). `warn` is called with each
+    warning, for example about skipped files."""
     text = text_at([path])
     scored = joined(text)
     for warning in text.reading.warnings():
@@ -369,8 +373,8 @@ def read_text(path: str, warn: Callable[[str], None]) -> bytes:
 
 
 def held_out_text() -> bytes:
-    """Return the source of those standard library modules that are held out of training. They differ between
-    versions of Python: scores are comparable only if the `fingerprint` is equal. Raises TextError."""
+    """Return the source of the standard library modules that are held out of training. It differs between
+    versions of Python: scores are comparable only if its `fingerprint` is equal. Raises TextError."""
     library = _standard_library()
     files = [library / f"{module}.py" for module in HELD_OUT]
     texts = [file.read_bytes() for file in files if file.is_file()]
@@ -385,7 +389,8 @@ def excerpt(text: bytes, limit: int, piece: int = 4096) -> bytes:
         return text
     count = max(1, limit // piece)
     length = min(piece, limit)
-    starts = [(len(text) - length) * number // max(1, count - 1) for number in range(count)]
+    last_start = len(text) - length
+    starts = [last_start * number // max(1, count - 1) for number in range(count)]
     return b"".join(text[start : start + length] for start in starts)
 
 
@@ -399,11 +404,11 @@ def _standard_library() -> Path:
 
 
 def files_at(path: str, reading: ReadSummary) -> list[tuple[str, File]]:
-    """Return the text files at a place that the user typed or at `python-stdlib`, with relative names.
+    """Return (relative name, file) of each text file at a path, a URL or `python-stdlib`.
 
     A folder gives the files that end in SUFFIXES: its own first, then those of its subfolders. `reading`
-    counts skipped files: other endings, and links out of the folder, which may be a stranger's archive.
-    Raises TextError if there is no file, TextUnreachable if a URL does not answer."""
+    counts skipped files: those with other endings, and links out of the folder, which a stranger may have
+    made. Raises TextError if there is no file, and TextUnreachable if a URL does not answer."""
     if is_url(path):
         remote_files = RemoteFolder(path).found()
         for name, file in remote_files.items():
@@ -473,8 +478,8 @@ _CACHED_REPOSITORY = re.compile(r"(models|datasets|spaces)--.+")
 
 
 def leads_out(folder: Path, path: Path) -> bool:
-    """Return whether a path in `folder` is a link out of it. Links of a folder in a Hugging Face cache
-    (`snapshots`) into the folder `blobs` of the same repository do not count."""
+    """Return True if a path in `folder` is a link out of it. In a Hugging Face cache, the files below
+    `snapshots` are links into `blobs` of the same repository: these links do not count."""
     real_folder, target = folder.resolve(), path.resolve()
     if target.is_relative_to(real_folder):
         return False
@@ -486,7 +491,7 @@ def leads_out(folder: Path, path: Path) -> bool:
 
 def _walk(root: Path, left_out: frozenset[str], reading: ReadSummary | None = None) -> Iterator[Path]:
     """Yield the files in a folder and its subfolders, sorted, without hidden ones. Subfolders named in
-    `left_out` and links to folders are not entered. `reading` counts these links and unreadable folders."""
+    `left_out` and links to folders are not entered. `reading` counts such links and unreadable folders."""
 
     def leave_out(path: Path, why: str) -> None:
         if reading is not None:

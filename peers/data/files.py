@@ -99,10 +99,8 @@ class File:
 def local_file(path: Path, *, named: bool = False, sha256: str = "") -> File:
     """Return a file of this machine. Raises OSError."""
     found = path.stat()
-    return File(
-        str(path), found.st_size, f"{found.st_size}/{found.st_mtime_ns}", partial(_open_local, path), named,
-        sha256,
-    )  # fmt: skip
+    version_mark = f"{found.st_size}/{found.st_mtime_ns}"
+    return File(str(path), found.st_size, version_mark, partial(_open_local, path), named, sha256)
 
 
 def _open_local(path: Path, seekable: bool = False) -> BufferedReader:
@@ -123,9 +121,9 @@ class RemoteFolder:
         return File(f"{self.url.rstrip('/')}/{name}", bytes, "", open_file, sha256=sha256)
 
     def found(self) -> dict[str, File]:
-        """List the files below the URL, by relative name; a URL of a file gives that file. A size that the
-        list lacks is requested, else `UNKNOWN_BYTES` assumed. Raises TextUnreachable, or TextError if nothing
-        is there or the server gives no list."""
+        """Return the files below the URL by relative name; a URL of a file gives that file. If the server's
+        list has no size of a text file, the size is requested; without an answer, `UNKNOWN_BYTES` is assumed.
+        Raises TextUnreachable, or TextError if nothing is there or the server gives no list."""
         with self._translate_errors():
             try:
                 listed = self._files.find(self._root, detail=True)
@@ -135,7 +133,7 @@ class RemoteFolder:
                         listed = {self._root: root_info}
             except FileNotFoundError as error:
                 if lasting_cause(error) is not None:
-                    raise
+                    raise  # The file may exist: the connection failed.
                 raise TextError(
                     f"text {self.url}: the server has no such file, and no list of files: give the URL of a "
                     "file, or put an index there (`swarmnet index FOLDER`)"
@@ -152,7 +150,7 @@ class RemoteFolder:
         return files
 
     def _info(self, path: str) -> dict[str, Any]:
-        """Return the server's metadata of a file; empty if it has no such file. Raises TextUnreachable."""
+        """Return the server's metadata of a file; empty if it has none. Raises TextUnreachable."""
         with self._translate_errors():
             try:
                 info: dict[str, Any] = self._files.info(path)
@@ -164,9 +162,9 @@ class RemoteFolder:
 
     @contextmanager
     def _open(self, path: str, seekable: bool = False) -> Iterator[BufferedReader]:
-        """Open a file for reading. A web server sends it as one stream unless it must be `seekable`, because
-        not every server sends parts of a file. Raises TextUnreachable, and Unreadable if the server sends no
-        parts though `seekable` needs them."""
+        """Open a file for reading. From a web server it is read as one stream, because not every server sends
+        parts of a file. With `seekable`, parts are requested. Raises TextUnreachable, and Unreadable if the
+        server then sends no parts."""
         on_web = is_web(self._secret_url)
         options = {"block_size": 0} if on_web and not seekable else {}
         with self._translate_errors(), self._files.open(path, "rb", **options) as file:
@@ -174,7 +172,7 @@ class RemoteFolder:
                 yield BufferedReader(_Remote(file, seekable or not on_web), BUFFER_BYTES)
             except TextError:
                 raise
-            except ValueError:
+            except ValueError:  # fsspec raises this if the server sends no part of a file.
                 if not (on_web and seekable):
                     raise
                 raise Unreadable(
@@ -241,8 +239,8 @@ class Content:
 
 @contextmanager
 def open_content(file: File) -> Iterator[Content]:
-    """Open a file, detect its format, and unpack it if it is packed by Zstandard. Raises OSError and
-    TextError, and Unreadable, also during reading."""
+    """Open a file, detect its format, and unpack it if it is packed by Zstandard. A Parquet file is opened
+    again, seekable. Raises OSError, TextError and Unreadable, also during reading."""
     with file.open() as stream:
         head = stream.peek(BUFFER_BYTES)
         if head.startswith(_ZSTANDARD) or has_suffix(file.name, (PACKED,)):
@@ -253,7 +251,7 @@ def open_content(file: File) -> Iterator[Content]:
             yield _detect_format(file.name, stream, packed=False)
             return
     with file.open(seekable=True) as stream:
-        yield Content(ROWS, False, stream)
+        yield Content(ROWS, packed=False, stream=stream)
 
 
 def _is_parquet(name: str, head: bytes) -> bool:
@@ -273,9 +271,9 @@ def _detect_format(name: str, stream: BufferedReader, packed: bool) -> Content:
 
 
 def _is_lines(name: str, head: bytes) -> bool:
-    """Return whether a file is lines of JSON. Its name says so, or its first line, in `head`, is a JSON
-    object. In a file named as prose, the object needs a field `text`. Raises Unreadable for a single JSON
-    document, which is not text."""
+    """Return True if a file is lines of JSON: by its name, or if its first line, in `head`, is a JSON object.
+    In a file named as prose (.txt, .md), the object needs a field `text`. Raises Unreadable for a file that
+    is one JSON document, such as a list."""
     unpacked_name = name.lower().removesuffix(PACKED)
     if unpacked_name.endswith(LINE_SUFFIXES):
         return True
@@ -324,7 +322,10 @@ def rows_of(name: str, stream: BufferedReader) -> Iterator[str | Unreadable]:
         if "text" not in file.schema_arrow.names:
             raise Unreadable("has no column text")
         columns = (file.schema.column(at) for at in range(len(file.schema)))
-        if any((column.path, column.physical_type) == ("text", "BYTE_ARRAY") for column in columns):
+        is_byte_array = any(
+            (column.path, column.physical_type) == ("text", "BYTE_ARRAY") for column in columns
+        )
+        if is_byte_array:
             # Keep dictionary encoding: a string that many rows share is in memory once.
             file = parquet.ParquetFile(
                 stream, buffer_size=BUFFER_BYTES, pre_buffer=False, metadata=file.metadata,

@@ -28,8 +28,9 @@ PROGRESS_SECONDS = 5.0
 
 
 def places_here(manifest: Manifest, config: PeerFile) -> dict[str, str]:
-    """Return the place that the peer file gives for each source of the run's text, by the source's name. A
-    place is a file, a folder, `python-stdlib` (the default of a source with that path), or a URL."""
+    """Return by name of each of the run's sources the place of its text on this machine: a file, a folder, a
+    URL or `python-stdlib`. The peer file names it. A source whose path is `python-stdlib` needs no entry;
+    other sources without one are left out."""
     configured = {name: str(place) for name, place in config.data_paths.items()}
     sources = manifest.data.sources
     library = {source.name: STANDARD_LIBRARY for source in sources if source.path == STANDARD_LIBRARY}
@@ -43,8 +44,8 @@ def tokenizer_here(manifest: Manifest, config: PeerFile) -> Path | None:
 
 
 def missing_text(manifest: Manifest, config: PeerFile) -> str:
-    """Return which part of the run's text is missing on this machine, and what to do; empty: nothing is
-    missing. Only file names are checked: no file is read and no server is contacted."""
+    """Return a message that says which part of the run's text is missing on this machine, and what to do;
+    empty: nothing is missing. Only file names are checked: no file is read and no server is contacted."""
     places, tokenizer = places_here(manifest, config), tokenizer_here(manifest, config)
     for source in manifest.data.sources:
         problem = "the peer file does not say where it is"
@@ -53,7 +54,7 @@ def missing_text(manifest: Manifest, config: PeerFile) -> str:
             try:
                 if not is_url(place):
                     files_at(place, ReadSummary())
-                continue
+                continue  # This source has text here.
             except TextError as error:
                 problem = str(error)
         return (
@@ -81,8 +82,9 @@ def require_text(manifest: Manifest, config: PeerFile) -> None:
 
 
 def unservable_stages(manifest: Manifest, config: PeerFile, missing: str) -> frozenset[int]:
-    """Return the stages that this machine cannot serve without the text that is `missing` (see
-    `missing_text`). A stage that the user chose is never among them, nor is the only stage of a run."""
+    """Return the stages that this machine cannot serve because text is missing: the first stage, which reads
+    the text, or none. `missing` is the message of `missing_text`; empty: none is missing. The first stage is
+    not excluded if the user chose it or the run has no other."""
     excludes_first = bool(missing) and not _must_read_text(manifest, config)
     return frozenset({FIRST_STAGE}) if excludes_first else frozenset()
 
@@ -90,11 +92,11 @@ def unservable_stages(manifest: Manifest, config: PeerFile, missing: str) -> fro
 def shards_here(
     manifest: Manifest, config: PeerFile, public_key: bytes, withdrawn: frozenset[bytes]
 ) -> tuple[dict[str, list[Shard]], ShardCache, ReadSummary]:
-    """Return the shards of each source (`all_shards`), the cache of their tokens, and what was skipped.
+    """Return the shards of each source by its name, the cache of their tokens, and what was skipped.
 
-    Documents whose SHA-256 is in `withdrawn` are left out, by the owner's order. Stored tokens of shards that
-    no longer exist are removed. `public_key` of the peer chooses its part of a randomly sampled text. Raises
-    TextError if the text is not here, and TextUnreachable if a URL does not answer."""
+    A shard is a file of the text, or several small ones. Documents whose SHA-256 is in `withdrawn` are left
+    out, by the owner's order. Stored tokens of other shards are removed. The peer's `public_key` is the seed
+    of random sampling. Raises TextError if the text is not here, TextUnreachable if a URL does not answer."""
     if missing := missing_text(manifest, config):
         raise TextError(missing)
     data, reading = manifest.data, ReadSummary()
@@ -111,18 +113,19 @@ def shards_here(
 def first_shard_here(
     manifest: Manifest, config: PeerFile, public_key: bytes, progress: Progress
 ) -> tuple[ShardTokens, int]:
-    """Return the tokens of the first of all shards, and the number of shards. A caller thus checks whether
-    the text can be read. `progress` is called while it is tokenized. Raises UserError."""
+    """Return the tokens of the first of all shards, and the number of shards. A caller uses this to check
+    that the text can be read. `progress` is called during tokenizing. Raises UserError if it cannot."""
     try:
         shards, cache, reading = shards_here(manifest, config, public_key, frozenset())
         all_of_run = [shard for source_shards in shards.values() for shard in source_shards]
-        return cache.open(replace(all_of_run[0], others=reading), progress), len(all_of_run)
+        first = replace(all_of_run[0], others=reading)  # Its warnings include what was skipped elsewhere.
+        return cache.open(first, progress), len(all_of_run)
     except TextError as error:
         raise UserError(str(error)) from None
 
 
 def text_line(read: ShardTokens, shards: int = 1) -> str:
-    """Return a line for people about the first of `shards` shards, which was read: its tokens, documents,
+    """Return a line for people about `read`, the first of `shards` shards: its number of tokens, documents,
     files and bytes."""
     reading = read.reading
     text = (
@@ -141,8 +144,8 @@ def _count(number: int, what: str) -> str:
 def progress_lines(
     notify: Notify, now: Callable[[], float], what: str = "makes tokens of the text, once"
 ) -> Progress:
-    """Return a progress callback that prints a line at most every PROGRESS_SECONDS: `what` is being done, and
-    the estimated time left. `now` returns seconds."""
+    """Return a progress callback, which notifies the user at most every PROGRESS_SECONDS. A line says `what`
+    is done, how far, and the estimated time left. `now` returns seconds."""
     started_at = printed_at = now()
 
     def progress(done: int, total: int) -> None:

@@ -2,9 +2,8 @@
 that are tokenized together. With random sampling, all text of a peer is one shard. A source is one named text
 of the run, for which each peer's configuration gives a place: a path or a URL.
 
-The file `index.json` of a source lists its files with their SHA-256. A run may pin the hash of the index. All
-peers that read a file of this source then read the same bytes, and anyone can verify that. A peer with only
-some of the files reads only these.
+A source may have a file `index.json`, which lists its files with their SHA-256. If the run's manifest names
+the hash of this index, all peers read the same bytes of a file. A peer may have only some of the files.
 """
 
 from __future__ import annotations
@@ -81,9 +80,10 @@ def all_shards(
 ) -> dict[str, list[Shard]]:
     """Return the shards of each source by its name, in the manifest's order.
 
-    With random sampling there is one shard for all sources, under the name "". At most `longest_bytes` of it
-    are read, a part chosen by `seed`. `places` gives the place of each source; `reading` counts what is
-    skipped. Raises TextError if a source has no text, and TextUnreachable if a URL does not answer."""
+    If `data.sampling` is not "epoch", text is sampled at random. All sources are then one shard under the
+    name "", of which at most `longest_bytes` are read, a part chosen by `seed`. `places` gives the place of
+    each source; `reading` counts what is skipped. Raises TextError if a source has no text, and
+    TextUnreachable if a URL does not answer."""
     if data.sampling == "epoch":
         return {source.name: shards_of(source, places[source.name], reading) for source in data.sources}
     files_by_source = [source_files(source, places[source.name], reading) for source in data.sources]
@@ -100,7 +100,8 @@ def shards_of(source: TextSource, place: str, reading: ReadSummary) -> list[Shar
     named_files = sorted(not_empty, key=lambda named_file: named_file[0])
     for number, named_file in enumerate(named_files, 1):
         joined.append(named_file)
-        if sum(file.bytes for _, file in joined) >= MIN_SHARD_BYTES or number == len(named_files):
+        is_last = number == len(named_files)
+        if is_last or sum(file.bytes for _, file in joined) >= MIN_SHARD_BYTES:
             first_name = joined[0][0]
             shards.append(Shard(f"{source.name}/{first_name}", tuple(file for _, file in joined)))
             joined = []
@@ -108,8 +109,9 @@ def shards_of(source: TextSource, place: str, reading: ReadSummary) -> list[Shar
 
 
 def source_files(source: TextSource, place: str, reading: ReadSummary) -> list[tuple[str, File]]:
-    """Return the files of one source, with names relative to its place. `reading` counts what is skipped or
-    missing. Raises TextError if there is no text or not the run's index, and TextUnreachable."""
+    """Return (name relative to the place, file) of each file of one source, or of those in its index if the
+    manifest names one. `reading` counts what is skipped or missing. Raises TextError if there is no text or
+    another index, and TextUnreachable if a URL does not answer."""
     listed = _files_in_index(source, place, reading) if source.index else files_at(place, reading)
     named_files = list(listed)
     if not any(file.bytes for _, file in named_files):
@@ -119,8 +121,8 @@ def source_files(source: TextSource, place: str, reading: ReadSummary) -> list[t
 
 
 def _files_in_index(source: TextSource, place: str, reading: ReadSummary) -> Iterator[tuple[str, File]]:
-    """Yield (name, file) of each file that the run's index lists and that is there with the listed size.
-    Others are counted in `reading`. Raises TextError if the index is not the run's."""
+    """Yield (name, file) of each file in the run's index that exists with the size listed there. The other
+    files are counted in `reading` as skipped. Raises TextError if the index is not the run's."""
     folder = RemoteFolder(place) if is_url(place) else Path(place).expanduser()
     for entry in _read_index(source, place, folder):
         try:
@@ -136,7 +138,8 @@ def _files_in_index(source: TextSource, place: str, reading: ReadSummary) -> Ite
 
 
 def _file_below(folder: RemoteFolder | Path, name: str, size: int = 0, sha256: str = "") -> File:
-    """Return the file of that name below a folder. Raises OSError if it is missing or leads out of it."""
+    """Return the file of that name below a folder. A remote file gets the expected `size` and is not checked.
+    Raises OSError if a local file is missing or a link out of the folder."""
     if isinstance(folder, RemoteFolder):
         return folder.file(name, size, sha256)
     if leads_out(folder, folder / name):
@@ -191,8 +194,9 @@ def is_plain(name: str) -> bool:
 
 
 def index_of(folder: Path, reading: ReadSummary, progress: Callable[[int, int], None]) -> bytes:
-    """Return the bytes of the index of a folder of text, which its creator publishes in that folder. All
-    files are read; `progress` is called with the bytes read so far and in all. Raises TextError."""
+    """Return the bytes of an index file for a folder of text; the text's publisher puts it in that folder.
+    All files are read for their SHA-256. `progress` is called with the bytes read so far and in all. Raises
+    TextError if there is no text, or a file has a name that an index cannot have."""
     if not is_folder(folder):
         why = "is no folder" if is_there(folder) else "does not exist"
         raise TextError(f"{folder} {why}: an index is of the files in a folder")

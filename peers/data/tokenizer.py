@@ -160,7 +160,7 @@ class FileTokenizer(Tokenizer):
     def encode_pieces(self, pieces: Sequence[bytes]) -> list[Tensor]:
         """Return the tokens of each piece of text as one-dimensional tensors of `dtype_for(vocabulary)`.
         Raises TextError for text that the tokenizer cannot read."""
-        # A piece is cut within each end-of-text string; the tokens of its parts are joined again.
+        # A piece is cut within each end-of-text string. All parts are encoded in one call of the package.
         parts = [self._split_at_end_of_text(piece.decode("utf-8", "replace")) for piece in pieces]
         all_parts = [part for piece_parts in parts for part in piece_parts]
         encoded = iter(
@@ -170,10 +170,11 @@ class FileTokenizer(Tokenizer):
             )
         )
         dtype = dtype_for(self.vocabulary)
-        return [
-            torch.tensor([token for _ in piece_parts for token in next(encoded).ids], dtype=dtype)
-            for piece_parts in parts
-        ]
+        tokens_of_pieces = []
+        for piece_parts in parts:
+            ids = [token for _ in piece_parts for token in next(encoded).ids]  # `encoded` has one per part.
+            tokens_of_pieces.append(torch.tensor(ids, dtype=dtype))
+        return tokens_of_pieces
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         """Return the text of tokens, without a trailing character whose last bytes are missing."""
@@ -181,8 +182,8 @@ class FileTokenizer(Tokenizer):
         return text.rstrip("\N{REPLACEMENT CHARACTER}").encode()
 
     def lost_bytes(self, pieces: Sequence[bytes], tokens: Sequence[Tensor]) -> tuple[int, int]:
-        """Return the number of UTF-8 bytes in `pieces`, and how many of them decoding their `tokens` loses.
-        Counts how often each byte occurs, and ignores positions."""
+        """Return the number of UTF-8 bytes in `pieces`, and how many of them are missing after decoding their
+        `tokens`. Only the count of each byte value is compared, not its positions."""
         original = _histogram("".join(piece.decode("utf-8", "replace") for piece in pieces))
         ids = [piece_tokens.tolist() for piece_tokens in tokens]
         decoded = self._call_package(
@@ -192,14 +193,15 @@ class FileTokenizer(Tokenizer):
         return int(original.sum()), int(lost.sum())
 
     def _split_at_end_of_text(self, text: str) -> list[str]:
-        """Return a text cut after the first character of each end-of-text string, so that none is encoded as
-        that token. Without such a token, return the whole text."""
+        """Return the parts of a text that is cut after the first character of each end-of-text string, so
+        that none is encoded as that token. "a</s>b" gives "a<" and "/s>b". Without such a token, return the
+        whole text."""
         if self.end.token is None:
             return [text]
         end = self.end.text.decode()
         first, *rest = text.split(end)
         parts = [first, *(end[1:] + part for part in rest)]
-        return [part + end[:1] for part in parts[:-1]] + parts[-1:]
+        return [*(part + end[:1] for part in parts[:-1]), parts[-1]]
 
     def _end_token(self, end: str) -> int:
         """Return the id of the end of text `end`. Raises TextError if it is not one token."""
@@ -238,9 +240,9 @@ def _only_token(tokens: Sequence[int], end: str, tokenizer: Path | str) -> int:
 
 
 def open_tokenizer(file: Path | None, vocabulary: int, eos_token: str = "") -> Tokenizer:
-    """Return the tokenizer of a tokenizer.json, or of bytes if `file` is None. `vocabulary` is the model's,
-    `eos_token` the manifest's end of text (empty: an empty line separates documents). Raises TextError if the
-    model's vocabulary is smaller, or if the end of text is not one token."""
+    """Return the tokenizer of the tokenizer.json `file`; None: one token per byte. `vocabulary` is the number
+    of tokens of the model. `eos_token` ends a document; empty: an empty line separates documents. Raises
+    TextError if the tokenizer has more tokens than the model, or if `eos_token` is not one token."""
     tokenizer = FileTokenizer(file, eos_token) if file is not None else ByteTokenizer()
     if file is None and eos_token:
         end = eos_token.encode()
@@ -254,8 +256,8 @@ def open_tokenizer(file: Path | None, vocabulary: int, eos_token: str = "") -> T
 
 
 def tokenizer_file(data: Data, given: Path | None) -> Path | None:
-    """Return the path of the run's tokenizer.json on this machine; None: its tokens are bytes. `given` is the
-    path that the user typed. The manifest has only a name, never a path. Raises TextError."""
+    """Return `given`, the path of the run's tokenizer.json that the user typed; None: the run's tokens are
+    bytes. Raises TextError if the run needs a path and none is given, or the reverse."""
     if data.tokenizer == BYTES:
         if given is not None:
             raise TextError(f"tokenizer {given} is not for this run, whose tokens are bytes: leave it out")
@@ -271,7 +273,7 @@ def tokenizer_file(data: Data, given: Path | None) -> Path | None:
 def pieces_of(blocks: Iterable[bytes], length: int = PIECE_BYTES) -> Iterator[bytes]:
     """Split a document, given in blocks of any length, into pieces of at most `length` bytes. It is cut after
     a line end, else before white space (tokens begin with it), else between two characters."""
-    rest = b""
+    rest = b""  # What is not in a piece yet.
     for block in blocks:
         rest = rest + block if rest else block
         start = 0
@@ -285,8 +287,8 @@ def pieces_of(blocks: Iterable[bytes], length: int = PIECE_BYTES) -> Iterator[by
 
 
 def _end_of_piece(text: bytes, start: int, last: int) -> int:
-    """Return where the piece of `text` from `start` ends, at most `last`. It is cut after the last line end
-    in its second half, else before white space there, else between two characters."""
+    """Return the index at which the piece of `text` from `start` ends, at most `last`. In the second half of
+    that range it is the last line end, else the last white space. Else it is between two characters."""
     half = (start + last + 1) // 2
     line_end = text.rfind(b"\n", half, last)
     if line_end >= 0:

@@ -91,7 +91,8 @@ class ShardCache:
         return self._tokenizer.warning
 
     def keep_only(self, shards: Iterable[Shard]) -> None:
-        """Remove the files of other shards, of another tokenizer, and unfinished ones. Raises TextError."""
+        """Remove all stored files except the tokens of these shards by this tokenizer. Raises TextError if
+        the disk refuses."""
         kept = {self._path(shard).stem for shard in shards}
         try:
             for path in self._folder.glob("*"):
@@ -101,8 +102,9 @@ class ShardCache:
             raise TextError(f"{error.filename}: cannot be removed: {error.strerror}") from None
 
     def open(self, shard: Shard, progress: Progress) -> ShardTokens:
-        """Return the tokens of a shard, from disk if its text is unchanged; empty if none of it can be read.
-        Raises TextError (the disk refuses), TextUnreachable and ReadingStopped."""
+        """Return the tokens of a shard; empty if none of its text can be read. Stored tokens are returned if
+        the files have the stored version mark, or if their text, which is then read, has the stored digest.
+        Raises TextError if the disk refuses, TextUnreachable and ReadingStopped."""
         path, version_mark = self._path(shard), f"{shard.seen}/{self._withdrawn_hash}"
         stored = _read_metadata(path.with_suffix(".json"))
         tokens = None if stored is None else _map_file(path, stored.tokens, self._dtype)
@@ -114,7 +116,7 @@ class ShardCache:
         )  # fmt: skip
         try:
             if tokens is not None:
-                deque(text.blocks(), maxlen=0)  # Read it all, only for its digest.
+                deque(text.blocks(), maxlen=0)  # Reads the whole text, which sets `text.digest`.
             made = stored is None or tokens is None or text.digest.hexdigest() != stored.digest
             if stored is None or made:
                 count = self._write_tokens(path, text, progress)
@@ -134,7 +136,7 @@ class ShardCache:
             raise TextError(str(error)) from None
         if made:
             tokens = _map_file(path, count, self._dtype)
-        if tokens is None:
+        if tokens is None:  # The file is not the one that was written.
             raise TextError(f"{path} changed while it was read: start again")
         return ShardTokens(shard.name, tokens, text.reading, made)
 
@@ -189,8 +191,8 @@ def _map_file(path: Path, count: int, dtype: torch.dtype) -> Tensor | None:
 
 
 def encoded(text: DocumentText, tokenizer: Tokenizer, progress: Progress) -> Iterator[Tensor]:
-    """Yield the tokens of a text as one-dimensional tensors, of about BATCH_BYTES each. `text.reading` counts
-    what tokenizing loses. `progress` is called after each but the last."""
+    """Yield the tokens of a text as one-dimensional tensors, each of about BATCH_BYTES of text.
+    `text.reading` counts what tokenizing loses. `progress` is called after each tensor but the last."""
     batch: list[bytes | None] = []
     batch_bytes = 0
     for piece in _pieces_and_ends(text):
@@ -204,8 +206,8 @@ def encoded(text: DocumentText, tokenizer: Tokenizer, progress: Progress) -> Ite
 
 
 def _encode_batch(batch: Sequence[bytes | None], tokenizer: Tokenizer, reading: ReadSummary) -> Tensor:
-    """Return the tokens of pieces of text, one-dimensional, with the end of text in the place of each None.
-    Add to `reading` what the tokens lose."""
+    """Return the tokens of a batch, one-dimensional. A batch has pieces of text, and None for an end of text
+    between two documents. Count in `reading` the bytes that the tokens lose."""
     pieces = [piece for piece in batch if piece is not None]
     tokens = tokenizer.encode_pieces(pieces)
     text_bytes, lost = tokenizer.lost_bytes(pieces, tokens)
@@ -223,13 +225,15 @@ def _encode_batch(batch: Sequence[bytes | None], tokenizer: Tokenizer, reading: 
 
 
 def _pieces_and_ends(text: DocumentText) -> Iterator[bytes | None]:
-    """Yield the pieces to tokenize, whole documents if they are short, and None between two documents."""
+    """Yield the text in pieces to tokenize, and None between two documents. A short document is one piece."""
     documents_begun = 0
 
     def document_number(block: Block) -> int:
+        """Return which document a block belongs to, from 1. Called once for each block in order."""
         nonlocal documents_begun
-        starts_document = block[0]
-        documents_begun += starts_document
+        starts_document, _ = block
+        if starts_document:
+            documents_begun += 1
         return documents_begun
 
     for number, blocks in groupby(text.blocks(), key=document_number):

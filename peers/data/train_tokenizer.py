@@ -13,8 +13,9 @@ from peers.errors import how_to_install
 def train_tokenizer(
     text: DocumentText, vocabulary: int, eos_token: str, progress: Progress
 ) -> tuple[bytes, int]:
-    """Return a tokenizer.json with at most `vocabulary` tokens, `eos_token` among them, and its number of
-    tokens. `progress` is called with the bytes read so far. Raises TextError without text or package."""
+    """Train a tokenizer with at most `vocabulary` tokens, `eos_token` among them. Returns its tokenizer.json
+    and its number of tokens. `progress` is called with the bytes read so far and in all. Raises TextError if
+    there is no text, or if the package `tokenizers` is missing."""
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError:

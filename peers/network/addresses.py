@@ -29,8 +29,8 @@ class Addresses:
 
     @classmethod
     def of(cls, announce: Sequence[str], listen: Sequence[str], reported: Sequence[str]) -> Addresses:
-        """Combine the address lists of a peer. Others dial the configured addresses `announce`, or those
-        `reported` by p2pd and relays if the user configured none. The TCP ports are those of `listen`, or of
+        """Combine the address lists of a peer. It announces the configured addresses `announce`, or without
+        these the addresses `reported` by p2pd and relays. The TCP ports are those of `listen`, or of
         `announce` if `listen` has none."""
         listen_ports = [port for port in map(tcp_port, listen) if port]
         announced_ports = [port for port in map(tcp_port, announce) if port]
@@ -38,8 +38,9 @@ class Addresses:
         return cls(tuple(announce) or tuple(reported), bool(announce), tuple(ports))
 
     def to_ask(self, observed: str) -> tuple[str, ...]:
-        """Return the at most `ADDRESSES` addresses that a helper is asked to dial. The helper saw this peer
-        at `observed`. Relayed addresses are left out, and loopback ones unless `observed` is one."""
+        """Return the addresses that a helper is asked to dial, at most `ADDRESSES`: announced ones, and the
+        IP in `observed`, the address at which the helper saw this peer. Relayed addresses are left out, and
+        loopback ones unless `observed` is one."""
         observed_is_loopback = observed.startswith(LOOPBACK)
         direct = [
             address
@@ -69,8 +70,9 @@ def is_public_address(address: str) -> bool:
     """Return True if the address is on the public internet. A host name counts as public. Text that is
     neither a host name nor an IP does not, because other peers' records may contain anything."""
     kind, host = beginning(address)
-    ip = host_ip(host) if kind in NAME_KINDS else ip_of(host)
-    return kind in NAME_KINDS if ip is None else is_public(ip)
+    is_host_name = kind in NAME_KINDS
+    ip = host_ip(host) if is_host_name else ip_of(host)  # A host name may be the text of an IP.
+    return is_host_name if ip is None else is_public(ip)
 
 
 def has_untried(dialled: Sequence[DialOutcome]) -> bool:

@@ -79,7 +79,7 @@ class LinkPool:
             if len(waiting) >= MAX_WAITING:
                 return False
             waiting.append((message, body))
-            if len(waiting) == 1:
+            if len(waiting) == 1:  # For later messages the link is being opened already.
                 self.spawn(self._open_bulk(peer))
             return True
         return self._post(link, message, body)
@@ -102,15 +102,19 @@ class LinkPool:
             return False
         finally:
             self._opening.discard((peer, lane))
-        if self._closed or self._is_open(peer, lane):
+        if self._closed:
             link.close()
-            return not self._closed
+            return False
+        if self._is_open(peer, lane):  # Another call has opened one meanwhile.
+            link.close()
+            return True
         self._links[(peer, lane)] = link
         return self._post(link, self.hello())
 
     def ended(self, peer: PeerId, lane: Lane) -> bool:
-        """Handle the end of a link in either direction. Returns True if the peer counts as lost. A bulk link
-        ends after each snapshot, and a link that is being opened again replaces the one that ended."""
+        """Handle the end of a link of one lane, to the peer or from it. Returns True if the peer counts as
+        lost. It does not if this pool is opening that lane again, nor if the lane is `bulk`: such a link ends
+        after each snapshot."""
         if (peer, lane) in self._opening:
             return False
         if lane == "bulk":

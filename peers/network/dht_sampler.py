@@ -51,8 +51,7 @@ class DirectoryObserver:
     def look(self) -> None:
         """Update the metrics of the directory: clock offset, bytes, outcomes of its operations, refusals."""
         network, growth = self.network, self.growth
-        # The measured offset, not the applied one, which is 0 while a wrong clock's records are still
-        # accepted.
+        # The measured offset, because the applied one is 0 while records with a wrong time are accepted.
         offset = self.directory.measured_offset
         if offset is not None:
             network.clock_offset.set(offset)

@@ -1,12 +1,10 @@
 """Manage the links to other peers: find, dial and greet them, exchange heartbeats, and detect when they go.
 
-Neighbours are the peers to which this one keeps links: some of its own group and of the adjacent stages. This
-peer learns their records (signed announcements) from the directory (the DHT) and from other peers. The
-membership is the table of known peers; it decides which are neighbours and which to dial. Every link begins
-with `Hello`, and only messages of peers that sent it are accepted. Messages that are not about links go to
-`Listener`, this peer's roles. Links are one-way (protocols/ports.py): this side sends on links that it
-opened, and receives on links that others opened. A link has a lane (purpose): `group`, `data` or `bulk`. A
-visitor is a peer without such links, like an inference client."""
+Neighbours are the peers to which this one keeps links: some of its own group and of the adjacent stages. A
+link is one-way: the peer that opened it sends, first `Hello`. It has a lane (purpose): `group`, `data` or
+`bulk`. The membership is the table of known peers, made from their records (signed announcements). It decides
+which are neighbours and which to dial. Messages that are not about links go to `Listener`, this peer's roles.
+A visitor is a peer without such links, like an inference client."""
 
 from __future__ import annotations
 
@@ -124,15 +122,15 @@ class PeerLinks:
         self._drop_silent()
 
     async def close(self, reason: str) -> None:
-        """Send the newest record and `Bye`, end all links and stop all tasks. An empty `reason` sends
-        neither. Peers thus know the record if they find it in the directory later."""
+        """Send the newest record and `Bye` with `reason`, end all links and stop all tasks. An empty `reason`
+        sends neither. Peers that find the record in the directory later then know it already."""
         self._closed = True
         self._timer.close()
         self._silence.close()
         self._dials.close()
         self.clock.close()
-        own = [PeerRecords([self.record])] if self.record else []
-        await self._link_pool.close([*own, Bye(reason)] if reason else [])
+        own_record = [PeerRecords([self.record])] if self.record else []
+        await self._link_pool.close([*own_record, Bye(reason)] if reason else [])
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -220,7 +218,7 @@ class PeerLinks:
             self.traffic.refused["not_invited"] += 1
             return
         if needs_invite and before is not None and before.invited and not record.invite:
-            data = before.record  # Keep for other peers the record that contains the invite.
+            data = before.record  # Other peers need the earlier record, which contains the invite.
         addresses = dialable(record.addresses, self.transport.addresses)
         old_start = before.started if before is not None else record.started
         is_news = self.membership.recorded(
@@ -229,15 +227,17 @@ class PeerLinks:
         )  # fmt: skip
         if is_news:
             self.membership.peers[signed.peer].started = record.started
-            if record.started != old_start:  # Maybe two processes with one key.
-                self.post(signed.peer, "group", PeerRecords([data]))  # Each must see the other's record.
+            if record.started != old_start:
+                # Maybe two processes use one key: the linked one must see the record of the other.
+                self.post(signed.peer, "group", PeerRecords([data]))
+        # `recorded` has updated `before` in place: if its stage is another now, it needs other links.
         if before is not None and before.linked and before.stage != old_stage:
-            # `before` was updated in place. The links are those that its old stage needs: link again.
             self._unlink(signed.peer, "moved", f"it is in stage {before.stage} now")
 
     def introduce(self, contributor: PeerId, peers: Iterable[PeerId]) -> None:
-        """Send these peers the record of `contributor`, once each: they ignore contributions of unknown
-        peers. Does nothing for one met over `INTRODUCED_SECONDS` ago, whose record is in the directory."""
+        """Send these peers the record of `contributor`, once each, because they ignore contributions of
+        unknown peers. Does nothing if this peer met the contributor over `INTRODUCED_SECONDS` ago: its record
+        is then in the directory. Peers that sent that record here (`tellers`) do not get it."""
         known = self.membership.peers.get(contributor)
         if known is None or known.stage < 0 or self.clock.time() > known.met_at + INTRODUCED_SECONDS:
             return
@@ -278,10 +278,12 @@ class PeerLinks:
     async def _link(self, peer: PeerId) -> None:
         """Open the links that this peer's stage needs, and report it to the listener as linked. Its `Hello`
         may report another stage than the directory did; then the links of that stage are opened too."""
-        known, stage = self.membership.peers.get(peer), None
-        while known is not None and known.stage != stage:  # `known` is None if the peer sent `Bye` meanwhile.
-            stage = known.stage
-            failure = await self._open_lanes(peer, stage)
+        linked_stage = None
+        known = self.membership.peers.get(peer)
+        # `known` is None if the peer sent `Bye` meanwhile.
+        while known is not None and known.stage != linked_stage:
+            linked_stage = known.stage
+            failure = await self._open_lanes(peer, linked_stage)
             if failure:
                 self._unlink(peer, failure)
                 return
@@ -297,12 +299,12 @@ class PeerLinks:
 
     async def _open_lanes(self, peer: PeerId, stage: int) -> str:
         """Open the lanes to a peer of that stage and wait for its first message. Returns an empty string, or
-        the code of the failure. While this peer waits, the other one may close its links, which ends these
-        too. They are therefore opened a second time."""
+        the code of the failure. During the wait, the other peer may close its links, which ends this peer's
+        as well. Lanes that are closed by then are opened a second time."""
         if peer not in self._greeted:  # Its `Hello` will show that it is alive and in this run.
             self._pending_handshakes.setdefault(peer, asyncio.Event())
-        next_to_ours = stage >= 0 and stage != self.membership.stage
-        lanes: Sequence[Lane] = ("group", "data") if next_to_ours else ("group",)
+        is_adjacent_stage = stage >= 0 and stage != self.membership.stage
+        lanes: Sequence[Lane] = ("group", "data") if is_adjacent_stage else ("group",)
         for attempt in (1, 2):
             for lane in lanes:
                 if not await self._link_pool.open(peer, lane):
@@ -319,8 +321,8 @@ class PeerLinks:
         return known.addresses if known is not None else ()
 
     def _unlink(self, peer: PeerId, code: str, reason: str = "", left: bool = False) -> None:
-        """Drop all links to a peer and notify the listener. `left`: the peer is forgotten and not dialled
-        again. Without `left`, a link that no side needs counts as released, unless its peer moved."""
+        """Drop all links to a peer and notify the listener of the reason. With `left`, the peer is forgotten
+        and not dialled again. Else a link that no side needs counts as released, unless the peer moved."""
         self._link_pool.drop(peer)
         self._introduced.pop(peer, None)
         known = self.membership.peers.get(peer)
@@ -342,8 +344,8 @@ class PeerLinks:
             self.listener.counted(self.membership.group_size())
 
     def part_from(self, peer: PeerId, code: str, reason: str) -> None:
-        """End the links to a peer and send it the reason: the owner's order, or what the peer has sent.
-        Unless an order bans the peer, a newer record of it is accepted again."""
+        """End the links to a peer that is no longer accepted, and send it code and reason. Unless the owner
+        has banned the peer, it is accepted again when it announces a newer record."""
         self._greeted.pop(peer, None)
         if peer in self.membership.peers:
             self._unlink(peer, code, reason, left=True)
@@ -359,8 +361,8 @@ class PeerLinks:
     # -- Receiver -------------------------------------------------------------------------------------
 
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
-        """Handle a message of `wire_bytes`. Peers without `Hello` are refused, except for requests for the
-        manifest and owner's orders. Messages that are not about links go to the listener."""
+        """Handle a message of `wire_bytes`. Before its `Hello`, a peer may only request the manifest or send
+        an order of the run's owner. Messages that are not about links go to the listener."""
         self.traffic.received[message.kind] += wire_bytes
         if self._closed:
             return
@@ -370,7 +372,8 @@ class PeerLinks:
         if isinstance(message, GetManifest):
             self._spawn(self._one_off_replies.answer(peer, ManifestResponse(), self.signed_manifest))
             return
-        if peer not in self._greeted and not isinstance(message, OrderUpdate):  # Orders are signed.
+        # An order is signed by the owner, whoever sends it.
+        if peer not in self._greeted and not isinstance(message, OrderUpdate):
             self.traffic.refused["malformed"] += 1
             return
         if peer in self._greeted:
@@ -424,7 +427,7 @@ class PeerLinks:
         known = self.membership.peers.get(peer)
         if known is None:
             return
-        self.membership.keeps_us(peer, True)
+        self.membership.keeps_us(peer, True)  # The peer wants the link that it has opened.
         if not known.linked and not known.dialing:
             known.dial_at = 0.0  # The peer reached this one, so it is alive: dial at once.
             self._dial_due()
@@ -436,7 +439,8 @@ class PeerLinks:
         if len(self._greeted) > MAX_GREETED:
             known = self.membership.peers
             unlinked = (each for each in self._greeted if each not in known or not known[each].linked)
-            del self._greeted[next(unlinked, peer)]
+            oldest_unlinked = next(unlinked, peer)
+            del self._greeted[oldest_unlinked]
 
     # -- heartbeats -----------------------------------------------------------------------------------
 
@@ -456,8 +460,8 @@ class PeerLinks:
         self._dial_due()
 
     def _drop_silent(self) -> None:
-        """Drop peers that sent nothing for too long, and set the timer for the next one. It is exact, because
-        microbatches wait at a silent peer."""
+        """Drop peers that sent nothing for too long, and set the timer to the time when the next peer would
+        be dropped. It is the exact time, because microbatches wait at a silent peer."""
         now = self.clock.time()
         for peer in self.membership.silent(now):
             self._pending_handshakes[peer] = asyncio.Event()  # Only a message from now on counts.
@@ -491,8 +495,8 @@ class PeerLinks:
             self._send_heartbeat(peer)
 
     def _handle_heartbeat(self, peer: PeerId, beat: Heartbeat) -> None:
-        """Handle a heartbeat: measure the round trip, and pass on the peer's load. One of another stage than
-        the peer's record is refused, and a link to that peer is opened again."""
+        """Handle a heartbeat: measure the round trip, and pass on the peer's load. A heartbeat is refused if
+        it names another stage than the peer's record; a linked peer is then linked anew."""
         known = self.membership.peers.get(peer)
         if known is not None and known.stage != beat.stage:
             self.refused(peer, "malformed", f"a beat of stage {beat.stage}, its record says {known.stage}")

@@ -72,9 +72,9 @@ def reached_an_announced(addresses: Addresses, dialled: Sequence[DialOutcome]) -
 
 
 def order_helpers(connections: Sequence[tuple[PeerId, str]], chance: Random) -> list[PeerId]:
-    """Return the connected peers in the order in which to ask them, at random within each kind. The kinds are
-    public, private, and behind a relay. A public peer reaches only what any peer reaches. A peer behind a
-    relay does not see this peer's address."""
+    """Return the connected peers in the order in which to ask them: first those at public addresses, then
+    private ones, then those behind a relay, each in random order. What a public peer reaches, any peer can
+    reach. A peer behind a relay does not see this peer's address."""
     rank_of: dict[PeerId, int] = {}
     for peer, address in chance.sample(connections, len(connections)):
         is_private = not is_public_address(address)
@@ -115,9 +115,9 @@ class ReachabilityProbe:
             pause = RETRY_SECONDS if self.gets_in is None else AGAIN_SECONDS
 
     async def ask(self) -> bool | None:
-        """Ask up to `HELPERS` connected peers in turn to dial this one. Returns True if one reached an
-        announced address. Returns False if `WITNESSES`, or all that could try, did not; None if none
-        could."""
+        """Ask up to `HELPERS` connected peers in turn to dial this one. Returns True as soon as a helper
+        reached an announced address, and False if `WITNESSES` helpers tried and failed. If fewer could try,
+        returns False if one failed, and None if none could try."""
         failures = 0
         try:
             helpers = order_helpers(await self._connections(CONNECTIONS_SECONDS), self._chance)
@@ -139,7 +139,8 @@ class ReachabilityProbe:
         return False if failures else None
 
     def _update_way(self) -> None:
-        """Derive `way` from the last probe and the current relays, and report it if it has changed."""
+        """Derive `way`, how others can connect, from the last probe and the current relays. Report it if it
+        has changed."""
         way: Way = "unknown"
         if self.gets_in:
             way = "direct"

@@ -42,12 +42,13 @@ class RttTracker:
 
     def of(self, peer: PeerId, now: float) -> tuple[int, float]:
         """Return sequence and age in seconds of the neighbour's last heartbeat; (-1, 0) if there is none."""
-        echo = self._received.get(peer)
-        return (echo.sequence, now - echo.at) if echo is not None else (-1, 0.0)
+        newest = self._received.get(peer)
+        return (newest.sequence, now - newest.at) if newest is not None else (-1, 0.0)
 
     def on_echo(self, peer: PeerId, sequence: int, echo: int, delay_seconds: float, now: float) -> None:
-        """Record heartbeat `sequence` of a neighbour, sent `delay_seconds` after it received this peer's
-        heartbeat `echo`. Measure the round trip if the send time of that one is known."""
+        """Record heartbeat `sequence` of a neighbour, which echoes this peer's heartbeat `echo`. The
+        neighbour sent it `delay_seconds` after it had received that one. Measure the round trip if the send
+        time of `echo` is known. The kept value is the minimum, raised a little by longer ones."""
         self._received[peer] = _ReceivedHeartbeat(sequence, now)
         sent_at = self._sent.get(echo)
         if sent_at is not None:

@@ -7,8 +7,8 @@
     stage-S-round-R.safetensors
 
 An archive is a folder or bucket to which an archivist copies checkpoints: weights after a settled round, with
-signatures of peers. The index is written last, and an entry is believed only if its file agrees with it.
-`generate`, `export` and `evaluate` can read an archive folder directly.
+signatures of peers. A file is used only if it has the hash in the index. `generate`, `export` and `evaluate`
+can read an archive folder directly.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class Archive:
         self.entries: tuple[ArchivedCheckpoint, ...] = ()
 
     def open(self, signed: SignedManifest | None = None) -> SignedManifest:
-        """Read the index into `entries`, and return the manifest of the archive's run. `signed` is that of
-        the expected run: it is written to an empty archive; None: any run. Raises ArchiveError if the archive
-        is of another run, or empty without `signed`."""
+        """Read the index into `entries`, and return the manifest of the archive's run. `signed` is the
+        manifest of the expected run, and is written to an empty archive; None: any run. Raises ArchiveError
+        if the archive is of another run, or if it is empty and `signed` is None."""
         run_file = self.store.read(RUN, MAX_BYTES)
         if run_file is None:
             if signed is None:
@@ -85,7 +85,8 @@ class Archive:
 
     def newest(self, stage: int) -> list[ArchivedCheckpoint]:
         """Return the checkpoints of a stage, newest first."""
-        return sorted((e for e in self.entries if e.stage == stage), key=lambda entry: -entry.round)
+        of_stage = [entry for entry in self.entries if entry.stage == stage]
+        return sorted(of_stage, key=lambda entry: -entry.round)
 
     def checkpoint(self, entry: ArchivedCheckpoint) -> bytes:
         """Return the bytes of a checkpoint. Raises ArchiveError if they do not match the index."""
@@ -105,20 +106,21 @@ class Archive:
         self._write_index(entries, index)
 
     def prune(self, interval_rounds: int, newest: int, every: int) -> list[ArchivedCheckpoint]:
-        """Delete the checkpoints that the retention policy (`kept`, with these arguments) does not keep, and
-        return their entries. The index is written first, so that it never names a deleted file."""
+        """Delete old checkpoints, and return their entries. The `newest` ones of each stage stay, and older
+        ones at a distance of `every` times `interval_rounds` rounds (`kept`). The index is written first, so
+        that it never names a deleted file."""
         staying: list[ArchivedCheckpoint] = []
         for stage in {entry.stage for entry in self.entries}:
             entries = self.newest(stage)
             rounds = kept([entry.round for entry in entries], interval_rounds, newest, every)
             staying += [entry for entry in entries if entry.round in rounds]
         names = {entry.name for entry in staying}
-        gone = [entry for entry in self.entries if entry.name not in names]
-        if gone:
+        deleted = [entry for entry in self.entries if entry.name not in names]
+        if deleted:
             self._write_index(tuple(staying), self._encode_index(tuple(staying)))
-            for entry in gone:
+            for entry in deleted:
                 self.store.delete(entry.name)
-        return gone
+        return deleted
 
     def damaged(self) -> list[str]:
         """Return the names of checkpoints that do not match the index."""
@@ -139,14 +141,16 @@ class Archive:
         self.store.write(ORDER, data)
 
     def contributors(self) -> list[dict[str, Any]]:
-        """Return peer, name, tokens by stage and signed checkpoints of each peer. Skips unreadable
-        entries."""
+        """Return the archived contributors, a dict each, for example with `peer`, `name` and `tokens` by
+        stage. The values are not checked. Returns none if the file is missing or damaged."""
         data = self.store.read(CONTRIBUTORS)
         try:
             content = json.loads(data) if data else []
         except (ValueError, RecursionError):
             return []
-        return [entry for entry in content if isinstance(entry, dict)] if isinstance(content, list) else []
+        if not isinstance(content, list):
+            return []
+        return [entry for entry in content if isinstance(entry, dict)]
 
     def put_contributors(self, contributors: list[dict[str, Any]]) -> None:
         self.store.write(CONTRIBUTORS, json.dumps(contributors, indent=1, ensure_ascii=False).encode())
@@ -193,8 +197,8 @@ def entry_name(stage: int, round: int) -> str:
 
 
 def _parse_entry(content: dict[str, Any], tokens: object) -> ArchivedCheckpoint:
-    """Return the entry of the index in `content`, with its number of `tokens` (ignored if that is invalid).
-    Raises ValueError, KeyError or TypeError if the entry is invalid, because an archive is not trusted."""
+    """Return an entry of the index from its JSON `content` and its number of `tokens`, which is None if
+    invalid. Raises ValueError, KeyError or TypeError if the entry is invalid: an archive is not trusted."""
     valid_tokens = tokens if isinstance(tokens, int) and 0 <= tokens < _LIMIT else None
     signers = tuple(map(str, content["signers"]))
     entry = ArchivedCheckpoint(**{**content, "signers": signers, "tokens": valid_tokens})
@@ -207,9 +211,9 @@ def _parse_entry(content: dict[str, Any], tokens: object) -> ArchivedCheckpoint:
 
 
 def kept(rounds: Collection[int], interval_rounds: int, newest: int, every: int) -> set[int]:
-    """Return those of one stage's archived `rounds` that the retention policy keeps: the `newest` ones, and
-    older ones at a fixed distance. The distance is `every` times `interval_rounds`, counted from the run's
-    start: all archivists keep the same. `every` 0 keeps no older ones."""
+    """Return which of one stage's archived `rounds` to keep: the `newest` ones, and older ones at a fixed
+    distance, which is `every` times `interval_rounds`. It is counted from the run's start, so that all
+    archivists keep the same rounds. With `every` 0, no older ones are kept."""
     newest_first = sorted(rounds, reverse=True)
     step = interval_rounds * every
     every_step = {round for round in newest_first if step and (round + 1) % step == 0}

@@ -1,9 +1,8 @@
 """Start from an archive: copy its newest checkpoint of a stage into the worker's folder, if it is newer.
 
-An archive is a folder or a URL with copies of a run's checkpoints. Its data is checked before use: hash in
-the index, run, stage, shapes, and digest of the weights. At least one peer must have signed that digest. The
-archive's author could have invented such a peer. Naming an archive therefore means trusting it, because no
-peer of the group is there to contradict it."""
+An archive is a folder or a URL with copies of a run's checkpoints. A checkpoint is checked before use: hash
+in the index, run, stage, shapes, and digest of the weights. At least one peer must have signed that digest,
+but the archive's author could have invented this peer. A user who names an archive thus trusts it."""
 
 from __future__ import annotations
 
@@ -37,8 +36,9 @@ def signers(checkpoint: Checkpoint) -> set[PeerId]:
             envelope = open_envelope(data, checkpoint.run_id, EnvelopeKind.SETTLED, STATEMENT_BYTES)
         except WireError:
             continue
-        is_signed = bytes(envelope.payload) == checkpoint.chain + checkpoint.digest
-        if is_signed and (envelope.stage, envelope.round) == (checkpoint.stage, checkpoint.round):
+        has_digest = bytes(envelope.payload) == checkpoint.chain + checkpoint.digest
+        is_of_round = (envelope.stage, envelope.round) == (checkpoint.stage, checkpoint.round)
+        if has_digest and is_of_round:
             signing_peers.add(envelope.sender)
     return signing_peers
 
@@ -56,12 +56,12 @@ class Restoring:
         self, folder: Path, stage: int, layout: Layout, trained: Callable[[], bool] = lambda: False,
         damaged: Collection[Path] = (),
     ) -> None:  # fmt: skip
-        """Copy the archive's newest usable checkpoint of a stage into `folder`, if newer than those there.
+        """Copy the archive's newest usable checkpoint of a stage into `folder`, if it is newer than the files
+        there that are not in `damaged`. If the archive has none of this stage, only the user is notified.
 
-        Files in `damaged` do not count. An archive without this stage is no error: the worker then starts
-        from the seed or the swarm. An archive that does not answer is tried again, because starting from the
-        seed would create a second branch. Attempts end when `trained` returns True: a peer trains this stage.
-        Raises ArchiveError if the archive cannot be read."""
+        An archive that does not answer is tried again, because starting from the seed would create a second
+        branch. Attempts end when `trained` returns True: a peer trains this stage. Raises ArchiveError if the
+        archive cannot be read."""
 
         async def attempt() -> None:
             if not trained():

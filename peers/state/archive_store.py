@@ -132,7 +132,7 @@ class FsspecStore:
 
     def _first_bytes(self, files: Any, path: str, count: int) -> bytes:  # noqa: ANN401 - a package without types
         """Return the first `count` bytes of a file, or the whole file if it is shorter. A web server may send
-        more than requested, so its answer is read as a stream."""
+        more than requested: its response is therefore read in blocks, and no further than `count`."""
         if not is_web(self._secret_url):
             data: bytes = files.cat_file(path, start=0, end=count)
             return data
@@ -166,7 +166,8 @@ class FsspecStore:
 
     @contextlib.contextmanager
     def _connected(self, what: str, name: str = "") -> Iterator[tuple[Any, str]]:
-        """Yield the fsspec file system and the path of the file `name` in it; `what` begins an error message.
+        """Yield the fsspec file system and the path of the file `name` in it. `what` says in an error message
+        what failed.
 
         Every exception but ArchiveError becomes StoreUnreachable, with the exception's class in the message.
         Backends (botocore, gcsfs, paramiko) have their own classes, which cannot be named without importing

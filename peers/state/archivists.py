@@ -2,7 +2,7 @@
 
 An archivist is a peer that trains nothing, stores checkpoints and offers them as snapshots. The root of a
 snapshot names its round, its digest and its chunks. Archivists are asked only while no active peer of the
-stage is linked. Their snapshots are accepted only if peers of the stage have signed them.
+stage is linked. A snapshot of theirs is accepted only if another peer has signed its digest.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ArchivistClients:
         """Pairs of round and (chain + digest) that a peer other than the presenting archivist has signed."""
 
     async def reach(self) -> None:
-        """Look up archivists of the run and try to link to `MAX_ASKED` of them. Failures are skipped."""
+        """Look up archivists of the run and try to link to the first `MAX_ASKED` of them."""
         records = await self.presence.look_up(NO_STAGE) or {}
         tried = 0
         for data in records.values():
@@ -59,7 +59,8 @@ class ArchivistClients:
         return known is not None and _is_archivist(known)
 
     def receive(self, peer: PeerId, message: Statements) -> None:
-        """Keep signatures that an archivist presents from other peers. Raises WireError if one is invalid."""
+        """Note which weights of this stage other peers have signed, by the statements that an archivist
+        `peer` presents. Its own do not count. Raises WireError if one is invalid."""
         for data in message.statements[:MAX_STATEMENTS]:
             envelope = open_envelope(data, self.presence.signed.run_id, EnvelopeKind.SETTLED, STATEMENT_BYTES)
             if envelope.stage == self.stage and envelope.sender != peer:

@@ -2,7 +2,7 @@
 
 The group sums weights as int32 fixed-point integers, called units. The file stores them as float32, which is
 exact below 4 in magnitude, and tensors with larger weights as float64. A layout says where each tensor lies
-in a stage's vector of weights. Sets are the contributions that were summed in each settled round."""
+in a stage's vector of weights. The set of a round has the contributions that were summed in it."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ def write(
     signed: Sequence[bytes] = (), past: RestartState = NOTHING_PAST, tokens: int | None = None,
     damaged: Collection[Path] = (),
 ) -> Path:  # fmt: skip
-    """Write the file `stage-S-round-R.safetensors` with what `content` returns, and return its path. Delete
-    all but the stage's newest KEPT files. Files in `damaged` stay unchanged and do not count, because a
-    person may be able to repair them. Raises DiskError."""
+    """Write a checkpoint, the bytes of `content`, to `stage-S-round-R.safetensors`, and return its path. Then
+    delete all but the stage's newest KEPT files. Files in `damaged` stay unchanged and do not count, because
+    a person may be able to repair them. Raises DiskError."""
     path = folder / f"stage-{stage}-round-{round:08d}.safetensors"
     write_atomically(path, content(manifest, stage, round, chain, units, layout, signed, past, tokens))
     usable = [file for file in files(folder, stage) if file not in damaged]
@@ -120,7 +120,7 @@ def content(
     for entry in layout.entries:
         values = units[entry.place]
         tensor = to_floats(values)
-        if not torch.equal(to_units(tensor), values):
+        if not torch.equal(to_units(tensor), values):  # float32 is not exact here.
             tensor = values.to(torch.float64) * UNIT
         tensors[entry.name] = tensor.view(entry.shape)
     metadata = {
@@ -156,12 +156,12 @@ def read(path: Path, max_tensors: int = MAX_TENSORS) -> Checkpoint:
         checkpoint = Checkpoint(
             RunId(metadata["run"]), metadata["manifest"],
             number(metadata["stage"]), number(metadata["round"]), digest, chain, tensors,
-            tuple(bytes.fromhex(data) for data in metadata.get("signed", "").split()),
-            RestartState(
+            signed=tuple(bytes.fromhex(data) for data in metadata.get("signed", "").split()),
+            past=RestartState(
                 _decode_sets(metadata.get("sets", "{}")),
                 msgspec.json.decode(metadata.get("earlier", "null"), type=Earlier | None),
             ),
-            token_count(metadata.get("tokens", "")),
+            tokens=token_count(metadata.get("tokens", "")),
         )  # fmt: skip
     except (SafetensorError, OSError, KeyError, ValueError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{path} is no checkpoint that can be used ({error})") from None
@@ -185,7 +185,7 @@ def token_count(text: str) -> int | None:
 
 
 def _encode_sets(sets: Sets) -> str:
-    """Return settled sets as JSON: by round, (peer, contribution id, size) of each contribution."""
+    """Return settled sets as JSON: a map from round to (peer, contribution id, size) of each contribution."""
     members = {
         round: [(entry.peer, entry.id, entry.size) for entry in references]
         for round, references in sets.items()
@@ -208,8 +208,8 @@ def _decode_sets(text: str) -> Sets:
 
 
 def _content_hash(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 over all metadata and tensors of a file, in hexadecimal. The digest of the weights
-    covers neither the chain value, nor bit flips that change a float by less than one unit."""
+    """Return the SHA-256 over all metadata and tensors of a file, in hexadecimal. It covers more than the
+    digest of the weights: also the chain value, and bit flips that change a float by less than a unit."""
     hasher = hashlib.sha256()
     for key in sorted(metadata):
         hasher.update(f"{key} {len(metadata[key])} {metadata[key]}\n".encode())
@@ -226,8 +226,8 @@ def files(folder: Path, stage: int) -> list[Path]:
 
 
 def on_disk(folder: Path, run_id: RunId) -> list[OnDisk]:
-    """Return stage and round of the run's newest intact checkpoint of each stage in `folder`, most recently
-    written first. Reads whole files to check them."""
+    """Return stage and round of the run's newest intact checkpoint of each stage in `folder`. The most
+    recently written file comes first. Whole files are read to check them."""
     newest_of: dict[int, tuple[float, OnDisk]] = {}
     for path in sorted(folder.glob("stage-*-round-*.safetensors"), key=stage_and_round, reverse=True):
         stage, round = stage_and_round(path)
@@ -237,7 +237,7 @@ def on_disk(folder: Path, run_id: RunId) -> list[OnDisk]:
             checkpoint = read(path)
             if (checkpoint.run_id, checkpoint.stage) == (run_id, stage):
                 newest_of[stage] = (_written_at(path), OnDisk(stage, round))
-    latest_first = sorted(newest_of.values(), key=lambda written: -written[0])
+    latest_first = sorted(newest_of.values(), key=lambda time_and_entry: -time_and_entry[0])
     return [entry for _, entry in latest_first]
 
 
@@ -291,8 +291,8 @@ class Model:
     """Newer files that could not be used, with the reasons."""
 
     def path(self, without: Collection[int] = ()) -> tuple[dict[str, Tensor], ...]:
-        """Return the weights, by name, of each stage on a path that skips the stages in `without`. They are
-        scaled for the number of stages on that path (`Rules.branch_scale`)."""
+        """Return the weights by name of each stage that a microbatch visits if it skips the stages in
+        `without`. They are scaled for the number of stages on that path (`Rules.branch_scale`)."""
         visited = [stage for stage in range(len(self.stages)) if stage not in without]
         rules = self.manifest.path_rules()
         # Stages after `rules.last` hold routed experts and do not count.
@@ -305,9 +305,9 @@ class Model:
 
 
 def newest(source: Path | None) -> Model:
-    """Return the newest model in `source`: a checkpoint file, or a folder searched with its subfolders (None:
-    the working directory). It has the newest usable checkpoint of each stage, of the run that was written
-    last. Raises CheckpointError if there is none or a stage is missing."""
+    """Return the newest model in `source`: a checkpoint file, or a folder that is searched with its
+    subfolders (None: the working directory). The last written file decides the run. The model has the newest
+    usable checkpoint of each stage, without momenta. Raises CheckpointError if a stage has none."""
     place = source or Path()
     files = [place] if is_file(place) else sorted(place.rglob("stage-*-round-*.safetensors"))
     if not files:
@@ -344,8 +344,8 @@ def newest(source: Path | None) -> Model:
 
 
 def _latest_run(files: Iterable[Path]) -> tuple[RunId, Manifest]:
-    """Return id and manifest of the run of the most recently written readable file; its weights are not
-    checked. Raises CheckpointError with the first problem if no file is readable."""
+    """Return id and manifest of the run in the most recently written of these files, skipping unreadable
+    ones. Weights are not checked. Raises CheckpointError with the first problem if all are unreadable."""
     problem: CheckpointError | None = None
     for file in sorted(files, key=_written_at, reverse=True):
         try:

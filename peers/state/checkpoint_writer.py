@@ -29,9 +29,9 @@ DOWNLOAD = "download"
 
 
 def aligned(snapshot_interval: int, wanted_rounds: float) -> int:
-    """Return the interval in rounds between saves: `snapshot_interval` times the largest power of two up to
-    `wanted_rounds`, and at least `snapshot_interval`. Peers with different speeds get multiples of the same
-    interval. Their disks thus have rounds in common when the whole group restarts."""
+    """Return the interval in rounds between saves: `snapshot_interval`, doubled as often as the result stays
+    within `wanted_rounds`. Slow and fast peers thus save some of the same rounds, which their disks have in
+    common when the whole group restarts."""
     every = snapshot_interval
     while 2 * every <= wanted_rounds:
         every *= 2
@@ -82,8 +82,8 @@ class CheckpointWriter:
         """Time from which the next refusal of the disk is reported."""
 
     def restored(self) -> list[Weights]:
-        """Read all checkpoints of this stage, and return the weights of the usable ones, newest first. Files
-        that are damaged are reported and noted in `damaged`; those of another run are only reported."""
+        """Read all checkpoints of this stage, and return the weights of the usable ones, newest first. All
+        others are reported to the user; the damaged ones, but not those of another run, go into `damaged`."""
         restored: list[Weights] = []
         self.saved = None
         self.damaged.clear()
@@ -109,8 +109,8 @@ class CheckpointWriter:
         return restored
 
     def forget_after(self, round: int) -> None:
-        """Rename checkpoints newer than `round`, so that they are not used. The group continues from `round`,
-        and the newer weights are of an abandoned branch."""
+        """Rename the checkpoints that are newer than `round`, so that they are not used. The group continues
+        from `round` and has abandoned the branch of the newer weights."""
         if self.folder is not None:
             for path in checkpoint_file.set_aside(self.folder, self.stage, round, self.damaged):
                 self.saved = None
@@ -122,7 +122,7 @@ class CheckpointWriter:
         """Return the weights that the run starts from, as round -1. They are drawn from the run's seed, or
         are those of a given model. None if the model is not here yet."""
         if not self.signed.manifest.init_checkpoint.path:
-            return Weights(self.part.first_units(), -1, START, tokens=0)
+            return Weights(self.part.first_units(), settled_round=-1, chain=START, tokens=0)
         return snapshots.start.weights() if snapshots.start is not None else None
 
     @property
@@ -139,16 +139,17 @@ class CheckpointWriter:
         started, first = loop.time(), snapshots.newest_round()
         while True:
             await asyncio.sleep(min(LOOK_SECONDS, seconds))
-            passed = snapshots.newest_round() - first
-            every = aligned(snapshots.rules.snapshot_interval, seconds * passed / (loop.time() - started))
+            rounds_passed = snapshots.newest_round() - first
+            wanted_rounds = seconds * rounds_passed / (loop.time() - started)
+            every = aligned(snapshots.rules.snapshot_interval, wanted_rounds)
             for snapshot in snapshots.held:
                 if (snapshot.root.round + 1) % every == 0:
                     await self._write(snapshot.weights())
                     break
 
     async def save(self, settled: Callable[[], Weights]) -> None:
-        """Write the settled weights that `settled` returns, unless the newest file has them. `settled` is
-        called in the compute thread."""
+        """Write the settled weights that `settled` returns, unless a file has them or newer ones. `settled`
+        is called in the compute thread, and this waits for it."""
         if self.folder is None:
             return
         settled_weights: asyncio.Future[Weights] = asyncio.get_running_loop().create_future()
@@ -166,11 +167,12 @@ class CheckpointWriter:
             await self._write(snapshots.held[0].weights(), last=True)
 
     async def _write(self, weights: Weights, last: bool = False) -> None:
-        """Write the weights in a thread. Does nothing for initial weights (round -1), or if a file has these,
-        newer ones, or this round damaged. A failure is reported at most once in `REFUSED_SECONDS`, but always
-        if `last`: there is no further attempt."""
+        """Write the weights in a thread. Does nothing for initial weights (round -1), if a usable file is of
+        this round or a newer one, or if a damaged file is of this round. A failure is reported at most once
+        in `REFUSED_SECONDS`, but always if `last`: there is no further attempt."""
         round = weights.settled_round
-        if self.folder is None or round < 0 or (self.saved is not None and self.saved[1] >= round):
+        saved_round = self.saved[1] if self.saved is not None else -1
+        if self.folder is None or round < 0 or saved_round >= round:
             return
         manifest = self.signed.manifest
         if round in self.damaged.values():

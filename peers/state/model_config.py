@@ -1,7 +1,7 @@
 """Read a Hugging Face `config.json`, and list each key that this program's decoder does not implement.
 
-Each function adds lines for the user to `reasons`: why the decoder cannot compute the model, and what to
-change. An unknown key is a reason too, because a partly understood configuration describes another model."""
+A reason is a line for the user: why the decoder cannot compute the model, and what to change. The functions
+that get a list `reasons` add to it. An unknown key is a reason too, because it may change the model."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ class ModelConfig:
 
 
 def read_config(config: Mapping[str, Any], extra_keys: frozenset[str] = frozenset()) -> ModelConfig:
-    """Read all keys of a `config.json`. Returns its sizes and the reasons why the decoder cannot compute the
-    model. Never raises. Keys in `extra_keys` are left to the caller."""
+    """Read all keys of a `config.json` except `extra_keys`, which the caller reads. Returns the model's
+    sizes, and the reasons why the decoder cannot compute it. Never raises."""
     reasons: list[str] = []
     family = _read_family(config, reasons)
     values = _read_sizes(config, family, reasons)
@@ -161,8 +161,8 @@ def _show_nested(value: dict[str, Any] | list[Any]) -> str:
 
 
 def _read_family(config: Mapping[str, Any], reasons: list[str]) -> Architecture | None:
-    """Return the implemented architecture that a configuration names. Returns None and adds a reason if it
-    names none. A `model_type` that does not fit only adds a reason."""
+    """Return the implemented architecture that a configuration names. If it names none, add a reason and
+    return None. If only `model_type` is that of another architecture, add a reason."""
     named = config.get("architectures")
     architecture = named[0] if isinstance(named, list) and len(named) == 1 else None
     family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
@@ -178,8 +178,8 @@ def _read_family(config: Mapping[str, Any], reasons: list[str]) -> Architecture 
 def _read_sizes(
     config: Mapping[str, Any], family: Architecture | None, reasons: list[str]
 ) -> dict[str, int | float]:
-    """Return the valid values of `SIZE_KEYS` except `rope_theta`, with the defaults of transformers. Add a
-    reason for each invalid one."""
+    """Return the valid values of `SIZE_KEYS` except `rope_theta`, and add a reason for each invalid one. An
+    absent `num_key_value_heads` or `head_dim` has the default of transformers."""
     values: dict[str, int | float] = {}
 
     def read(key: str, is_valid: Callable[[object], bool], wanted: str, default: int | None = None) -> None:
@@ -197,7 +197,8 @@ def _read_sizes(
         read(key, _is_size, whole)
     read("max_position_embeddings", _is_size, whole)
     read("rms_norm_eps", _is_positive, "a number above 0")
-    values.update({key: float(value) for key, value in values.items() if key == "rms_norm_eps"})
+    if "rms_norm_eps" in values:
+        values["rms_norm_eps"] = float(values["rms_norm_eps"])
     width, heads = values.get("hidden_size"), values.get("num_attention_heads")
     if width is None or heads is None:  # The following keys depend on them.
         return values
@@ -208,7 +209,7 @@ def _read_sizes(
         reasons.append(f"hidden_size: {width} is no multiple of num_attention_heads: {heads}; add head_dim")
         return values
     read("head_dim", _is_size, whole, default_dim or int(width // heads))
-    if values.get("head_dim", 2) % 2:
+    if values.get("head_dim", 2) % 2:  # An invalid value has a reason already.
         reasons.append(f"head_dim: {values['head_dim']} must be even: rotary positions turn pairs")
     if heads % values.get("num_key_value_heads", 1):
         shown = _describe(config, "num_key_value_heads")
@@ -217,9 +218,9 @@ def _read_sizes(
 
 
 def _read_rope(config: Mapping[str, Any], reasons: list[str]) -> float | None:
-    """Return the base of rotary positions (`rope_theta`), which several keys may contain; the default if none
-    does. Returns None and adds a reason if a value is invalid or they differ. Other keys inside ROPE_KEYS
-    that are not implemented add a reason each."""
+    """Return the base of rotary positions, `rope_theta`, given at the top or inside ROPE_KEYS; its default if
+    it is given nowhere. If a value is invalid, or two differ, add a reason and return None. Add a reason too
+    for each other key inside ROPE_KEYS with a value that is not implemented."""
     thetas = {"rope_theta": config.get("rope_theta")}
     for rope_key in ROPE_KEYS:
         settings = config.get(rope_key)
@@ -259,8 +260,8 @@ def _check_attention_window(config: Mapping[str, Any], reasons: list[str]) -> No
 
 
 def _check_value(key: str, value: object, implemented: tuple[object, ...], reasons: list[str]) -> None:
-    """Add a reason if the value is not null and not in `implemented`. `0` is not `false`, but `1.0` is
-    `1`."""
+    """Add a reason if the value of `key` is neither null nor in `implemented`. There `0` does not count as
+    `false`, but `1.0` counts as `1`."""
     if value is None:
         return
     if any(_is_same(value, known) for known in implemented):

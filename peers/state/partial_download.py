@@ -1,8 +1,8 @@
 """Keep the chunks of a download on disk until it is complete, so that a restarted peer can resume it.
 
-A state is a stage's weights, which a joining peer downloads in chunks of equal size; its root lists their
-hashes. A chunk's file is named by its hash, so it serves every state that contains it. Only chunks of the
-newest download are kept. They are written without sync: a chunk without the hash is fetched again.
+A state is a stage's weights, which a joining peer downloads in chunks of equal size. Its root lists the
+hashes of the chunks. A chunk's file is named by the chunk's hash, so it serves every state that contains it.
+Only chunks of the newest download are kept. A chunk whose file is damaged is fetched again.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class KeptChunks:
         self._reported = False
 
     async def worth_resuming(self, roots: Iterable[SnapshotRoot]) -> set[Root]:
-        """Return those states for which enough chunks are on disk that resuming is better than fetching a
-        newer state. Only file sizes are compared: damaged files are detected later and fetched again."""
+        """Return (round, digest) of the states in `roots` that are worth resuming: enough of their chunks are
+        on disk. Only file sizes are compared: damaged files are detected later and fetched again."""
         if self.folder is None:
             return set()
         sizes = await asyncio.to_thread(_sizes, self.folder)
@@ -108,7 +108,7 @@ class Download:
             await self._writing
 
     async def _write_pending(self) -> None:
-        """Write the chunks in `_unwritten` until none is left. Stop for good if the disk refuses."""
+        """Write the chunks in `_unwritten` until none is left. If the disk refuses, report it and stop."""
         folder = self._kept.folder
         while self._unwritten and not self._ended and folder is not None:
             indices, self._unwritten = self._unwritten, []

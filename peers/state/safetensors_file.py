@@ -24,7 +24,7 @@ _Head = dict[str, msgspec.Raw]
 
 
 def open_tensors(file: Path, max_tensors: int = MAX_TENSORS) -> Any:  # noqa: ANN401 - safetensors has no types
-    """Open a file by `safe_open` and return its result, a context manager. Raises OSError, and
+    """Check the header of a file, and return the context manager of `safe_open` for it. Raises OSError, and
     SafetensorError if the header is not JSON, or exceeds `MAX_HEAD_BYTES` or `max_tensors` tensors."""
     with file.open("rb") as opened:
         start = opened.read(_LENGTH.size)

@@ -2,9 +2,10 @@
 
 Every `snapshot_interval` settled rounds, all peers of a group keep the same snapshot. Its root, which each
 peer signs, names the round, the digest of the weights and the hash of each chunk. A joining peer asks its
-group for offers: lists of roots, and the oldest round whose set of contributions is kept. It chooses the
-newest root that two thirds name, and fetches chunks from several holders at once. From there it catches up
-with the contributions of later rounds. Carriers are extra connections that speed up the transfer."""
+group for offers: an offer lists roots, and names the oldest round whose set of contributions is kept. The
+joining peer chooses the newest root that two thirds offer or have signed, and fetches its chunks from several
+of the peers that offer it (holders). Then it catches up with the sets of later rounds. Carriers are extra
+connections for chunks."""
 
 from __future__ import annotations
 
@@ -197,9 +198,11 @@ class SnapshotService:
                     self._apply_effects(self._fetch.drop(peer, "no_chunk", self.clock.time(), reason))
 
     def _make_offer(self) -> SnapshotOffer:
-        """Return this peer's offer: its progress, its snapshots, and the oldest round whose set it has."""
+        """Return this peer's offer: its progress, its snapshots, and the oldest round whose set it has. It
+        has the sets since it began, at most those of the newest `kept_rounds` settled rounds."""
         progress = self.settled_now()
-        oldest_set = max(0, progress.began + 1, progress.settled + 1 - kept_rounds(self.snapshots.rules))
+        oldest_kept = progress.settled + 1 - kept_rounds(self.snapshots.rules)
+        oldest_set = max(0, progress.began + 1, oldest_kept)
         roots = [snapshot.signed for snapshot in self.snapshots.offered()]
         return SnapshotOffer(
             self.snapshots.stage, progress.current, progress.settled, progress.digest, roots, oldest_set
@@ -220,10 +223,10 @@ class SnapshotService:
         """Fetch the newest snapshot on which `holders`, peers of the group, agree. Returns its weights.
 
         `have` is the round of the weights here: -1 for the initial weights, and NOTHING without any. Returns
-        None if the peers' sets suffice to continue from `have`, or no snapshot is newer than round `enough`.
-        With `have` NOTHING and no snapshot, the initial weights are fetched. If no peer trains yet (the whole
-        group restarts), the newest state that the disks share is used, even one before `have`. With `apart`,
-        that holds also if training peers do not agree. Raises NoState if none can be had."""
+        None if all training peers have the sets that continue from `have`, or if the snapshot is not newer
+        than round `enough`. With `have` NOTHING and no snapshot, the initial weights are fetched. If no peer
+        trains (the whole group restarts), the newest state that the disks share is used, even one before
+        `have`; with `apart` also if training peers do not agree. Raises NoState if none can be had."""
         self._offers, self._asked, self._reported_tokens = {}, set(holders), {}
         self._all_offered.clear()
         deadline = self.clock.time() + OFFER_SECONDS
@@ -240,7 +243,7 @@ class SnapshotService:
             raise NoState(f"none of {len(holders)} peers of the stage said what it has")
         training = {peer: offer for peer, offer in self._offers.items() if offer.round >= 0}
         if training and all(offer.oldest_set <= have + 1 for offer in training.values()):
-            return None
+            return None  # Their sets suffice to continue from `have`.
         offers = training or self._offers
         roots = {peer: self._valid_roots(peer, offer) for peer, offer in offers.items()}
         named = {
@@ -262,9 +265,10 @@ class SnapshotService:
             raise NoState(f"{len(roots)} peers of the stage agree on no snapshot yet")
         if chosen is None:
             return None
-        if chosen[0] <= enough:
+        chosen_round, chosen_digest = chosen
+        if chosen_round <= enough:
             return None
-        own = self.snapshots.find(chosen[1])
+        own = self.snapshots.find(chosen_digest)
         if own is not None:
             return own.weights()
         chosen_roots = {
@@ -274,8 +278,8 @@ class SnapshotService:
         return await self._fetch_root(chosen_roots)
 
     async def _fetch_start(self, all_sets_kept: bool) -> Weights:
-        """Fetch the initial weights from the peers that offer them. Raises NoState if none does, or if not
-        all rounds' sets are kept: this peer could then not continue."""
+        """Fetch the initial weights from the peers that offer them. Raises NoState if none offers them, or if
+        not `all_sets_kept`: without the sets of all rounds, this peer could not continue from there."""
         roots = {
             peer: root for peer, offer in self._offers.items() for root in self._valid_roots(peer, offer)
             if root.round < 0 and peer not in self._false_starts
@@ -286,20 +290,20 @@ class SnapshotService:
         try:
             return await self._fetch_root(roots)
         except FalseRoot as error:
-            self._false_starts.update(error.holders)
+            self._false_starts.update(error.holders)  # The next attempt uses other holders.
             raise
 
     def _choose_restart_root(self, named: dict[PeerId, list[tuple[int, bytes]]]) -> tuple[int, bytes] | None:
-        """Choose the root from which the whole group restarts, when no peer trains. `named` has the other
-        peers' roots. All peers choose alike from the same disks; None if these are empty."""
+        """Return (round, digest) of the root from which the group restarts when no peer trains; None if all
+        disks are empty. `named` has the other peers' roots. All peers choose alike from the same disks."""
         me = self.neighbourhood.transport.peer
         own = [(snapshot.root.round, snapshot.root.digest) for snapshot in self.snapshots.held]
         disks = {peer: roots for peer, roots in {me: own, **named}.items() if roots}
         return choose_restart(disks, self.signed())
 
     def _on_offer(self, peer: PeerId, state: SnapshotOffer) -> None:
-        """Keep an offer of a peer that was asked. If it has the snapshot that is being fetched, with the same
-        chunks, its peer becomes another holder."""
+        """Keep an offer of a peer that was asked. If it lists the snapshot that is being fetched, with the
+        same chunks, the peer becomes another holder."""
         if peer not in self._asked or state.stage != self.snapshots.stage:
             return
         self._offers[peer] = state
@@ -313,14 +317,15 @@ class SnapshotService:
 
     def _valid_roots(self, peer: PeerId, offer: SnapshotOffer) -> list[SnapshotRoot]:
         """Return the roots in a peer's offer that it has signed and that fit this stage; others are refused.
-        Roots of an archivist need signatures of other peers. Keep the roots' token counts."""
+        Roots that need another peer's signature, those of archivists, are left out without it. Store the
+        number of tokens that the peer reports for each root in `_reported_tokens`."""
         roots = []
         for signed in offer.roots[:SNAPSHOTS_KEPT]:
             try:
                 envelope = open_envelope(signed, self.snapshots.run_id, EnvelopeKind.SNAPSHOT, HEADER_LIMIT)
                 msgpack_guard.check(envelope.payload, HEADER_LIMIT)
                 root = _root_decoder.decode(envelope.payload)
-                chunk_count = -(-self.state_bytes // chunk_bytes(self.state_bytes))
+                chunk_count = -(-self.state_bytes // chunk_bytes(self.state_bytes))  # Rounded up.
                 if (
                     envelope.sender != peer or root.stage != self.snapshots.stage
                     or sealed_round(root.round) != envelope.round
@@ -368,12 +373,12 @@ class SnapshotService:
                         await self._fetch_ended.wait()
                 self._ask_others(self._fetch)
         finally:
-            fetch, self._fetch, self._root, self._carriers = self._fetch, None, None, None
-            self._download = None
+            fetch, self._fetch = self._fetch, None
+            self._root = self._carriers = self._download = None
             if carriers is not None:
                 await carriers.close()
             await download.close()
-        if fetch.stuck:
+        if fetch.stuck:  # No holder is left.
             raise NoState(f"all {len(holders)} holders of the snapshot of round {root.round} failed")
         await self.kept.remove()
         units = units_of(bytes(download.data))
@@ -387,7 +392,8 @@ class SnapshotService:
         return Weights(units, root.round, root.chain, tokens=median_low(tokens) if tokens else None)
 
     def _ask_others(self, fetch: SnapshotFetch) -> None:
-        """Ask the linked peers of the group that are neither holders nor dropped: they may be holders now."""
+        """Ask the other linked peers of the group for offers, because they may have the snapshot by now.
+        Peers that are holders, or were dropped as such, are not asked."""
         for peer, known in self.neighbourhood.known().items():
             is_new = peer not in fetch.holders and peer not in fetch.dropped
             if known.linked and known.stage == self.snapshots.stage and is_new:
@@ -427,8 +433,8 @@ class SnapshotService:
         return snapshot.chunk(index)
 
     def _on_chunk(self, peer: PeerId, digest: bytes, index: int, body: bytes) -> None:
-        """Check a received chunk, store it, and continue the fetch. A peer is dropped for a wrong length, and
-        by `SnapshotFetch.chunk` for a wrong hash. Chunks of other snapshots are ignored."""
+        """Check a received chunk, store it, and continue the fetch. Its peer is dropped if the length or the
+        hash is wrong; `SnapshotFetch.chunk` checks the hash. Chunks of other snapshots are ignored."""
         fetch, root, download = self._fetch, self._root, self._download
         if fetch is None or root is None or download is None or digest != root.digest:
             return
@@ -445,7 +451,7 @@ class SnapshotService:
         if is_wanted:
             download.put(index, body)
             self.fetched_bytes += len(body)
-            if fetch.missing:
+            if fetch.missing:  # A complete download needs no copy on disk.
                 download.keep(index)
         self._apply_effects(effects)
 
@@ -460,8 +466,8 @@ class SnapshotService:
             self._apply_effects(self._fetch.drop(peer, "gone", self.clock.time()))
 
     def _apply_effects(self, effects: Sequence[RequestChunk | Dropped]) -> None:
-        """Send the requests and report the dropped holders that the fetch decided on. Wake `_fetch_root` if
-        the fetch has ended, and set the timer for the next holder that may stall."""
+        """Carry out what `SnapshotFetch` has decided: send its requests, and report the holders that it has
+        dropped. Wake `_fetch_root` if the fetch has ended, and set the timer for the next stall."""
         fetch, root = self._fetch, self._root
         if fetch is None or root is None:
             return

@@ -1,9 +1,8 @@
 """Keep settled weights for peers that join: snapshots, which these download in chunks.
 
-A round is settled when its set of contributions can no longer change. All peers then compute the same
-weights. A snapshot's root is signed by the peer that offers it. It names the round, the digest of the
-weights, the chain value (hash over all settled sets so far) and the hash of each chunk. Units are int32
-weights."""
+A round is settled when its set of contributions can no longer change; all peers then have the same weights. A
+snapshot's root, signed by the peer that offers it, names the round, the digest of the weights, the chain
+value (hash over all settled sets so far) and the hash of each chunk. Units are int32 fixed-point weights."""
 
 from __future__ import annotations
 
@@ -115,8 +114,9 @@ class Snapshots:
     def keep(
         self, round: int, units: Callable[[], Tensor], digest: bytes, chain: bytes, tokens: int | None = None
     ) -> None:
-        """Make a snapshot of a settled round if it is one of every `snapshot_interval`. `units` returns the
-        weights; `digest` is their digest, `tokens` the number in all settled rounds."""
+        """Make a snapshot of a settled round if it is the last of `snapshot_interval` rounds; else do
+        nothing. `units` returns the weights; `digest` is their digest, and `tokens` the number of tokens in
+        all settled rounds."""
         if (round + 1) % self.rules.snapshot_interval == 0:
             self._add_snapshot(round, units(), digest, chain, tokens)
 
@@ -124,9 +124,8 @@ class Snapshots:
         """Make a snapshot of weights that were read from disk or downloaded, because other peers may need
         them. Round -1 means the initial weights. Any other round gets at most one snapshot."""
         if weights.settled_round < 0:
-            self.start = self._make_snapshot(
-                -1, weights.units, state_digest(-1, weights.units), weights.chain, 0
-            )
+            digest = state_digest(-1, weights.units)
+            self.start = self._make_snapshot(-1, weights.units, digest, weights.chain, tokens=0)
         elif all(snapshot.root.round != weights.settled_round for snapshot in self.held):
             digest = state_digest(weights.settled_round, weights.units)
             self._add_snapshot(weights.settled_round, weights.units, digest, weights.chain, weights.tokens)
@@ -134,11 +133,13 @@ class Snapshots:
     def _add_snapshot(
         self, round: int, units: Tensor, digest: bytes, chain: bytes, tokens: int | None
     ) -> None:
-        """Make a snapshot and add it. Keep the newest ones and the one requested last."""
+        """Make a snapshot and add it. Keep the newest SNAPSHOTS_KEPT ones, and the one that was requested
+        last even if it is older."""
         held = [self._make_snapshot(round, units, digest, chain, tokens), *self.held]
         held.sort(key=lambda snapshot: -snapshot.root.round)
-        requested = [snapshot for snapshot in held[SNAPSHOTS_KEPT:] if snapshot.root.digest == self.asked]
-        self.held = (*held[:SNAPSHOTS_KEPT], *requested)
+        newest, older = held[:SNAPSHOTS_KEPT], held[SNAPSHOTS_KEPT:]
+        requested = [snapshot for snapshot in older if snapshot.root.digest == self.asked]
+        self.held = (*newest, *requested)
 
     def _make_snapshot(
         self, round: int, units: Tensor, digest: bytes, chain: bytes, tokens: int | None
@@ -161,9 +162,8 @@ class Snapshots:
         return Snapshot(root, signed, data, tokens)
 
     def offered(self) -> list[Snapshot]:
-        """Return the snapshots to offer to a newcomer, as many as fit into a message. Snapshots that are kept
-        only for a running fetch are left out. The initial weights are left out if two snapshots exist,
-        because they are then of no use."""
+        """Return the snapshots to offer to a newcomer: the newest `SNAPSHOTS_KEPT`, or fewer and the initial
+        weights. A snapshot that is kept only because it was requested last is left out."""
         start = [self.start] if self.start is not None else []
         return [*self.held, *start][:SNAPSHOTS_KEPT]
 
@@ -176,7 +176,8 @@ class Snapshots:
         self.held = tuple(snapshot for snapshot in self.held if snapshot.root.round <= round)
 
     def find(self, digest: bytes) -> Snapshot | None:
-        """Return the snapshot with this digest, or None. It is kept as the one requested last."""
+        """Return the snapshot with this digest, or None. From now on it is the one requested last, which is
+        kept longer."""
         if self.start is not None and self.start.root.digest == digest:
             return self.start
         found = next((snapshot for snapshot in self.held if snapshot.root.digest == digest), None)

@@ -2,9 +2,8 @@
 
 The URL is that of a folder in the layout of Hugging Face. It has config.json, model.safetensors or the files
 that model.safetensors.index.json names, and maybe tokenizer.json. The user of this machine names the URL; a
-URL in a manifest is never opened. The folder gets its final name when all files are complete and have the
-hash that the run names. Until then, only the names in the index are used. A failure leaves nothing behind.
-All calls except `model_here` block: use a thread.
+URL in a manifest is never opened. The local folder gets its final name when all files are complete and have
+the hash that the run names. Else nothing is left behind. All calls except `model_here` block: use a thread.
 """
 
 from __future__ import annotations
@@ -56,10 +55,11 @@ WAIT_SECONDS = 0.5
 
 
 async def model_here(place: str, manifest: Manifest, notify: Notify) -> Path | None:
-    """Return the folder at `place`, the value of `init_checkpoint` in the peer file; None if that is empty.
+    """Return the local folder of the model at `place`, a path or a URL in the peer file's `init_checkpoint`;
+    None if that is empty.
 
-    If it is a URL, its model is first downloaded into a folder that all peers of this machine share. If the
-    run does not start from a model, the URL is ignored, and None returned. Raises StartError."""
+    From a URL, the model is first downloaded into a folder that all peers of this machine share. If the run
+    does not start from a model, None is returned for a URL. Raises StartError if the download fails."""
     local = folder_of(place)
     if local is not None or not place or not manifest.init_checkpoint.path:
         return local
@@ -82,7 +82,7 @@ async def model_here(place: str, manifest: Manifest, notify: Notify) -> Path | N
 
 
 def folder_of(place: str) -> Path | None:
-    """Return the local path in `place`, a path or a file:// URL; None for other URLs or an empty text."""
+    """Return the local path if `place` is a path or a file:// URL; None for another URL or an empty text."""
     if not place or not is_url(place):
         return Path(place) if place else None
     parts = urlsplit(place)
@@ -102,8 +102,9 @@ def fetched(
     url: str, folder: Path, manifest: Manifest, notify: Callable[[str], None],
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> None:  # fmt: skip
-    """Download the model at a URL into `folder`, unless that exists: its readers check it. `notify` gets
-    progress messages. Raises StartError if that fails or `is_stopped` returns True."""
+    """Download the model at a URL into `folder`, unless the folder exists; its content is checked later, when
+    it is read. `notify` gets progress messages. Raises StartError if the download fails, or `is_stopped`
+    returns True."""
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _download_lock(folder, is_stopped):
@@ -255,8 +256,9 @@ class _Source:
 
     @contextmanager
     def _open_blocks(self, name: str) -> Iterator[Callable[[], bytes]]:
-        """Open a file, and yield a function that returns its next block; empty at its end. Web servers are
-        read as a plain stream, because not all support ranges. Both raise StartError or FileNotFoundError."""
+        """Open a file, and yield a function that returns the file's next block; empty at its end. From a web
+        server the file is read as one stream, because not every server sends parts of a file. Opening and
+        reading raise StartError or FileNotFoundError."""
         options = {"block_size": 0} if self._is_web else {}
         with self._translate_errors(name):
             file: IO[bytes] = self._files.open(f"{self._root}/{name}", "rb", **options)

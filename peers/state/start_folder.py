@@ -52,7 +52,8 @@ class Folder:
     """Maps parameter to file."""
 
     def tensor(self, name: str) -> Tensor:
-        """Return a parameter as floats. Raises StartError if a value is not finite or too large."""
+        """Return a parameter in the file's number format. Raises StartError if the file cannot be read, or a
+        value is not finite or too large for fixed point."""
         try:
             with open_tensors(self.path / self.places[name]) as file:
                 values: Tensor = file.get_tensor(name)
@@ -71,7 +72,8 @@ class Folder:
 
 
 def hash_of(hashes: Mapping[str, str]) -> str:
-    """Return the hash of a folder from those of its config.json and its safetensors files."""
+    """Return the hash of a model's folder. `hashes` maps name to SHA-256 of config.json and of each
+    safetensors file."""
     names = (CONFIG, *sorted(hashes.keys() - {CONFIG}))
     return hashlib.sha256("".join(f"{hashes[name]}  {name}\n" for name in names).encode()).hexdigest()
 
@@ -110,9 +112,9 @@ def open_model(path: Path, manifest: Manifest) -> Folder:
 
 
 def start_state(path: Path, manifest: Manifest, stage: int, model: Folder | None = None) -> Tensor:
-    """Return the initial weights of a stage as int32 [state_layout.size]; LoRA factors are drawn by the run's
-    seed. `model` is the result of `open_model` for `path`; None: it is opened here. Raises StartError if the
-    model does not fit, or if a published manifest has another digest of these weights."""
+    """Return the initial weights of a stage as int32 [state_layout.size], from the model in the folder
+    `path`. LoRA factors are drawn by the run's seed. `model` is the opened folder; None: it is opened here.
+    Raises StartError if the model does not fit, or if the manifest names another digest of these weights."""
     opened = model or open_model(path, manifest)
 
     def read_parameter(name: str) -> Tensor | None:
@@ -132,11 +134,12 @@ def start_state(path: Path, manifest: Manifest, stage: int, model: Folder | None
 
 
 def pinned(path: Path, manifest: Manifest) -> InitCheckpoint:
-    """Return the manifest's entry `init_checkpoint` for the model in a folder: the SHA-256 of its files, and
-    each stage's digest. Raises StartError if the model does not fit the run."""
+    """Return the manifest's entry `init_checkpoint` with the SHA-256 of the files in a folder, and the digest
+    of each stage's initial weights. Raises StartError if the model there does not fit the run."""
     model = open_model(path, manifest)
     sha256 = require_hash(model, manifest)
     stages = range(len(manifest.stages))
+    # Without digests in the manifest, `start_state` compares with none.
     unpinned = replace(manifest, init_checkpoint=replace(manifest.init_checkpoint, digests=()))
     digests = tuple(state_digest(-1, start_state(path, unpinned, stage, model)).hex() for stage in stages)
     return replace(manifest.init_checkpoint, sha256=sha256, digests=digests)

@@ -10,8 +10,8 @@ from tempfile import TemporaryFile
 
 
 def store_unnamed(parts: Sequence[bytes | memoryview], folder: Path | None) -> list[bytes | memoryview]:
-    """Store these parts one after another in one unnamed file in `folder`. Returns a memory-mapped view of
-    each. Returns copies in memory instead if `folder` is None, the disk refuses, or all parts are empty."""
+    """Store these parts one after another in one unnamed file in `folder`, and return a memory-mapped view of
+    each part. If `folder` is None, the disk refuses, or all parts are empty, return copies in memory."""
     ends = list(accumulate(map(len, parts)))
     if folder is None or not ends or not ends[-1]:
         return [bytes(part) for part in parts]

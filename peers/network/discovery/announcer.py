@@ -76,14 +76,15 @@ class RecordAnnouncer:
     async def _alive(
         self, peers: list[PeerId], records: Mapping[PeerId, SignedRecord], chance: Random
     ) -> list[PeerId]:
-        """Return those of one stage's `peers` to count as alive. At most `MAX_ASKED` are dialled: these count
-        if they answer, and the same share of the others."""
+        """Return those of one stage's `peers` that count as alive. At most `MAX_ASKED` random ones are
+        dialled, and count if they answer. If 3 of 4 answer, 3 of 4 of the others count too."""
         if len(peers) > MAX_ASKED:
             peers = chance.sample(peers, len(peers))
         dialled, others = peers[:MAX_ASKED], peers[MAX_ASKED:]
         outcomes = await asyncio.gather(*(self._answers_dial(peer, records[peer]) for peer in dialled))
         answered = [peer for peer, has_answered in zip(dialled, outcomes, strict=True) if has_answered]
-        return answered + others[: round(len(others) * len(answered) / len(dialled))]
+        others_alive = round(len(others) * len(answered) / len(dialled))
+        return answered + others[:others_alive]
 
     async def _answers_dial(self, peer: PeerId, signed: SignedRecord) -> bool:
         try:
@@ -116,9 +117,9 @@ class RecordAnnouncer:
         return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
 
     def judge_own(self, signed: SignedRecord) -> bool:
-        """Find out whether another process uses this peer's key, by a record that the key has signed. Returns
-        True if a process that started later than this one signed it. Raises IdentityInUse if the record
-        proves that one that started earlier is still running: this process must then end."""
+        """Find out from a record, signed by this peer's key, whether another process uses that key. Returns
+        True if a process that started later than this one has signed the record. Raises IdentityInUse if it
+        proves that a process that started earlier still runs: this process must then end."""
         started = signed.record.started
         other = self.own_start.saw(started, signed.sequence, self.directory.now())
         if other == "earlier":
@@ -128,17 +129,18 @@ class RecordAnnouncer:
     async def _check_own_record(self, stage: int) -> None:
         """Look up the stored record of this peer's key. If a process that started later has replaced it,
         announce at once: that process then sees this one and ends. Raises IdentityInUse as `judge_own`."""
-        data = (await self.look_up(stage) or {}).get(self.transport.peer)
+        records = await self.look_up(stage) or {}
+        data = records.get(self.transport.peer)
         if data is not None and self.judge_own(open_record(data, self.signed.run_id)):
             self.announce_now()
 
     async def announce_forever(self, stage: int, record: Callable[[], bytes]) -> None:
-        """Store this peer's record and the run's manifest in the directory until cancelled. The first `EARLY`
-        intervals are shorter. After a failure or `announce_now` the next one is sooner. Raises
-        IdentityInUse."""
+        """Store this peer's record and the run's manifest in the directory, again and again until cancelled.
+        The first `EARLY` intervals are shorter, and so is the next one after a failure or `announce_now`.
+        Raises IdentityInUse if an earlier process uses this peer's key."""
         run, early_left = self.signed.run_id, EARLY
         while True:
-            if stage == NO_STAGE:  # A worker's look-ups of its stages check this anyway.
+            if stage == NO_STAGE:  # A worker has a stage; its look-ups of stages check this anyway.
                 await self._check_own_record(stage)
             try:
                 stored = await self.directory.announce(run, stage, record(), OPERATION_SECONDS)

@@ -82,7 +82,7 @@ class _WaitReport:
 
     def line(self, reason: str, now: float) -> str:
         """Return the next message for the user, or an empty string if none is due. `reason` says why the last
-        attempt failed; `now` is in seconds."""
+        attempt failed; `now` is in seconds. The pauses between messages double up to the maximum."""
         passed = now - self._since
         if reason != self._reported:
             self._reported, self._next = reason, passed + FIRST_WORD_SECONDS
@@ -132,9 +132,9 @@ def manifest_here(run: str, kept: Path) -> SignedManifest | None:
 
 
 async def find_manifest(run: str, directory: Directory, kept: Path, notify: Notify) -> SignedManifest:
-    """Return the run's manifest from this machine, or look for it in the directory for `UNKNOWN_SECONDS`. One
-    that is found is stored in the file `kept`. Raises OtherVersion if it is of another version of this
-    program, and UnknownRun if no peer knows the run."""
+    """Return the run's manifest from this machine, or else look for it in the directory, at most
+    `UNKNOWN_SECONDS`, and store it in the file `kept`. `run` is a run id or the path of a published file.
+    Raises OtherVersion if it is of another version of this program, and UnknownRun if it is not found."""
     local = await asyncio.to_thread(manifest_here, run, kept)
     if local is not None:
         return local

@@ -27,8 +27,8 @@ class Contributions:
     """Energy in joules by peer, as its device measured it."""
 
     def first(self, record: PeerRecord) -> None:
-        """Add the first record of a peer, or the first after its previous one was forgotten. Its tokens may
-        be counted already, so the larger of both counts is kept."""
+        """Count a peer's record without an earlier one to compare with. Some of its tokens may have been
+        counted before an earlier record was forgotten. The larger of both counts is therefore kept."""
         counted_tokens = self.tokens[record.peer, record.stage]
         counted_joules = self.joules[record.peer]
         self._set(record, max(counted_tokens, record.tokens), max(counted_joules, record.joules))
@@ -56,7 +56,7 @@ class Contributions:
             self.joules = Counter({peer: count for peer, count in self.joules.items() if peer in peers})
 
     def of_stage(self, stage: int, most: int) -> int:
-        """Return the sum over a stage. Each peer counts for at most `most`, which limits false claims."""
+        """Return the sum of the tokens of a stage's peers, each at most `most`, which limits false claims."""
         return sum(min(tokens, most) for (_, held), tokens in self.tokens.items() if held == stage)
 
     def largest(self, count: int, most: int) -> list[tuple[str, str, int]]:

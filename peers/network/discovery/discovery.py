@@ -56,8 +56,9 @@ class PeerDiscovery:
             self._check_for_split(answered, found)
 
     async def _look_for_own_records(self, stages: set[int]) -> None:
-        """Look up records of this peer's own key in those of these `stages` that are still searched. A record
-        that is found goes to the neighbourhood, which detects that another process uses the key."""
+        """Look for records of this peer's own key in `stages`, except those where many look-ups in a row
+        found none. A record that is found goes to the neighbourhood, which detects that another process uses
+        the key."""
         me = self.neighbourhood.membership.me
         for stage in sorted(stages & self._misses.keys()):
             records = await self.presence.look_up(stage)
@@ -97,7 +98,8 @@ def met(membership: Membership) -> bool:
     minutes, and a Sybil attacker can store many. If none is active, all neighbours must be linked: the whole
     group may be restarting and must agree on a state."""
     own_stage = [known for known in membership.peers.values() if known.stage == membership.stage]
-    if sum(known.linked and known.ready for known in own_stage) >= ENOUGH:
+    active_count = sum(known.linked and known.ready for known in own_stage)
+    if active_count >= ENOUGH:
         return True
     neighbours = [
         known

@@ -1,9 +1,9 @@
 """Summarize which peers train which experts, from the claims in peers' records, which are not verified.
 
 In a stage with mixture-of-experts layers, each peer may train only one group of the experts. A peer is in
-step if its record says that it has its group's weights. A settled round can no longer change. A group's last
-trained round is the median of the peers that know it (the lower of two). Peers that joined later do not know
-it, nor do those that still catch up with settled rounds."""
+step if its record says that it has the stage's weights. A settled round can no longer change. The last round
+in which a group was trained is the median of what peers report (of two the lower). Peers that joined later do
+not know it, nor do those that still catch up with settled rounds."""
 
 from __future__ import annotations
 

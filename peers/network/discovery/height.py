@@ -47,11 +47,13 @@ class HighestFinalizedRound:
         """True if some peer was training at the last update. Records of dead peers expire only later."""
 
     def saw(self, records: Iterable[SignedRecord], now: float) -> None:
-        """Update from the median settled round of the first stage, which every microbatch passes. `now` is
-        the directory's time."""
-        here = [one for one in records if one.record.stage == 0 and one.record.state in IN_STEP]
-        settled = [one.record.settled for one in here]
-        self.trained = any(now - one.sequence / 1e6 < QUIET_SECONDS for one in here)
+        """Update `round` if the median settled round of the first stage, which every microbatch passes, is
+        higher. Set `trained`. Only peers with the stage's weights count. `now` is the directory's time."""
+        first_stage = [signed for signed in records if signed.record.stage == 0]
+        active = [signed for signed in first_stage if signed.record.state in IN_STEP]
+        settled = [signed.record.settled for signed in active]
+        # A record's sequence is its time in microseconds.
+        self.trained = any(now - signed.sequence / 1e6 < QUIET_SECONDS for signed in active)
         if settled and median_low(settled) > self.round:
             self.round = median_low(settled)
             write_atomically(self.path, json.dumps({"settled": self.round}).encode())
@@ -111,20 +113,24 @@ class RemoteProgressGuard:
         return self._first if self._first >= 0 else self._height
 
     async def _update(self) -> None:
-        """Look up the reported rounds again, at most every `ASK_SECONDS`."""
+        """Look up again, at most every `ASK_SECONDS`, how far the run has come. Sets `_first` from the first
+        stage, `_reported` also from what bootstraps and archivists remember, and `_height` also from the
+        stages adjacent to this peer's."""
         now = asyncio.get_running_loop().time()
         if now >= self._updated_at + ASK_SECONDS:
             self._updated_at = now
-            remembered = [one.settled for one in await self._records(NO_STAGE) if one.role in REMEMBER]
-            # The records of peers that just left remain for two minutes, before others report in their place.
-            first = [one.settled for one in await self._records(0) if one.settled >= 0]
+            without_stage = await self._records(NO_STAGE)
+            remembered = [record.settled for record in without_stage if record.role in REMEMBER]
+            # Peers that left count for the two minutes that their records last; then `remembered` does.
+            first = [record.settled for record in await self._records(0) if record.settled >= 0]
             self._first = median_low(first) if first else -1
-            # No stage advances alone, and after two minutes no record is left of a stage that was lost.
+            # Adjacent stages count too: no stage advances alone, and a lost one soon has no records left.
             manifest, beside = self.presence.signed.manifest, []
             for stage in manifest.neighbour_stages(self.stage()):
                 if 0 <= stage < len(manifest.stages):
                     settled = settled_round(await self._records(stage), stage)
-                    beside += [settled] if settled is not None else []
+                    if settled is not None:
+                        beside.append(settled)
             self._reported = max([self._first, *remembered])
             self._height = max([self._reported, *beside])
 
@@ -143,13 +149,13 @@ class RemoteProgressGuard:
         """Return True if this peer must not start from the seed now; `why` then explains it. `lost_round` is
         the newest round in the names of its own checkpoints if all are damaged, or -1. Raises UserError if
         the run is over, because the wait would never end."""
-        was, self.why = self.why, ""
+        old_why, self.why = self.why, ""
         other_ran, self._other_may_run = self._other_may_run, False
-        lost = lost_round >= 0
-        if self.allow_reinit or (not lost and self.may_be_empty()):
+        is_damaged = lost_round >= 0
+        if self.allow_reinit or (not is_damaged and self.may_be_empty()):
             return False
         height, ends = max(lost_round, await self.height()), self.ends()
-        if not lost and height < self.presence.signed.manifest.rounds.snapshot_interval:
+        if not is_damaged and height < self.presence.signed.manifest.rounds.snapshot_interval:
             return False  # Little would be lost, and no peer has had a snapshot to keep.
         if ends is not None and height >= ends:
             ended_at = self._reported if self._reported >= ends else height
@@ -157,14 +163,15 @@ class RemoteProgressGuard:
                 f"this run has ended at round {ended_at}, as its owner ordered: nothing is left to train. "
                 f"The peers that took part have the weights: {self._how_to_export()}"
             )
+        # The newest record of an earlier process with this identity, in seconds; 0: none was seen.
         newest = self.presence.own_start.newest_of_earlier / 1e6
         is_recent = newest > 0 and self.presence.directory.now() < newest + RECORD_SECONDS
-        self._other_may_run = not lost and is_recent
+        self._other_may_run = not is_damaged and is_recent
         if self._other_may_run:
             self.why = OTHER_MAY_RUN
         else:
-            self.why = self._damaged(lost_round) if lost else self._stuck(height)
-        if not was or other_ran != self._other_may_run:
+            self.why = self._damaged(lost_round) if is_damaged else self._stuck(height)
+        if not old_why or other_ran != self._other_may_run:
             self.notify("elsewhere", self.why)
         return True
 

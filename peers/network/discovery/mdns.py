@@ -1,9 +1,9 @@
 """Find peers of one run on the local network by multicast DNS, without a bootstrap.
 
-Each peer announces a service `<peer id>._swarmnet._tcp.local.` with TXT entries. `run` has 16 hexadecimal
-digits that only peers that know the run can compare, or `any` for a bootstrap of all runs. `a0` to `a3` are
-multiaddrs. Anyone on the network can announce anything. A result is only an address to dial, and p2pd
-verifies the peer's key there. This uses zeroconf (the extra `lan`) in the peer's own event loop.
+Each peer announces a service `<peer id>._swarmnet._tcp.local.` with TXT entries. The entry `run` is a part of
+a hash of the run's id, or `any` for a bootstrap of all runs. The entries `a0` to `a3` are multiaddrs. Anyone
+on the network can announce anything. A result is only an address to dial, and p2pd verifies the peer's key
+there. This uses zeroconf (the extra `lan`) in the peer's own event loop.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def mark(run: str | None) -> str:
 
 
 def local_addresses(addresses: Sequence[str]) -> tuple[str, ...]:
-    """Return those of these multiaddrs at which peers of the local network could reach this peer, at most
-    `ADDRESSES`. Relayed, loopback and overlong ones are left out."""
+    """Return the multiaddrs at which peers of the local network could reach this peer, at most `ADDRESSES`.
+    Relayed, loopback and overlong ones are left out."""
     local = []
     for address in addresses:
         parts = address.split("/")
@@ -167,9 +167,9 @@ class Lan:
         self._announcing = asyncio.create_task(announcing, name="lan announcing")
 
     def _on_service_change(self, zeroconf: object, service_type: str, name: str, state_change: Enum) -> None:
-        """Handle a service that appeared, changed or ended. Called by zeroconf in the event loop. Its entries
-        are requested, and the peer of one that ended is forgotten. This peer's own service is ignored, and
-        others while `PEERS` requests are under way."""
+        """Handle a service that appeared or changed: request its entries. Forget the peer of a service that
+        ended. Called by zeroconf in the event loop. This peer's own service is ignored, and every service
+        while `PEERS` requests are under way."""
         if name == f"{self._peer}.{SERVICE}" or name in self._requests or len(self._requests) >= PEERS:
             return
         if state_change.name == "Removed":

@@ -61,10 +61,10 @@ def waits_for_weights(record: PeerRecord) -> bool:
 
 
 def stuck_of(records: Iterable[PeerRecord], snapshot_interval: int) -> dict[int, int]:
-    """Return how many peers of each stage wait for weights that no peer of the stage has. Stages where none
-    waits so are left out. The result is empty before the run's first snapshot (`snapshot_interval` rounds),
-    because a peer without weights then begins from the seed. Peers in state `leaving` do not count, because
-    their last record outlives them."""
+    """Return by stage how many peers wait for weights, if no peer of that stage has them. Other stages are
+    left out. Before the run's first snapshot, at round `snapshot_interval`, the result is empty: a peer
+    without weights then begins from the seed. Peers in state `leaving` do not count, because their last
+    record outlives them."""
     peers = [
         StagePeer(record.stage, waits_for_weights(record), record.round)
         for record in records

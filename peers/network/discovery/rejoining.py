@@ -1,7 +1,7 @@
 """Keep a running peer discoverable by contacting its bootstraps regularly, even if they never failed.
 
-Bootstraps are the configured peers through which newcomers join. They are lost if this peer's DHT routing
-table has none and none answers. Newcomers may then not find this peer."""
+Bootstraps are the configured peers through which newcomers join. They count as lost if this peer's DHT
+routing table contains no bootstrap and no bootstrap answers. Newcomers may then not find this peer."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Rejoining:
         )
 
     async def run(self) -> None:
-        """Check once in `LOOK_SECONDS` until cancelled. The checks begin when the routing table has a peer; a
-        peer without bootstraps begins at once."""
+        """Call `look` once in `LOOK_SECONDS` until cancelled, beginning when the routing table has a peer. A
+        peer without configured bootstraps begins at once."""
         joined = not self.bootstraps
         while True:
             joined = joined or bool(self.directory.met())
@@ -63,8 +63,8 @@ class Rejoining:
         clock = asyncio.get_running_loop()
         remembered: Sequence[str] = self.remembered() if self.contacts.wants_remembered else ()
         addresses = [*self.bootstraps, *remembered]
-        others = [peer for peer in map(_peer_of, remembered) if peer != self.me]
-        due = set(self.contacts.look(self.directory.met(), others, clock.time()))
+        other_peers = [peer for peer in map(_peer_of, remembered) if peer != self.me]
+        due = set(self.contacts.look(self.directory.met(), other_peers, clock.time()))
         if due:
             tried = [address for address in addresses if _peer_of(address) in due]
             answered = await self.directory.ask_again(tried, ANSWER_SECONDS)

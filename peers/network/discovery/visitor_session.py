@@ -39,9 +39,9 @@ class RunConnection:
 async def visit_run(
     run: str, bootstraps: Sequence[str], cache: PeerCache, notify: Notify
 ) -> AsyncIterator[RunConnection]:
-    """Join the directory, find one run's manifest, and yield both connections with it. `run` is a run id or a
-    published file; `cache` has additional addresses to try. Raises NoAnswer if no peer is reached or has the
-    manifest in time, and RunFileError for an invalid file."""
+    """Join the directory, find a run's manifest, and yield it with the transport and the directory, which are
+    closed at the end. `run` is a run id or a published file; `cache` has more addresses to try. Raises
+    NoAnswer if no peer answers or has the manifest in time, and RunFileError for an invalid file."""
     async with join_as_visitor(bootstraps, cache, notify) as (transport, directory):
         with tempfile.TemporaryDirectory(prefix=prefix("visitor")) as folder:
             try:

@@ -27,8 +27,8 @@ async def first_look(
     deadline_seconds: float,
     log_event: events.LogEvent,
 ) -> None:
-    """Get the newest order from the directory once, before anything starts. A directory that does not answer
-    is only logged. Raises UserError if the owner excludes this peer `me`, by the newest order known here."""
+    """Get the newest order from the directory once, before anything starts. If the directory does not answer,
+    that is only logged. Raises UserError if the newest order known here excludes this peer, `me`."""
     try:
         await book.look_up(directory, deadline_seconds)
     except WireError as error:
@@ -37,8 +37,8 @@ async def first_look(
 
 
 async def until_excluded(book: OrderBook, gatekeeper: Gatekeeper, me: PeerId) -> None:
-    """Check at each new order, and once in `CHECK_SECONDS`, until cancelled. Raises UserError as soon as the
-    owner excludes this peer `me`. A refusal by another peer does not count: any peer can refuse any other."""
+    """Check at each new order, and once in `CHECK_SECONDS`, until cancelled. Raises UserError if the owner
+    excludes this peer, `me`. A refusal by another peer does not count: any peer can refuse any other."""
     order_arrived = asyncio.Event()
 
     def on_order(before: OwnerOrders, now: OwnerOrders) -> None:

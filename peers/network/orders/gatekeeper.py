@@ -63,13 +63,14 @@ class Gatekeeper:
         if defect is not None:
             return "not_invited", defect
         if peer not in self._admitted_invites and len(self._admitted_invites) >= REMEMBERED_INVITES:
-            self._admitted_invites.pop(next(iter(self._admitted_invites)))
+            oldest = next(iter(self._admitted_invites))
+            self._admitted_invites.pop(oldest)
         self._admitted_invites[peer] = (invite, verified)
         return None
 
     def invited(self, peer: PeerId, invite: bytes) -> bool:
-        """Return whether a peer is admitted by the `invite` in its record (may be empty) or one shown before.
-        In a run that is open to all, this is True unless the peer is banned or convicted."""
+        """Return True if a peer is admitted by the `invite` in its record, or by an earlier one if that is
+        empty. In a run that is open to all, a peer is admitted unless it is banned or convicted."""
         earlier_data, earlier = self._admitted_invites.get(peer, (b"", None))
         if earlier is None or invite not in (b"", earlier_data):
             return self.refusal(peer, invite) is None

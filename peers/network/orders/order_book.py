@@ -43,7 +43,7 @@ class OrderBook:
         return self.held.order if self.held is not None else NO_ORDER
 
     def take(self, data: bytes) -> bool:
-        """Verify and `accept` an order. Returns True if it is newer. Raises WireError if it is invalid."""
+        """Verify and `accept` an order. Returns True if it was adopted. Raises WireError if it is invalid."""
         if self.held is not None and data == self.held.data:
             return False
         return self.accept(open_order(data, self.signed.run_id, self.signed.manifest.owner))
