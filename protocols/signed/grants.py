@@ -44,8 +44,9 @@ class Reduction:
     reducer: PeerId
 
     def statement(self, contributor: bytes, contribution: bytes, tokens: int, shards: Iterable[int]) -> bytes:
-        """Return the statement that a contributor with this public key signs."""
-        bits = sum(1 << shard for shard in shards)
+        """Return the bytes that a contributor signs. `contributor` is its public key, and `contribution` the
+        id of its contribution from `tokens` tokens. `shards` are those of which it sends slices."""
+        bits = sum(1 << shard for shard in shards)  # One bit for each shard.
         head = _STATEMENT.pack(
             _DOMAIN, run_bytes(self.run_id), contributor, public_key_bytes(self.reducer), self.stage,
             self.round, contribution, min(max(0, tokens), MAX_TOKENS),
@@ -63,7 +64,7 @@ def sign_grant(
 def require_grant(signature: bytes, reduction: Reduction, slices: VerifiedSlices) -> None:
     """Raise BadSignature unless the sender of these slices allows this reducer to sum all of them."""
     key = public_key_bytes(slices.sender)
-    statement = reduction.statement(key, slices.id, slices.tokens, slices.data)
+    statement = reduction.statement(key, slices.id, slices.tokens, shards=slices.data)
     if not is_signed(slices.sender, statement, signature):
         raise BadSignature(f"slices of {slices.sender} without a grant for {reduction.reducer}")
 
