@@ -75,7 +75,8 @@ def grant_of(contributor: PeerId, signature: bytes) -> bytes:
 
 
 def contributors_of(table: Table) -> tuple[PeerId, ...]:
-    """Return the peers that a table names, in order. Raises Malformed if a grant belongs to another peer."""
+    """Return the peers whose slices a result's table lists, in order, from the public keys in their grants.
+    Raises Malformed if a key does not match the peer's tag beside it in the table."""
     peers = []
     for contributor in table.contributors:
         peer = peer_id_of(contributor.grant[:PUBLIC_KEY_BYTES])

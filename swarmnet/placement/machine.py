@@ -179,7 +179,7 @@ class Mover:
         is None if the directory did not answer. `rate` is this peer's measured speed in microbatches per
         second. During a cool-down the peer announces only a move to an empty stage."""
         if self.phase not in ("looking", "checking"):
-            return []
+            return []  # No answer is awaited.
         if view is None:  # Perhaps only the query for a stage that lacks peers failed: look again soon.
             withdrawn = self._end_attempt(now, "directory_silent")
             self._due = min(self._due, now + self.chance.uniform(*PATIENT_STARVING_SECONDS))

@@ -5,8 +5,8 @@ The *capacity* of a stage is how many of the run's microbatches its peers can ca
 capacities of 9, 4 and 9 let 4 pass, so a peer should move to the middle one. SWARM's rebalancing
 (arXiv:2301.11913, section 3.2) compares queue lengths and moves one peer each period. Capacity also shows how
 many peers a stage lacks, so several may move at once. If microbatches skip stages, a stage serves only a
-share of them and so carries more of the run's. A peer is limited by its computer and by its network link
-(*line*, resources/link_bandwidth.py): middle stages send twice.
+share of them, which raises its capacity. A peer is limited by its computer and by its network link (*line*,
+resources/link_bandwidth.py): middle stages send twice.
 
 A peer sees only what others published some time ago (`View`). It announces that it would move (`Intent`: what
 the old stage loses and what the new one gets), waits and *looks* again. The announced moves are applied in an
@@ -176,9 +176,9 @@ class View:
 
 
 def summarize_records(seen: Iterable[tuple[PeerId, ObservedPeer]], rules: MoveRules) -> View:
-    """Return the capacities of all stages, the announced moves and the medians. They follow from the peers'
-    records that are at most `FRESH_SECONDS` old. A peer without a measured rate counts as a median one. None
-    counts for more than `FASTEST` times the median. Stuck stages have the capacity 0."""
+    """Return the capacities of all stages, the announced moves and the medians, from the peers' records that
+    are at most `FRESH_SECONDS` old. A peer without a measured rate counts as a median one. No peer counts for
+    more than `FASTEST` times the median. Stuck stages have the capacity 0."""
     work = rules.work
     peers = [
         (peer, record)
@@ -196,7 +196,7 @@ def summarize_records(seen: Iterable[tuple[PeerId, ObservedPeer]], rules: MoveRu
     by_lines = considers_links(rules, len(peers), usual_line)
     medians = View(
         capacities=(), peers=len(peers), usual=usual, shares=shares, usual_line=usual_line, by_lines=by_lines
-    )  # The capacities are computed with its medians and added below.
+    )  # Still without capacities: they are computed with these medians.
     stuck = frozenset(stuck_stages([record for _, record in peers], rules.snapshot_interval))
     capacities, intents = [0.0] * len(work), []
     brings_by_peer: list[list[float]] = []  # What each peer with a known link would carry at each stage.
@@ -317,8 +317,9 @@ def as_suited(capacities: Sequence[float], brings: Sequence[float], usual: Seque
     Good links thus go to the middle stages, and the others to the end stages."""
     suited = []
     for capacity, own, others in zip(capacities, brings, usual, strict=True):
-        has_both = own > 0 and others > 0
-        suited.append(capacity / (own / others) ** SUITED if has_both else capacity)
+        if own > 0 and others > 0:
+            capacity /= (own / others) ** SUITED
+        suited.append(capacity)
     return suited
 
 
@@ -332,8 +333,8 @@ def usually(brings: Sequence[Sequence[float]]) -> tuple[float, ...]:
 def _as_suited_to_peer(
     view: View, capacities: Sequence[float], rules: MoveRules, speed: float
 ) -> list[float]:
-    """Return the stages' capacities as they look to this peer (`as_suited`), which works at `speed`. If its
-    link is unknown, it counts as the median one."""
+    """Return the stages' capacities as they look to this peer, which works at `speed`: lower for stages that
+    suit its link better than most (`as_suited`). An unknown link counts as the median one."""
     stages = range(len(capacities))
     line = rules.line if rules.line.is_known else view.usual_line
     brings = [view.capacity(rules, stage, speed, line) for stage in stages]

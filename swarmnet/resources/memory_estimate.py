@@ -103,10 +103,11 @@ def needs_of(
     # With a local step per microbatch, gradients are used at once. Otherwise they are summed in float32.
     is_used_at_once = local_steps is not None and microbatches_per_step == 1
     gradient = work if is_used_at_once else FLOAT_BYTES
-    per_parameter = GRID_BYTES + work + FREED_BYTES
+    per_parameter = GRID_BYTES + work + FREED_BYTES  # Settled and computing weights, memory freed late.
     if process_bytes:  # Copies for the disk; a settled momentum is copied as the weights are.
         per_parameter += COPY_BYTES * (2 if manifest.sync.settles_momentum else 1)
     trained = trained_part(layout, manifest.model.experts)
+    # UNSENT_BYTES: the momentum of votes, or what local steps have not sent.
     weights = layout.size * per_parameter + trained.size * (gradient + UNSENT_BYTES)
     weights += _temporary_bytes(manifest, layout, trained, work, not process_bytes)
     weights += _method_bytes(manifest, stage, layout, trained, is_small)
@@ -120,7 +121,7 @@ def needs_of(
     if waits(manifest, stage):
         # A waiting microbatch needs the version of the weights with which it began. A local step makes a new
         # version after k microbatches, so n waiting ones need (n + k - 1) / k versions. Each microbatch thus
-        # adds 1 / k of a version, and the rest is needed once.
+        # adds 1 / k of a version, and the rest is needed once. Without local steps one version is enough.
         version = layout.size * work
         version_share = version // microbatches_per_step if local_steps is not None else 0
         graph += version_share
@@ -188,9 +189,9 @@ def _method_bytes(manifest: Manifest, stage: int, layout: Layout, trained: Layou
     if local_steps is None:
         per_parameter = SIGN_BYTES * open_rounds
         if sync.method == "hybrid":
-            per_parameter += BOTH_BYTES
+            per_parameter += BOTH_BYTES  # The residual as weights, and what is sent.
         if sync.chunking == "tiled":
-            per_parameter += CUT_BYTES
+            per_parameter += CUT_BYTES  # The gradient in tile order.
         return layout.size * per_parameter
     kept = 0
     if local_steps.settles_momentum:
@@ -214,7 +215,7 @@ def _open_round_bytes(
     if local_steps.residual != "local":  # Own float deltas of `trained` are kept until the round is applied.
         return FLOAT_BYTES * trained.size + FEW_BYTES * (layout.size - trained.size) + results
     has_groups = manifest.model.experts.groups > 1
-    few = sum(  # Number of parameters whose sums have few contributions.
+    few = sum(  # The number of parameters with few contributions each.
         plane.stop - plane.offset
         for plane in layout.planes
         if is_sharded or is_small_sum or (has_groups and plane.expert is not None)

@@ -97,7 +97,7 @@ def cheapest(
     which the gradient is expected back first. Returns None if no neighbour can take the microbatch. Peers in
     `avoid` are never chosen, nor are paths that only a swap could complete."""
     headers = {stage: visit(header, stage, rules) for stage in choices(header, rules)}
-    headers = {stage: after for stage, after in headers.items() if not needs_swap(after, rules)}
+    headers = {stage: there for stage, there in headers.items() if not needs_swap(there, rules)}
     best: PathChoice | None = None
     for other in neighbours:
         header_there = headers.get(other.stage)

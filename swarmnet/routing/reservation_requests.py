@@ -240,8 +240,8 @@ class PathSearch:
         avoid: Collection[PeerId],
     ) -> PathChoice | None:
         """Find the cheapest choice at each stage, and return one of them; None if there is none. A stage that
-        gets too few microbatches comes first, unless it is too slow (`DEAR`). Otherwise the fastest choice is
-        taken, or among nearly equal ones (`TIE`) that of the least visited stage."""
+        gets too few microbatches comes first, unless it is too slow (`DEAR`). Otherwise it is the one whose
+        gradient is `back` first, or among nearly equal ones (`TIE`) that of the least visited stage."""
         by_stage: dict[int, list[Neighbour]] = {}
         # Near peers first: `cheapest` then rules out farther ones without computing their exact start.
         for other in sorted(ahead, key=lambda other: other.hop_seconds):
