@@ -164,10 +164,9 @@ class Remembered:
         BadSignature."""
         signed = open_record(data, run_id)
         key = (run_id, signed.peer)
-        if key in self._newest:
-            known, _ = self._newest[key]
-            if known.sequence > signed.sequence:
-                return False
+        known, _ = self._newest.get(key, (None, b""))
+        if known is not None and known.sequence > signed.sequence:
+            return False
         self._newest[key] = (signed, data)
         self._newest.move_to_end(key)
         if len(self._newest) > self._limit:

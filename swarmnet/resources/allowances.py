@@ -166,8 +166,7 @@ class Pace:
     def __init__(self) -> None:
         self.until = float("inf")
         """Time at which the stream counts as too slow."""
-        self._received_bytes = 0
-        """Bytes of bodies since the time limit started."""
+        self._received_bytes = 0  # Bytes of bodies since the time limit started.
 
     def came(self, body_bytes: int, unfinished: bool, now: float) -> None:
         """Record received bytes of bodies, and whether a message is unfinished after them. The time limit

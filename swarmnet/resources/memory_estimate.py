@@ -107,7 +107,6 @@ def needs_of(
     if process_bytes:  # Copies for the disk; a settled momentum is copied as the weights are.
         per_parameter += COPY_BYTES * (2 if manifest.sync.settles_momentum else 1)
     trained = trained_part(layout, manifest.model.experts)
-    # UNSENT_BYTES: the momentum of votes, or what local steps have not sent.
     weights = layout.size * per_parameter + trained.size * (gradient + UNSENT_BYTES)
     weights += _temporary_bytes(manifest, layout, trained, work, not process_bytes)
     weights += _method_bytes(manifest, stage, layout, trained, is_small)
@@ -172,7 +171,6 @@ def _temporary_bytes(manifest: Manifest, layout: Layout, trained: Layout, work: 
     shapes = Counter(entry.shape for entry in trained.entries if trains_with_muon(entry.name, entry.shape))
     numbers = 0
     for shape, count in shapes.items():
-        # A GPU processes several matrices of one shape at once.
         at_once = max(1, min(count, BATCH_NUMBERS // prod(shape))) if on_gpu else 1
         per_matrix = MUONS_NUMBERS * prod(shape) + MUONS_SQUARES * min(shape) ** 2
         numbers = max(numbers, at_once * per_matrix)
@@ -183,8 +181,7 @@ def _method_bytes(manifest: Manifest, stage: int, layout: Layout, trained: Layou
     """Return the bytes of the tensors that depend on the sync method, without optimizer moments. Methods with
     local steps need the group's momentum, the error-feedback residual and the open rounds. Others need the
     signs of the open rounds, and buffers. `trained` is the part of `layout` that this peer trains."""
-    sync = manifest.sync
-    open_rounds = manifest.rounds.window + ROUNDS_BESIDES
+    sync, open_rounds = manifest.sync, manifest.rounds.window + ROUNDS_BESIDES
     local_steps = sync.local_steps
     if local_steps is None:
         per_parameter = SIGN_BYTES * open_rounds

@@ -27,9 +27,7 @@ class Hours:
         """Return whether a peer may work in this minute of the day."""
         for first, stop in self.spans:
             crosses_midnight = first >= stop
-            if crosses_midnight and (minute >= first or minute < stop):
-                return True
-            if first <= minute < stop:
+            if first <= minute < stop or (crosses_midnight and (minute >= first or minute < stop)):
                 return True
         return False
 

@@ -67,12 +67,14 @@ def costs_to_go(
     stage: int, rules: PathRules, neighbours: Iterable[Neighbour]
 ) -> dict[tuple[int, int], float]:
     """Return the cost table of a peer of `stage`, computed from the tables of its neighbours. It maps
-    (frontier, stages left to visit) to the seconds of the cheapest round trip, without waiting. A pair for
-    which no path is known is missing. Only steps to stages above the frontier count, never swaps."""
+    (frontier, stages left to visit) to the seconds of the cheapest way from here to the last stage and back,
+    without waiting. A pair for which no path is known is missing. Only steps to stages above the frontier
+    count, never swaps."""
     table: dict[tuple[int, int], float] = {}
     known = list(neighbours)
     for frontier in range(stage, min(stage + 2, rules.last)):  # The frontier is one stage ahead after a swap.
         for hops in range(1, rules.stages):
+            # This header stands for those of all microbatches with this frontier and as many hops left.
             header = PathHeader(visited=(0, stage), frontier=frontier, swaps_left=0, hops_left=hops)
             least_seconds = NEVER
             for other in known:
@@ -116,8 +118,7 @@ def cheapest(
         start = earliest_start(other.load, arrival, seconds, now)
         back = start + seconds + other.hop_seconds
         if best is None or back < best.back:
-            release = start + seconds
-            best = PathChoice(other.peer, header_there, arrival, start=start, release=release, back=back)
+            best = PathChoice(other.peer, header_there, arrival, start, release=start + seconds, back=back)
     return best
 
 

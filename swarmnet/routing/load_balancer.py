@@ -176,7 +176,7 @@ class Router:
             answer_seconds if known is None else known + SMOOTHING * (answer_seconds - known)
         )
         estimate.failures = estimate.refusals = 0
-        if 2 * estimate.peak >= estimate.earned:  # At least half of `earned` was in use.
+        if 2 * estimate.peak >= estimate.earned:  # At least half of `earned` was in flight at once.
             estimate.earned = min(MAX_SLOTS, estimate.earned + 1)
         estimate.peak = estimate.in_flight
 

@@ -3,12 +3,10 @@
 Sending a body (a *hop*) takes seconds, and a request takes milliseconds. Therefore a peer requests a place
 when the forward pass of a microbatch begins: on the cheapest next peer, for the time at which the body should
 arrive there (`reservations.py`). The next peer refuses, or it books the place and requests one on the
-following stage in turn. A *quest* is the search for a place for one microbatch. For example, peer B refuses
-the first request, and C grants the second.
+following stage in turn. A *quest* is the search for a place for one microbatch, with one or more requests.
 
 The cheapest peer follows from measured hops, and from the bookings and cost tables that neighbours reported
-(`cheapest_path.cheapest`). No place is requested on a stage below the highest visited one, because waiting
-for it could deadlock.
+(`cheapest_path.cheapest`). No place is requested below the highest visited stage: a wait could deadlock.
 
 The module does no IO. All times are seconds on the caller's clock.
 """
