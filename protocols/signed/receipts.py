@@ -54,4 +54,4 @@ def open_receipt(data: Body, run_id: RunId, block_rounds: int) -> tuple[Receipt,
         check(receipt, block_rounds)
     except (msgspec.DecodeError, UnicodeDecodeError, ReceiptError) as error:
         raise Malformed(f"no receipt: {error}") from None
-    return receipt, envelope.sequence / 1000
+    return receipt, envelope.sequence / 1000  # From milliseconds.

@@ -203,13 +203,13 @@ def _method_bytes(manifest: Manifest, stage: int, layout: Layout, trained: Layou
 def _open_round_bytes(
     manifest: Manifest, local_steps: LocalStepConfig, layout: Layout, trained: Layout, is_small_sum: bool
 ) -> float:
-    """Return the bytes of one open round, if it covered all parameters. They hold the sum of the group's
-    deltas, this peer's own deltas if it keeps them, and with reducers the published results. A sum of few
-    contributions takes `FEW_BYTES` per parameter: with `is_small_sum` everywhere, else for experts in groups
-    and with reducers. A plane is a range of parameters, such as those of one expert."""
+    """Return the bytes of one open round, if it covered all parameters. With own deltas kept, a peer has
+    a float for each parameter that it trains. Otherwise it has the sum of the group's deltas. A sum of few
+    contributions takes `FEW_BYTES`: with `is_small_sum` everywhere, else for experts in groups and with
+    reducers, whose results are added. A plane is a range of parameters, such as those of one expert."""
     is_sharded = manifest.sync.topology == "sharded-reduce"
     results = RESULT_BYTES * layout.size if is_sharded else 0
-    if local_steps.residual != "local":  # Own float deltas of `trained` are kept until the round is applied.
+    if local_steps.residual != "local":  # Own deltas are kept until the round is applied.
         return FLOAT_BYTES * trained.size + FEW_BYTES * (layout.size - trained.size) + results
     has_groups = manifest.model.experts.groups > 1
     few = sum(  # The number of parameters with few contributions each.
