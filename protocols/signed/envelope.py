@@ -90,8 +90,8 @@ def seal(
     sequence: int,
     payload: Body,
 ) -> bytes:
-    """Sign `payload` and return the envelope with it. A memoryview must have a format of one byte per item,
-    because its length is signed. `stage` is -1 if there is none. Raises ValueError for an invalid run id."""
+    """Sign `payload` and return the envelope with it. `stage` is -1 if there is none. The items of a
+    memoryview must be single bytes, because its length is signed. Raises ValueError for an invalid run id."""
     run = run_bytes(run_id)
     key = identity.public_key
     signature = identity.sign(_statement(run, key, kind, stage, round, sequence, payload))
@@ -100,10 +100,11 @@ def seal(
 
 
 def claimed(data: Body) -> tuple[PeerId, int, int]:
-    """Return sender, stage and round as the envelope claims them, without verification. Raises Malformed."""
+    """Return sender, stage and round as the envelope claims them, without verifying the signature. Raises
+    Malformed if `data` is too short for an envelope."""
     if len(data) < ENVELOPE_BYTES:
         raise Malformed(f"an envelope of {len(data)} bytes; it has at least {ENVELOPE_BYTES}")
-    _, _, _, key, stage, round, _, _ = _HEAD.unpack_from(data)
+    _format, _kind, _prefix, key, stage, round, _sequence, _signature = _HEAD.unpack_from(data)
     return peer_id_of(key), stage, round
 
 

@@ -44,8 +44,9 @@ class Reduction:
     reducer: PeerId
 
     def statement(self, contributor: bytes, contribution: bytes, tokens: int, shards: Iterable[int]) -> bytes:
-        """Return the statement that a contributor with this public key signs."""
-        bits = sum(1 << shard for shard in shards)
+        """Return the bytes that a contributor signs. `contributor` is its public key, and `contribution` the
+        id of its contribution from `tokens` tokens. `shards` are those of which it sends slices."""
+        bits = sum(1 << shard for shard in shards)  # One bit for each shard.
         head = _STATEMENT.pack(
             _DOMAIN, run_bytes(self.run_id), contributor, public_key_bytes(self.reducer), self.stage,
             self.round, contribution, min(max(0, tokens), MAX_TOKENS),
@@ -63,7 +64,7 @@ def sign_grant(
 def require_grant(signature: bytes, reduction: Reduction, slices: VerifiedSlices) -> None:
     """Raise BadSignature unless the sender of these slices allows this reducer to sum all of them."""
     key = public_key_bytes(slices.sender)
-    statement = reduction.statement(key, slices.id, slices.tokens, slices.data)
+    statement = reduction.statement(key, slices.id, slices.tokens, shards=slices.data)
     if not is_signed(slices.sender, statement, signature):
         raise BadSignature(f"slices of {slices.sender} without a grant for {reduction.reducer}")
 
@@ -74,7 +75,8 @@ def grant_of(contributor: PeerId, signature: bytes) -> bytes:
 
 
 def contributors_of(table: Table) -> tuple[PeerId, ...]:
-    """Return the peers that a table names, in order. Raises Malformed if a grant belongs to another peer."""
+    """Return the peers whose slices a result's table lists, in order, from the public keys in their grants.
+    Raises Malformed if a key does not match the peer's tag beside it in the table."""
     peers = []
     for contributor in table.contributors:
         peer = peer_id_of(contributor.grant[:PUBLIC_KEY_BYTES])

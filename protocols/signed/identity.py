@@ -115,7 +115,8 @@ def public_key_bytes(peer: PeerId) -> bytes:
         raise ValueError(f"{peer[:64]!r} is not the id of an Ed25519 key")
     if base58.b58encode(raw).decode() != peer:  # base58 ignores trailing spaces: two names for one peer
         raise ValueError(f"{peer!r} is not written canonically")
-    if raw[len(_PEER_ID) : -1] + bytes([raw[-1] & ~_SIGN_OF_X]) in _SMALL_ORDER:
+    y_coordinate = raw[len(_PEER_ID) : -1] + bytes([raw[-1] & ~_SIGN_OF_X])
+    if y_coordinate in _SMALL_ORDER:
         raise ValueError(f"{peer} is nobody's key: a point of small order")
     return raw[len(_PEER_ID) :]
 
@@ -187,12 +188,12 @@ def _write_error(path: Path, error: OSError) -> IdentityError:
 
 
 def load(path: Path) -> Identity:
-    """Return the identity in `path`. Raises IdentityError if the file is invalid or other users may read
-    it."""
+    """Return the identity in `path`. Raises IdentityError if the file cannot be read or is invalid, or if
+    other users may read it."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            data = file.read(IDENTITY_BYTES + 1)
+            data = file.read(IDENTITY_BYTES + 1)  # One more, to notice a file that is too long.
     except OSError as error:
         raise IdentityError(f"cannot read identity {path}: {error.strerror}") from None
     if mode & 0o077:
@@ -203,7 +204,8 @@ def load(path: Path) -> Identity:
     if len(data) != IDENTITY_BYTES or not data.startswith(_PRIVATE_KEY):
         kind = "an RSA key, as hivemind makes them" if data.startswith(b"\x08\x00") else "no Ed25519 identity"
         raise IdentityError(f"identity {path} holds {kind}; move it away and a new one will be made")
-    identity = Identity(Ed25519PrivateKey.from_private_bytes(data[4:36]))
-    if identity.public_key != data[36:]:
+    seed, stored_public_key = data[4:36], data[36:]
+    identity = Identity(Ed25519PrivateKey.from_private_bytes(seed))
+    if identity.public_key != stored_public_key:
         raise IdentityError(f"identity {path} is damaged (its two halves disagree); restore it from a backup")
     return identity

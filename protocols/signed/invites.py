@@ -86,15 +86,18 @@ def seal_invite(
 ) -> bytes:
     """Return a new invite to give to the user: for one peer, or with a new secret for any bearer."""
     secret = None if peer else Identity.generate()
-    document = InviteDocument(peer or "", int(expires_seconds), b"" if secret is None else secret.public_key)
-    payload = msgspec.msgpack.encode(document)
-    envelope = seal(identity, run_id, EnvelopeKind.INVITE, -1, 0, int(now_seconds * 1e6), payload)
+    key = b"" if secret is None else secret.public_key
+    document = InviteDocument(peer=peer or "", expires=int(expires_seconds), key=key)
+    payload, sequence = msgspec.msgpack.encode(document), int(now_seconds * 1e6)
+    # An invite belongs to no stage (-1) and no round (0).
+    envelope = seal(identity, run_id, EnvelopeKind.INVITE, -1, 0, sequence, payload)
     return envelope if secret is None else bytes([_HANDED]) + secret.seed_bytes() + envelope
 
 
 def prove_invite(handed: bytes, run_id: RunId, peer: PeerId) -> bytes:
-    """Return the proof that `peer` shows in `Hello` and records: signed for this peer and without the secret.
-    An invite for one peer, or an empty one, is returned unchanged."""
+    """Return the proof that `peer` shows in `Hello` and records. `handed` is the invite that the user got. A
+    bearer invite is signed for this peer, and its secret left out. An invite for one peer, or an empty one,
+    is returned unchanged."""
     if handed[:1] != bytes([_HANDED]):
         return handed
     bearer = Identity.from_seed(handed[1 : 1 + SECRET_BYTES])
@@ -103,9 +106,9 @@ def prove_invite(handed: bytes, run_id: RunId, peer: PeerId) -> bytes:
 
 
 def open_invite(shown: bytes, run_id: RunId, owner: PeerId, peer: PeerId) -> Invite:
-    """Verify the invite that `peer` shows, and decode it. The caller must check who is admitted and the
-    expiry with `Invite.refusal`. Raises Malformed, TooLarge or WrongRun. Raises BadSignature if the owner did
-    not sign the invite or the bearer did not sign for this peer."""
+    """Verify the invite that `peer` shows, and decode it. The caller must still call `Invite.refusal`, which
+    checks the expiry and the admitted peer. Raises Malformed, TooLarge or WrongRun. Raises BadSignature if
+    the owner did not sign the invite or the bearer did not sign for this peer."""
     bearer_signature, signed_invite = b"", shown
     if shown[:1] == bytes([_SHOWN]):
         bearer_signature, signed_invite = shown[1 : 1 + SIGNATURE_BYTES], shown[1 + SIGNATURE_BYTES :]
@@ -117,11 +120,12 @@ def open_invite(shown: bytes, run_id: RunId, owner: PeerId, peer: PeerId) -> Inv
         document = _decoder.decode(envelope.payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Malformed(f"not an invite: {error}") from None
-    if bool(document.peer) == bool(document.key) or len(document.key) not in (0, PUBLIC_KEY_BYTES):
+    is_bearer_invite = bool(document.key)
+    if bool(document.peer) == is_bearer_invite or len(document.key) not in (0, PUBLIC_KEY_BYTES):
         raise Malformed("an invite names either a peer or a bearer's key")
-    if bool(document.key) != bool(bearer_signature):
+    if is_bearer_invite != bool(bearer_signature):
         raise Malformed("an invite for any bearer is shown with its signature, one for a peer without")
-    if document.key:
+    if is_bearer_invite:
         statement = _statement(run_id, signed_invite, peer)
         if not verify(peer_id_of(document.key), statement, bearer_signature):
             raise BadSignature(f"the invite is shown by {peer}, and its bearer has not signed that peer id")
@@ -150,7 +154,8 @@ def invite_bytes(text: str) -> bytes:
         if not text.startswith(_PREFIX):
             raise ValueError(f"it begins with {_PREFIX}")
         body = text.removeprefix(_PREFIX)
-        data = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
+        padding = "=" * (-len(body) % 4)  # The text of an invite has none.
+        data = base64.b64decode(body + padding, altchars=b"-_", validate=True)
         if not ENVELOPE_BYTES < len(data) <= INVITE_LIMIT or data[0] == _SHOWN:
             raise ValueError(f"{len(data)} bytes")
     except (ValueError, binascii.Error) as error:

@@ -46,21 +46,21 @@ def _head(data: bytes, at: int) -> tuple[int, int, int]:
     kind of things that it contains (`_BYTES`, `_ITEMS`, ...), and their number. Raises Malformed."""
     first = data[at]
     at += 1
-    if first <= 0x7F or first >= 0xE0:
+    if first <= 0x7F or first >= 0xE0:  # A small integer, which is its leading byte.
         return at, _BYTES, 0
-    if first <= 0x8F:
+    if first <= 0x8F:  # A map of up to 15 pairs.
         return at, _PAIRS, first & 0x0F
-    if first <= 0x9F:
+    if first <= 0x9F:  # An array of up to 15 items.
         return at, _ITEMS, first & 0x0F
-    if first <= 0xBF:
+    if first <= 0xBF:  # A string of up to 31 bytes.
         return at, _BYTES, first & 0x1F
-    if first in _SKIP:
+    if first in _SKIP:  # Nil, a boolean, a float or a larger integer.
         return at, _BYTES, _SKIP[first]
-    if first in _FIXED_EXTENSION:
+    if first in _FIXED_EXTENSION:  # An extension of 1 to 16 bytes.
         return at, _EXTENSION, _FIXED_EXTENSION[first]
     if first not in _LENGTH:
         raise Malformed(f"byte {first:#04x} starts nothing in MessagePack")
-    width, counted = _LENGTH[first]
+    width, counted = _LENGTH[first]  # Bytes of the length field, and what it counts.
     if at + width > len(data):
         raise Malformed("a length field runs over the end")
     return at + width, counted, int.from_bytes(data[at : at + width], "big")
@@ -88,12 +88,13 @@ def check(
     if len(data) > limit_bytes:
         raise TooLarge(f"{len(data)} bytes of MessagePack; at most {limit_bytes} are allowed")
     data, allowed = bytes(data), frozenset(extensions)
-    # Offset of the next item, end of the data, number of items read, and of those left in this array or map.
+    # `at` is the offset of the next item, and `items` the number of items read. `left` items are left in this
+    # level (an array, map or extension), which must not run over `end`.
     at, end, items, left = 0, len(data), 0, 1
-    # For each enclosing level: items left after this one, its end, and whether it is an extension.
+    # For each enclosing level: its `left`, its `end`, and whether the level within it is an extension.
     open_levels: list[tuple[int, int, bool]] = []
     while True:
-        while left == 0:
+        while left == 0:  # This level is complete: return to the enclosing one.
             if not open_levels:
                 if at != end:
                     raise Malformed(f"{end - at} bytes after the end of the object")
@@ -109,18 +110,21 @@ def check(
             items += 1
             left -= 1
             first = data[at]
-            if whole := _WHOLE[first]:
-                at += whole
+            size = _WHOLE[first]  # 0 if the leading byte does not determine it.
+            if size:
+                at += size
             elif first == _SHORT_BYTES and at + 1 < end:
-                at += 2 + data[at + 1]
+                at += 2 + data[at + 1]  # The second byte is the length.
             else:
                 break
         else:  # No item is left in this level.
             if at > end:
                 raise Malformed(_RUNS_OVER)
             continue
-        if _FEW <= first < _FEW_STOP:  # A short map or array, as most are; `_head` decodes the others.
-            at, counted, count = at + 1, _ITEMS if first & 0x10 else _PAIRS, first & 0x0F
+        # The item holds `count` bytes, items or pairs from offset `at` on; `counted` tells which.
+        if _FEW <= first < _FEW_STOP:  # A short array or map, as most are; no call is needed.
+            counted = _ITEMS if first & 0x10 else _PAIRS
+            at, count = at + 1, first & 0x0F
         else:
             at, counted, count = _head(data, at)
         if counted == _BYTES:

@@ -86,20 +86,21 @@ def seal_order(identity: Identity, run_id: RunId, order: OwnerOrders) -> SignedO
     Raises TooLarge above `ORDER_LIMIT` bytes. The owner should then drop bans of peers, or withdrawals of
     documents, that no longer matter."""
     document = OrderDocument(
-        order.reason,
-        order.paused,
-        order.checkpoint,
-        [(ban.peer, ban.reason) for ban in order.bans],
-        [(bytes.fromhex(withdrawal.document), withdrawal.reason) for withdrawal in order.withdrawn],
-        [bytes.fromhex(invite) for invite in order.revoked],
-        None,  # The retired field `chains`.
-        tuple((rate.from_round, rate.factor) for rate in order.rates),
-        order.ends,
+        reason=order.reason,
+        paused=order.paused,
+        checkpoint=order.checkpoint,
+        bans=[(ban.peer, ban.reason) for ban in order.bans],
+        withdrawn=[(bytes.fromhex(each.document), each.reason) for each in order.withdrawn],
+        revoked=[bytes.fromhex(invite) for invite in order.revoked],
+        chains=None,  # A retired field.
+        rates=tuple((rate.from_round, rate.factor) for rate in order.rates),
+        ends=order.ends,
     )
     payload = _encode(document)
     size = len(payload) + ENVELOPE_BYTES
     if size > ORDER_LIMIT:
         raise TooLarge(f"an order of {size} bytes; at most {ORDER_LIMIT} are allowed")
+    # An order belongs to no stage (-1) and no round (0).
     data = seal(identity, run_id, EnvelopeKind.ORDER, -1, 0, order.sequence, payload)
     return open_order(data, run_id, PeerId(identity.peer_id))
 
@@ -107,13 +108,13 @@ def seal_order(identity: Identity, run_id: RunId, order: OwnerOrders) -> SignedO
 def _encode(document: OrderDocument) -> bytes:
     """Encode an order; the array ends before the later fields if the order does not use them."""
     fields: list[object] = msgspec.to_builtins(document, builtin_types=(bytes,))
-    needed = bool(document.rates) or document.ends is not None
-    return msgspec.msgpack.encode(fields if needed else fields[:-_LATER_FIELDS])
+    uses_later_fields = bool(document.rates) or document.ends is not None
+    return msgspec.msgpack.encode(fields if uses_later_fields else fields[:-_LATER_FIELDS])
 
 
 def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> SignedOrder:
-    """Verify an order and decode it. If `owner` is given, it is compared before the signature is checked.
-    Raises Malformed, TooLarge, WrongRun or BadSignature."""
+    """Verify an order and decode it. If `owner` is given, an order of another signer is refused before its
+    signature is checked. Raises Malformed, TooLarge, WrongRun or BadSignature."""
     if owner is not None and data[_PUBLIC_KEY_OFFSET : _PUBLIC_KEY_OFFSET + 32] != public_key_bytes(owner):
         raise BadSignature(f"an order that is not signed by the run's owner {owner}")
     envelope = open_envelope(data, run_id, EnvelopeKind.ORDER, ORDER_LIMIT - ENVELOPE_BYTES)
@@ -130,15 +131,15 @@ def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> Signe
     if not all(text.isprintable() for text in texts):
         raise Malformed("an order whose reason is not one line of text")
     order = OwnerOrders(
-        envelope.sequence,
-        document.reason,
-        document.paused,
-        document.checkpoint,
-        tuple(Ban(PeerId(peer), why) for peer, why in document.bans),
-        tuple(Withdrawal(digest.hex(), why) for digest, why in document.withdrawn),
-        tuple(invite.hex() for invite in document.revoked),
-        tuple(RateChange(from_round, factor) for from_round, factor in document.rates),
-        document.ends,
+        sequence=envelope.sequence,
+        reason=document.reason,
+        paused=document.paused,
+        checkpoint=document.checkpoint,
+        bans=tuple(Ban(PeerId(peer), why) for peer, why in document.bans),
+        withdrawn=tuple(Withdrawal(digest.hex(), why) for digest, why in document.withdrawn),
+        revoked=tuple(invite.hex() for invite in document.revoked),
+        rates=tuple(RateChange(from_round, factor) for from_round, factor in document.rates),
+        ends=document.ends,
     )
     return SignedOrder(order, envelope.sender, bytes(data))
 

@@ -35,8 +35,8 @@ _decoder = msgspec.msgpack.Decoder(ReceiptBody)
 def seal_receipt(identity: Identity, run_id: RunId, receipt: Receipt, now: float) -> bytes:
     """Sign a receipt and return the envelope. `now` is the swarm's time in seconds."""
     body = ReceiptBody(receipt.contributor, receipt.first, receipt.contributions, receipt.tokens)
-    payload = msgspec.msgpack.encode(body)
-    return seal(identity, run_id, EnvelopeKind.RECEIPT, receipt.stage, receipt.last, int(now * 1000), payload)
+    payload, sequence = msgspec.msgpack.encode(body), int(now * 1000)  # Milliseconds.
+    return seal(identity, run_id, EnvelopeKind.RECEIPT, receipt.stage, receipt.last, sequence, payload)
 
 
 def open_receipt(data: Body, run_id: RunId, block_rounds: int) -> tuple[Receipt, float]:
@@ -48,10 +48,10 @@ def open_receipt(data: Body, run_id: RunId, block_rounds: int) -> tuple[Receipt,
     try:
         body = _decoder.decode(payload)
         receipt = Receipt(
-            envelope.sender, PeerId(body.contributor), envelope.stage, body.first, envelope.round,
-            body.contributions, body.tokens,
+            signer=envelope.sender, contributor=PeerId(body.contributor), stage=envelope.stage,
+            first=body.first, last=envelope.round, contributions=body.contributions, tokens=body.tokens,
         )  # fmt: skip
         check(receipt, block_rounds)
     except (msgspec.DecodeError, UnicodeDecodeError, ReceiptError) as error:
         raise Malformed(f"no receipt: {error}") from None
-    return receipt, envelope.sequence / 1000
+    return receipt, envelope.sequence / 1000  # From milliseconds.

@@ -83,7 +83,7 @@ def _encode(record: PeerRecord) -> bytes:
     record equals one from before these fields existed."""
     fields: list[object] = msgspec.to_builtins(record, builtin_types=(bytes,))
     names = PeerRecord.__struct_fields__
-    optional_count = len(names) - names.index("invite")
+    optional_count = len(names) - names.index("invite")  # These fields may be left out, from the end on.
     for default in reversed(PeerRecord.__struct_defaults__[-optional_count:]):
         if fields[-1] != default:
             break
@@ -164,8 +164,8 @@ class Remembered:
         BadSignature."""
         signed = open_record(data, run_id)
         key = (run_id, signed.peer)
-        known = self._newest.get(key)
-        if known is not None and known[0].sequence > signed.sequence:
+        known, _ = self._newest.get(key, (None, b""))
+        if known is not None and known.sequence > signed.sequence:
             return False
         self._newest[key] = (signed, data)
         self._newest.move_to_end(key)

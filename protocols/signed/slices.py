@@ -53,9 +53,9 @@ def sign_slices(
 
 
 def open_slices(body: bytes, run_id: RunId, shards: Sequence[int], sizes: Sequence[int]) -> VerifiedSlices:
-    """Verify and decode slices. `shards` lists the shards in the body, ascending; `sizes` has the bytes of
-    the slice of every shard of the run. Raises Malformed if the body does not match or a slice is not the
-    signed one. Raises TooLarge, WrongRun or BadSignature for its envelope."""
+    """Verify and decode slices. `shards` lists the shards in the body, ascending. `sizes` gives the bytes of
+    a slice for every shard of the run. Raises Malformed if the body does not match these or a slice is not
+    the signed one. Raises TooLarge, WrongRun or BadSignature for its envelope."""
     count = len(sizes)
     if not shards or list(shards) != sorted(set(shards)) or not 0 <= shards[0] <= shards[-1] < count:
         raise Malformed(f"slices of the shards {list(shards)[:8]} of {count}")
@@ -67,7 +67,8 @@ def open_slices(body: bytes, run_id: RunId, shards: Sequence[int], sizes: Sequen
     for shard in shards:
         data[shard] = body[start : start + sizes[shard]]
         start += sizes[shard]
-        if _digest(data[shard]) != envelope.payload[DIGEST_BYTES * shard :][:DIGEST_BYTES]:
+        signed_digest = envelope.payload[DIGEST_BYTES * shard :][:DIGEST_BYTES]
+        if _digest(data[shard]) != signed_digest:
             raise Malformed(f"the slice of shard {shard} is not the one that was signed")
     tokens = tokens_in(envelope.sequence) or 0
     return VerifiedSlices(envelope.sender, envelope.stage, envelope.round, tokens, envelope.id, data)

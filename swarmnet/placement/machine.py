@@ -164,7 +164,8 @@ class Mover:
         return []
 
     def _tick(self, now: float) -> list[MoveEffect]:
-        """Query the directory if a look is due, or give up an announced move that no peer confirmed."""
+        """Do what is due. A resting peer queries the directory for a move, and one that announced a move
+        queries it again to check it. A checked move that no peer confirmed in time is given up."""
         if self.phase in ("resting", "announced"):
             self.phase = "looking" if self.phase == "resting" else "checking"
             self._due = float("inf")
@@ -178,8 +179,8 @@ class Mover:
         is None if the directory did not answer. `rate` is this peer's measured speed in microbatches per
         second. During a cool-down the peer announces only a move to an empty stage."""
         if self.phase not in ("looking", "checking"):
-            return []
-        if view is None:  # Perhaps only the query for a stage that lacks peers failed.
+            return []  # No answer is awaited.
+        if view is None:  # Perhaps only the query for a stage that lacks peers failed: look again soon.
             withdrawn = self._end_attempt(now, "directory_silent")
             self._due = min(self._due, now + self.chance.uniform(*PATIENT_STARVING_SECONDS))
             return withdrawn
@@ -190,17 +191,18 @@ class Mover:
         if self.intent is not None and now < self.rests_until and view.capacities[self.intent.target] > 0:
             self.intent = None  # Only an empty stage ends a cool-down early.
         if self.intent is None:
-            withdrawn = self._end_attempt(now, "")
+            effects = self._end_attempt(now, code="")  # No move is announced, so none is withdrawn.
             if min(view.capacities) <= 0:  # A peer that announced a move to an empty stage may fail to go.
                 self._due = min(self._due, now + self.chance.uniform(*PATIENT_STARVING_SECONDS))
-            return withdrawn
+            return effects
         self.phase, self._due = "announced", now + self.chance.uniform(*self.rules.recheck_seconds)
         self._confirming_peers.clear()
         return [AnnounceMove(self.intent.target)]
 
     def _choose_move(self, view: View, rate: float) -> Intent | None:
-        """Return the move to announce, or None. Peers of richer stages normally go first. If only they
-        prevent a move in look after look, it waits for one stage less after every `LOOKS_IN_VAIN` looks."""
+        """Return the move to announce, or None. Normally this peer waits until peers of richer stages have
+        moved. While only this prevents its move, it waits for one richer stage less after every
+        `LOOKS_IN_VAIN` looks."""
 
         def move_without_waiting_for(stages: int) -> Intent | None:
             """Return the move if that number of richer stages is not waited for."""
@@ -212,12 +214,13 @@ class Mover:
                 self.rules,
                 self.download_seconds,
                 self.chance,
-                stages,
-                self._on_disk,
+                passed_over=stages,
+                on_disk=self._on_disk,
             )
 
         intent = move_without_waiting_for(0)
         if intent is not None or move_without_waiting_for(len(view.capacities)) is None:
+            # There is a move, or none would be right even without any wait.
             self._blocked_looks = 0
             return intent
         intent = move_without_waiting_for(self._blocked_looks // LOOKS_IN_VAIN)

@@ -1,20 +1,19 @@
 """Load balancing between stages: which stage a newcomer takes, and which peer moves from a rich stage to a
 poor one.
 
-SWARM's rebalancing (arXiv:2301.11913, section 3.2) compares queue lengths and moves one peer each period. The
-stage with the longest queue is the one with the least *capacity*: how many of the run's microbatches its
-peers can carry together. Capacity decides here, because it shows how many peers a stage lacks. A queue cannot
-grow beyond its number of slots. Several peers may therefore move at once without overshoot. If microbatches
-skip stages, a stage serves only a share of them and so carries more of the run's. A peer is limited by its
-link (*line*) as well as by its computer (resources/link_bandwidth.py): middle stages send twice.
+The *capacity* of a stage is how many of the run's microbatches its peers can carry per second. Stages with
+capacities of 9, 4 and 9 let 4 pass, so a peer should move to the middle one. SWARM's rebalancing
+(arXiv:2301.11913, section 3.2) compares queue lengths and moves one peer each period. Capacity also shows how
+many peers a stage lacks, so several may move at once. If microbatches skip stages, a stage serves only a
+share of them, which raises its capacity. A peer is limited by its computer and by its network link (*line*,
+resources/link_bandwidth.py): middle stages send twice.
 
 A peer sees only what others published some time ago (`View`). It announces that it would move (`Intent`: what
-the old stage loses and what the new one gets), waits and *looks* again. All announced moves are carried out
-in an order that all peers compute alike. The peer goes if its move is then still right. Before it leaves, a
-peer of its stage that stays must confirm that it knows. If all peers of a stage want to leave, the last one
-finds none that stays: a move never empties a stage. A stage is *stuck* if all its peers wait for weights. All
-times are in seconds on the caller's clock. A capacity is in microbatches of the run per second, a speed in
-units of work per second.
+the old stage loses and what the new one gets), waits and *looks* again. The announced moves are applied in an
+order that all peers compute alike. The peer goes if its move is then still right. Before it leaves, a peer of
+its stage that stays must confirm that it knows. If all peers of a stage want to leave, the last one finds
+none that stays: a move never empties a stage. A stage is *stuck* if all its peers wait for weights. Times are
+in seconds, speeds in units of work per second.
 """
 
 from __future__ import annotations
@@ -160,8 +159,8 @@ class View:
     """Stages in which all peers wait for weights: their capacity is 0."""
 
     def capacity(self, rules: MoveRules, stage: int, speed: float, line: LinkBandwidth) -> float:
-        """Return the run's microbatches per second that a peer sustains at a stage. Those that skip the stage
-        count too: where only half of them visit the stage, a peer sustains twice its own rate."""
+        """Return how many of the run's microbatches per second a peer sustains at a stage. Microbatches that
+        skip the stage count too: if half of them visit it, a peer sustains twice its own rate."""
         counted = line if self.by_lines else UNKNOWN
         return rules.does(stage, speed, counted) / (self.shares[stage] if self.shares else 1.0)
 
@@ -177,9 +176,9 @@ class View:
 
 
 def summarize_records(seen: Iterable[tuple[PeerId, ObservedPeer]], rules: MoveRules) -> View:
-    """Return the capacities of all stages, the announced moves and the medians. They follow from the peers'
-    records that are at most `FRESH_SECONDS` old. A peer without a measured rate counts as a median one. None
-    counts for more than `FASTEST` times the median. Stuck stages have the capacity 0."""
+    """Return the capacities of all stages, the announced moves and the medians, from the peers' records that
+    are at most `FRESH_SECONDS` old. A peer without a measured rate counts as a median one. No peer counts for
+    more than `FASTEST` times the median. Stuck stages have the capacity 0."""
     work = rules.work
     peers = [
         (peer, record)
@@ -195,12 +194,15 @@ def summarize_records(seen: Iterable[tuple[PeerId, ObservedPeer]], rules: MoveRu
         usual_line = LinkBandwidth(up, down)
     shares = _visit_shares([record for _, record in peers], rules)
     by_lines = considers_links(rules, len(peers), usual_line)
-    medians = View((), (), len(peers), usual, shares, usual_line, by_lines)  # Without capacities yet.
+    medians = View(
+        capacities=(), peers=len(peers), usual=usual, shares=shares, usual_line=usual_line, by_lines=by_lines
+    )  # Still without capacities: they are computed with these medians.
     stuck = frozenset(stuck_stages([record for _, record in peers], rules.snapshot_interval))
     capacities, intents = [0.0] * len(work), []
-    brings_by_peer: list[list[float]] = []
+    brings_by_peer: list[list[float]] = []  # What each peer with a known link would carry at each stage.
     for peer, record in peers:
-        speed = min(record.rate * work[record.stage] or usual, FASTEST * usual)
+        measured_speed = record.rate * work[record.stage]  # 0: not measured.
+        speed = min(measured_speed or usual, FASTEST * usual)
         if by_lines and record.line.is_known:
             at_stages = [medians.capacity(rules, stage, speed, record.line) for stage in range(len(work))]
             brings_by_peer.append(at_stages)
@@ -217,13 +219,13 @@ def summarize_records(seen: Iterable[tuple[PeerId, ObservedPeer]], rules: MoveRu
 
 
 def considers_links(rules: MoveRules, peers: int, usual: LinkBandwidth) -> bool:
-    """Return whether peers are placed by their links too: whether a further peer helps a stage whose links
-    are full. `usual` is the median link.
+    """Return whether peers are placed by their links too, not only by compute: while a further peer helps a
+    stage whose links are full. `peers` is their number at all stages, `usual` the median link.
 
     In a group of n peers with upload `link`, each spends `gossip` per other peer on contributions. For
-    microbatches n (link - n gossip) is left. This grows with n until contributions take half of each link. In
-    larger groups peers are placed by compute alone."""
-    return rules.gossip * (peers / len(rules.work) - 1) <= usual.up / 2
+    microbatches n (link - n gossip) is left. This grows with n until contributions take half of each link."""
+    others_in_group = peers / len(rules.work) - 1
+    return rules.gossip * others_in_group <= usual.up / 2
 
 
 def _visit_shares(seen: Iterable[ObservedPeer], rules: MoveRules) -> tuple[float, ...]:
@@ -249,7 +251,8 @@ def worthwhile(
 ) -> bool:
     """Return whether a move clearly raises the lesser of the two stages' capacities.
 
-    An empty stage stops the whole swarm. Any peer may go there that does not leave its own stage empty.
+    An empty stage stops the whole swarm. Any peer may go there that does not leave its own stage empty. Other
+    moves must gain `margin` of what a peer brings, or `enough` of the target's capacity (`MoveRules`).
     `median_brings` is the capacity that a median peer would bring to the target. The time of the download is
     deducted from what the moving peer brings."""
     before = capacities[intent.target]
@@ -268,7 +271,7 @@ def apply_announced_moves(
     view: View, rules: MoveRules, download_seconds: float
 ) -> tuple[list[float], frozenset[PeerId]]:
     """Return the capacities after the announced moves, and the peers that move. The moves are tried in an
-    order that all peers compute alike. Each is carried out if it is worthwhile after those before it."""
+    order that all peers compute alike. A move counts only if it is worthwhile after those before it."""
     capacities, moving_peers = list(view.capacities), set()
     for intent in sorted(view.intents, key=_order_of_move):
         median_brings = view.one(rules, intent.target)
@@ -287,10 +290,10 @@ def _order_of_move(intent: Intent) -> bytes:
 def choose_stage(view: View, rules: MoveRules, chance: Random) -> int:
     """Return the stage that needs a newcomer most, among those that it can serve.
 
-    Stages with the most untrained experts come first. Among these the one with the least capacity after all
-    announced moves wins, as it looks to this newcomer (`as_suited`). If some stage is stuck, fewer peers
-    decide between equally poor stages. Otherwise chance decides between them, so that peers spread. Raises
-    ValueError if the peer can serve no stage.
+    Stages with the most untrained experts come first. Among these the stage with the least capacity after all
+    announced moves is chosen. A stage that suits the newcomer's link well counts as poorer (`as_suited`).
+    Chance decides between equally poor stages, so that peers spread. If some stage is stuck, only those of
+    them with the fewest peers remain. Raises ValueError if the peer can serve no stage.
     """
     after_moves, _ = apply_announced_moves(view, rules, 0.0)
     capacities = _as_suited_to_peer(view, after_moves, rules, view.usual)
@@ -309,29 +312,29 @@ def choose_stage(view: View, rules: MoveRules, chance: Random) -> int:
 
 
 def as_suited(capacities: Sequence[float], brings: Sequence[float], usual: Sequence[float]) -> list[float]:
-    """Return the stages' capacities as they look to one peer: lower where the stage suits it better than
-    most.
-
-    `brings` is what it would carry at each stage, `usual` what peers usually carry. Good links thus go to the
-    middle stages, and the others to the end stages."""
-    return [
-        capacity / (own / others) ** SUITED if own > 0 and others > 0 else capacity
-        for capacity, own, others in zip(capacities, brings, usual, strict=True)
-    ]
+    """Return the stages' capacities, lowered for stages that suit one peer better than most, and raised for
+    the others. `brings` is what the peer would carry at each stage, `usual` what peers usually carry there.
+    Good links thus go to the middle stages, and the others to the end stages."""
+    suited = []
+    for capacity, own, others in zip(capacities, brings, usual, strict=True):
+        if own > 0 and others > 0:
+            capacity /= (own / others) ** SUITED
+        suited.append(capacity)
+    return suited
 
 
 def usually(brings: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """Return, for each stage, the geometric mean of the capacities that peers would bring to it. `brings` has
-    one row per peer and one column per stage. A peer with false reports then shifts the ratio of two stages
-    by no more than their bytes differ."""
+    one row per peer and one column per stage. With this mean, a false report of a link shifts the ratio of
+    two stages by no more than their bytes per microbatch differ."""
     return tuple(exp(sum(map(log, at_stage)) / len(at_stage)) for at_stage in zip(*brings, strict=True))
 
 
 def _as_suited_to_peer(
     view: View, capacities: Sequence[float], rules: MoveRules, speed: float
 ) -> list[float]:
-    """Return the stages' capacities as they look to this peer (`as_suited`), which works at `speed`. If its
-    link is unknown, it counts as the median one."""
+    """Return the stages' capacities as they look to this peer, which works at `speed`: lower for stages that
+    suit its link better than most (`as_suited`). An unknown link counts as the median one."""
     stages = range(len(capacities))
     line = rules.line if rules.line.is_known else view.usual_line
     brings = [view.capacity(rules, stage, speed, line) for stage in stages]
@@ -352,25 +355,24 @@ def choose_move(
 ) -> Intent | None:  # fmt: skip
     """Return the move that this peer should announce, from `stage` to one of the poorest stages; None: stay.
 
-    Peers of the richest stages go first. `passed_over`: number of richer stages that are not waited for.
-    `rate`: its microbatches per second at `stage`; 0: not measured yet. `on_disk`: stages whose weights it
-    has. A peer moves to a stuck stage only with its weights; without them it would wait there, too."""
+    Peers of richer stages go first: this one stays while more than `passed_over` richer stages would send a
+    peer. `rate`: its microbatches per second at `stage`; 0: not measured yet. `on_disk`: stages whose weights
+    it has. A peer moves to a stuck stage only with its weights; without them it would wait there, too."""
     if rules.groups > 1 and view.there and view.there[stage] <= rules.groups:
         return None  # With fewer peers than expert groups, some experts would not be trained.
     others = replace(view, intents=tuple(intent for intent in view.intents if intent.peer != me))
     capacities, _ = apply_announced_moves(others, rules, download_seconds)
     excluded = rules.never | (view.stuck - on_disk)
+    # Empty stages whose weights are on this peer's disk come before the poorest ones.
     restorable = [place for place in sorted(on_disk - rules.never) if capacities[place] <= 0]
     poorest = min((value for place, value in enumerate(capacities) if place not in excluded), default=1.0)
     speed = rate * rules.work[stage]
     if rate <= 0:
         if poorest > 0:
-            return None  # It will have measured soon.
+            return None  # Its speed will be measured soon.
         speed = view.usual  # While a stage is empty, no peer measures anything.
-    if view.usual > 0:
-        speed = min(
-            speed, FASTEST * view.usual
-        )  # Other peers limit it in the same way (`summarize_records`).
+    if view.usual > 0:  # Other peers limit this speed in the same way (`summarize_records`).
+        speed = min(speed, FASTEST * view.usual)
     leaves = view.capacity(rules, stage, speed, rules.line)
     targets = restorable or _poorest_stages(_as_suited_to_peer(view, capacities, rules, speed), excluded)
     target = chance.choice(targets)
@@ -385,7 +387,7 @@ def choose_move(
     if poorest > 0:
         stages_before_this = sum(map(goes_first, range(len(capacities))))
         if stages_before_this > passed_over:
-            return None  # Peers of the richest stage go first, or some would move twice.
+            return None  # If they did not go first, some peers would move twice.
     intent = Intent(me, stage, target, leaves, view.capacity(rules, target, speed, rules.line))
     if target == stage or not worthwhile(capacities, intent, rules, download_seconds, median_brings):
         return None

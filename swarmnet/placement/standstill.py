@@ -60,13 +60,12 @@ def stuck_stages(peers: Iterable[HasStage], snapshot_interval: int) -> dict[int,
 def stage_to_restore(
     peers: Iterable[HasStage], on_disk: Sequence[OnDisk], never: Collection[int] = ()
 ) -> int | None:
-    """Return the stage to restore: this peer has its weights, and the peers there lack them or have older
-    ones; None if there is none.
+    """Return the stage that this peer should restore from a checkpoint on its disk; None if there is none.
 
-    Stages without weights come before those with older weights, and stages where peers wait before empty
-    ones. `on_disk` begins with the checkpoint written last, and its order decides between equal stages. A
-    stage in `never` is not returned."""
-    rounds: dict[int, list[int]] = {}
+    First come stages where peers wait and none has weights, then stages without peers. Stages whose peers
+    have older weights than the disk come last. Between equal stages the order of `on_disk` decides, which
+    begins with the checkpoint written last. A stage in `never` is not returned."""
+    rounds: dict[int, list[int]] = {}  # The rounds of the peers with weights, by stage.
     waiting: Counter[int] = Counter()
     for peer in peers:
         if peer.waits:

@@ -66,8 +66,8 @@ class Buckets:
         """Maps a name to (level, time of that level)."""
 
     def spend(self, name: str, amount: float, now: float) -> None:
-        """Take `amount` out of the bucket of this name; it may become negative. The first spending of a name
-        beyond `MAX_BUCKETS` makes the fullest quarter of the buckets be forgotten."""
+        """Take `amount` out of the bucket of this name, whose level may become negative. A new name beyond
+        `MAX_BUCKETS` makes room first: the fullest quarter of the buckets is forgotten."""
         if not amount:
             return
         level = self.level(name, now)
@@ -80,7 +80,7 @@ class Buckets:
         level = self.level(name, now)
         if level > 0:
             return 0.0
-        return (1.0 - level) / self._per_second  # One more than is missing, because of rounding.
+        return (1.0 - level) / self._per_second  # Until the level is 1: rounding could miss 0.
 
     def level(self, name: str, now: float) -> float:
         """Return the level of this name's bucket; below 0 after it was overdrawn."""
@@ -112,8 +112,8 @@ class AnswerBudget:
         self._buckets = Buckets(per_second, at_once)
 
     def left(self, peer: PeerId, address_range: str, now: float) -> int:
-        """Return the bytes that may be sent to this peer now: the lower level of its two buckets, at least 0.
-        `address_range` is empty if unknown."""
+        """Return the bytes that may be sent to this peer now: the lower of the levels of its own bucket and
+        its address range's, at least 0. `address_range` is empty if unknown."""
         names = (f"{_PEER}{peer}", address_range)
         lower_level = min(self._buckets.level(name, now) for name in names)
         return max(0, int(lower_level))
@@ -125,19 +125,20 @@ class AnswerBudget:
 
 
 class Unfinished:
-    """Bytes of unfinished messages, by peer and stream. A stream beyond a limit is cut, and none is made to
-    wait. A message that waits for memory which only other unfinished messages can free would never finish.
-    Honest peers stay far below the limits. If all together exceed the limit, the peer with the most bytes is
-    cut, not the newest."""
+    """Bytes of unfinished messages, by peer and stream. A stream beyond a limit is cut; none has to wait for
+    memory. If unfinished messages waited for each other's memory, none of them would ever finish. Honest
+    peers stay far below the limits. If all together exceed the limit, the peer with the most bytes is cut,
+    not the newest."""
 
     def __init__(self) -> None:
         self._held: dict[PeerId, dict[int, int]] = {}
         self.total = 0
 
     def hold(self, peer: PeerId, stream: int, held: int, longest: int) -> list[int]:
-        """Record that a stream of `peer` now holds `held` bytes of unfinished messages. `longest` is the
-        run's longest body, from which the limits follow. Returns the streams of `peer` to cut: this one above
-        the peer's limit. Above the limit of all peers, returns those of the peer with the most bytes."""
+        """Record that a stream of `peer` now holds `held` bytes of unfinished messages. Both limits are
+        multiples of `longest`, the run's longest body. Returns the streams to cut, usually none. It is this
+        stream if `peer` exceeds the limit of one peer. If all peers together exceed theirs, it is every
+        stream of the peer with the most bytes."""
         streams = self._held.setdefault(peer, {})
         self.total += held - streams.get(stream, 0)
         if held:
@@ -149,7 +150,8 @@ class Unfinished:
         if held and self.of(peer) > max(SMALLEST_SHARE_BYTES, BODIES_OF_ONE * longest):
             return [stream]
         if self.total > max(SMALLEST_WHOLE_BYTES, BODIES_OF_ALL * longest):
-            return list(self._held[max(self._held, key=self.of)])
+            largest_holder = max(self._held, key=self.of)
+            return list(self._held[largest_holder])
         return []
 
     def of(self, peer: PeerId) -> int:
@@ -164,18 +166,18 @@ class Pace:
     def __init__(self) -> None:
         self.until = float("inf")
         """Time at which the stream counts as too slow."""
-        self._came = 0
+        self._received_bytes = 0  # Bytes of bodies since the time limit started.
 
     def came(self, body_bytes: int, unfinished: bool, now: float) -> None:
         """Record received bytes of bodies, and whether a message is unfinished after them. The time limit
         starts with an unfinished message, restarts after `PACE_BYTES`, and ends when none is unfinished."""
-        self._came += body_bytes
+        self._received_bytes += body_bytes
         if not unfinished:
             self.until = float("inf")
-        elif self.until == float("inf") or self._came >= PACE_BYTES:
-            self.until, self._came = now + PACE_SECONDS, 0
+        elif self.until == float("inf") or self._received_bytes >= PACE_BYTES:
+            self.until, self._received_bytes = now + PACE_SECONDS, 0
 
     def paused(self, now: float) -> None:
         """Restart the time limit after this peer itself has not read for a while."""
         if self.until != float("inf"):
-            self.until, self._came = now + PACE_SECONDS, 0
+            self.until, self._received_bytes = now + PACE_SECONDS, 0

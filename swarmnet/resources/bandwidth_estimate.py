@@ -35,30 +35,31 @@ class TrafficEstimate:
 
 
 def traffic_of(manifest: Manifest, stage: int, tokens_per_second: float, group: int) -> TrafficEstimate:
-    """Return the traffic of a peer that commits `tokens_per_second` in a stage with `group` peers, including
-    it. Hidden states with labels go to the next stage, and gradients to the previous one. Each contribution
-    of the group, or with reducers each result, reaches and leaves a peer about once."""
+    """Return the traffic of a peer that trains on `tokens_per_second`, in a stage with `group` peers (it is
+    one of them). Hidden states with labels go to the next stage, and gradients to the previous one. Each
+    contribution of the group, or with reducers each result, reaches and leaves a peer about once."""
     gossip = gossip_of(manifest, stage, tokens_per_second * group, group)
     microbatches_per_second = tokens_per_second / manifest.microbatch_tokens
-    each = crossings(manifest)[stage]
-    return TrafficEstimate(
-        microbatches_per_second * each.sent + gossip, microbatches_per_second * each.received + gossip
-    )
+    per_microbatch = crossings(manifest)[stage]
+    sent = microbatches_per_second * per_microbatch.sent + gossip
+    received = microbatches_per_second * per_microbatch.received + gossip
+    return TrafficEstimate(sent, received)
 
 
 def gossip_of(manifest: Manifest, stage: int, tokens_per_second: float, group: int) -> float:
-    """Return the bytes per second of contributions and results that a peer of a group sends, and receives.
-    `tokens_per_second` is of the whole group."""
-    own_contributions = contributions_per_second(manifest, tokens_per_second, group) / group
-    own_bytes = contribution_bytes(manifest, stage) * own_contributions
+    """Return the bytes per second of contributions and results that each peer of a group of `group` peers
+    sends. It receives as many. `tokens_per_second` is the rate of the whole group."""
+    own_per_second = contributions_per_second(manifest, tokens_per_second, group) / group
+    own_bytes = contribution_bytes(manifest, stage) * own_per_second
     if manifest.sync.topology == "sharded-reduce" and group > 1:
         return own_bytes + result_bytes(manifest, stage) * rounds_per_second(manifest, tokens_per_second)
-    return own_bytes * (group - 1)  # A peer passes on the contributions of the others, about once.
+    # Without reducers a peer receives the contribution of each other peer, and passes it on about once.
+    return own_bytes * (group - 1)
 
 
 def rounds_per_second(manifest: Manifest, tokens_per_second: float) -> float:
-    """Return the rounds per second of a group that commits `tokens_per_second`. A round ends with its target
-    of tokens or after `max_seconds`, but never without a microbatch."""
+    """Return the rounds per second of a group that trains on `tokens_per_second`. A round ends when it has
+    `global_batch_tokens` or after `max_seconds`, but never without a microbatch."""
     rounds, microbatch = manifest.rounds, manifest.microbatch_tokens
     by_tokens = tokens_per_second / max(rounds.global_batch_tokens, microbatch)
     by_time = 1 / max(rounds.max_seconds, SHORTEST_SECONDS)
@@ -66,8 +67,8 @@ def rounds_per_second(manifest: Manifest, tokens_per_second: float) -> float:
 
 
 def contributions_per_second(manifest: Manifest, tokens_per_second: float, group: int) -> float:
-    """Return the contributions per second of a group of `group` peers that commits `tokens_per_second`. Each
-    peer makes at most one per round, and none without a microbatch in the round."""
+    """Return the contributions per second of all `group` peers of a group, which together train on
+    `tokens_per_second`. Each makes at most one per round, and only from at least one microbatch."""
     microbatches = tokens_per_second / manifest.microbatch_tokens
     return min(group * rounds_per_second(manifest, tokens_per_second), microbatches)
 
@@ -83,17 +84,18 @@ def gossip_per_peer(manifest: Manifest) -> float:
 
 
 def contribution_bytes(manifest: Manifest, stage: int) -> float:
-    """Estimate the bytes of one contribution. With local-step methods it is an encoded weight delta. With
-    others it has the largest coefficients of each chunk, and the directions of low-rank methods."""
+    """Estimate the bytes of one contribution. With local-step methods it is an encoded weight delta. Other
+    methods send the largest coefficients of each chunk of 4096. Low-rank methods also send directions."""
     sync = manifest.sync
     layout = trained_part(trained_layout(manifest, stage), manifest.model.experts)
     parameters = layout.size
     local_steps = sync.local_steps
     if local_steps is not None:
         if local_steps.delta_codec == "topk-2bit":
-            # Per value an index, a sign and which of two sizes; per chunk the two sizes (8 bytes).
-            kept = max(1, sync.sparse_topk // local_steps.fragments)
-            return parameters / CHUNK * (kept * (4 + log2(CHUNK / sync.sparse_topk)) / 8 + 8)
+            # A value has an index, a sign and a bit for one of two sizes. A chunk has the sizes (8 bytes).
+            values_per_chunk = max(1, sync.sparse_topk // local_steps.fragments)
+            bits_per_value = 4 + log2(CHUNK / sync.sparse_topk)
+            return parameters / CHUNK * (values_per_chunk * bits_per_value / 8 + 8)
         return parameters / local_steps.fragments * BITS[local_steps.delta_codec] / 8 + parameters / CHUNK
     direction_bytes = 0
     if sync.method in ("low-rank", "hybrid"):  # A byte for each number of the directions.

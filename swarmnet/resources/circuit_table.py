@@ -54,11 +54,11 @@ class NoCircuit(Exception):
 def circuit_to_displace(held: Mapping[int, str], newcomer: str) -> int | None:
     """Return the number of the circuit that must end for a new one: the newest of the address range with the
     most circuits. `held` maps circuit numbers, which grow with time, to address ranges. `newcomer` is the
-    range of the new circuit, which counts in it. None means that the new circuit is refused."""
+    range of the new circuit. None means that no circuit ends and the new one is refused."""
     counts = Counter(held.values())
-    if not counts or counts[newcomer] + 1 >= max(counts.values()):
+    most = max(counts.values(), default=0)
+    if counts[newcomer] + 1 >= most:  # No range would have more than the newcomer's.
         return None
-    most = max(counts.values())
     return max(number for number, address_range in held.items() if counts[address_range] == most)
 
 
@@ -85,7 +85,7 @@ class CircuitTable:
         if len(self._circuits_of(source)) >= self.limits.most_of_peer:
             raise NoCircuit("peer_full")
         displaced = None
-        at_target = self._circuits_of(target)
+        at_target = self._circuits_of(target)  # If the target is full, one of these must end.
         if len(at_target) >= self.limits.most_of_peer:
             displaced = circuit_to_displace({number: ranges[number] for number in at_target}, address_range)
             if displaced is None:

@@ -37,9 +37,9 @@ class Idleness:
         """Time since when the samples contradict `idle`; None if they do not."""
 
     def look(self, other_cores: float, other_gpu: float | None, now: float) -> bool:
-        """Add a sample of the cores and the GPU share (None: unknown) that other programs use. Returns
-        whether the machine counts as idle. The result changes only after all samples have contradicted it for
-        `busy_seconds` or `quiet_seconds`."""
+        """Add a sample of what other programs use: number of cores, and share of the GPU (None: unknown).
+        Returns whether the machine counts as idle. The result changes only after all samples have
+        contradicted it for `busy_seconds` (if idle) or `quiet_seconds` (if busy)."""
         rules = self.rules
         gpu = other_gpu if other_gpu is not None else 0.0
         if self.idle:

@@ -40,11 +40,16 @@ class Crossing:
 
 
 def crossing(stage: int, stages: int, act_bytes: float, grad_bytes: float) -> Crossing:
-    """Return the traffic per microbatch of a peer in `stage` of `stages`. Hidden states of `act_bytes` go to
-    the next stage, and a gradient of `grad_bytes` comes back from it."""
-    has_previous, has_next = stage > 0, stage < stages - 1
-    sent = act_bytes * has_next + grad_bytes * has_previous
-    received = act_bytes * has_previous + grad_bytes * has_next
+    """Return the traffic per microbatch of a peer in stage number `stage` of `stages`. Hidden states of
+    `act_bytes` go to the next stage, and a gradient of `grad_bytes` comes back from it."""
+    sent: float = 0
+    received: float = 0
+    if stage < stages - 1:
+        sent += act_bytes
+        received += grad_bytes
+    if stage > 0:
+        sent += grad_bytes
+        received += act_bytes
     return Crossing(sent, received)
 
 

@@ -1,10 +1,9 @@
 """Estimate how much memory a stage takes, from the manifest alone, before anything is fetched.
 
-The terms are the tensors that a worker holds (`swarmnet/optimizer/replica.py`, `model/stage_compute.py` and
-the methods), in bytes per parameter. `swarmnet bench memory` measures them (docs/benchmarks/memory.md). A
-`Layout` lists the parameters of a stage; its size is their number, with padding. The *settled* weights are
-those that the group has agreed on. A *plane* is a range of parameters, such as those of one expert. Rounds
-that are not settled yet are *open*. Snapshots for newcomers are on the disk. The module does no IO.
+The estimate adds up the tensors that a worker holds, such as weights, gradients and optimizer moments, in
+bytes per parameter. `swarmnet bench memory` measures them (docs/benchmarks/memory.md). A `Layout` lists the
+parameters of a stage; its `size` is their number, with padding. The peers of a stage agree on each round of
+training: until then the round is *open*, afterwards it is *settled*. The module does no IO.
 """
 
 from __future__ import annotations
@@ -95,15 +94,16 @@ class Needs:
 def needs_of(
     manifest: Manifest, stage: int, process_bytes: int, computing: Computing = PLAIN, is_small: bool = False
 ) -> Needs:
-    """Return the memory needs of a stage. `process_bytes` is what everything else takes of the same memory. A
-    value of 0 means that the stage is in GPU memory, without copies for the disk. `is_small` means that the
-    group is small, so that sums are small integers."""
+    """Return the memory needs of a stage. `process_bytes` is what programs and libraries take of the same
+    memory; 0 means that the stage is in GPU memory, without copies for the disk. `is_small` means that the
+    group has few peers, so that sums of their one-bit updates fit in one byte."""
     layout = trained_layout(manifest, stage)
     work, local_steps = WORK_BYTES[computing.dtype], manifest.sync.local_steps
     microbatches_per_step = manifest.sync.step_microbatches(manifest.microbatch_tokens)
+    # With a local step per microbatch, gradients are used at once. Otherwise they are summed in float32.
     is_used_at_once = local_steps is not None and microbatches_per_step == 1
     gradient = work if is_used_at_once else FLOAT_BYTES
-    per_parameter = GRID_BYTES + work + FREED_BYTES
+    per_parameter = GRID_BYTES + work + FREED_BYTES  # Settled and computing weights, memory freed late.
     if process_bytes:  # Copies for the disk; a settled momentum is copied as the weights are.
         per_parameter += COPY_BYTES * (2 if manifest.sync.settles_momentum else 1)
     trained = trained_part(layout, manifest.model.experts)
@@ -118,13 +118,14 @@ def needs_of(
     weights += graph_at_work(manifest, stage, computing)
     graph = graph_bytes(manifest, stage, computing)
     if waits(manifest, stage):
-        # Open microbatches need the weights with which they began. With k microbatches per local step, n open
-        # ones began with (n + k - 1) / k versions. One version is thus shared out over k microbatches.
+        # A waiting microbatch needs the version of the weights with which it began. A local step makes a new
+        # version after k microbatches, so n waiting ones need (n + k - 1) / k versions. Each microbatch thus
+        # adds 1 / k of a version, and the rest is needed once. Without local steps one version is enough.
         version = layout.size * work
         version_share = version // microbatches_per_step if local_steps is not None else 0
         graph += version_share
         weights += version - version_share
-    return Needs(stage, weights, graph, process_bytes)
+    return Needs(stage, weights=weights, graph=graph, process=process_bytes)
 
 
 def waits(manifest: Manifest, stage: int) -> bool:
@@ -133,34 +134,36 @@ def waits(manifest: Manifest, stage: int) -> bool:
 
 
 def spread_over(needs: Needs, manifest: Manifest, devices: int, computing: Computing = PLAIN) -> Needs:
-    """Return the needs if a stage is split over several devices. If each has its own memory (`needs.process`
-    is 0), these are the needs of one device; otherwise of all, which share the host's memory. In addition to
-    its share, each device at times holds a whole layer and the tables, twice, and their gradient."""
+    """Return the needs if a stage is split over several devices. GPUs have their own memory (`needs.process`
+    is 0): the result is for one of them. CPU devices share the host's: the result is for all together. Each
+    device at times also holds two copies of a whole layer and of the tables (all parameters outside layers),
+    and their gradient."""
     layout = trained_layout(manifest, needs.stage)
     layers: dict[str, int] = {}
     tables = 0
     for entry in layout.entries:
-        layer = ".".join(entry.name.split(".")[:3])
         if entry.name.startswith("model.layers."):
+            layer = ".".join(entry.name.split(".")[:3])  # Such as model.layers.7.
             layers[layer] = layers.get(layer, 0) + entry.size
         else:
             tables += entry.size
-    whole = (2 * WORK_BYTES[computing.dtype] + FLOAT_BYTES) * (max(layers.values()) + tables)
+    extra = (2 * WORK_BYTES[computing.dtype] + FLOAT_BYTES) * (max(layers.values()) + tables)
     if needs.process:
         return replace(
-            needs, weights=needs.weights + devices * whole, process=needs.process + devices * PROCESS_BYTES
+            needs, weights=needs.weights + devices * extra, process=needs.process + devices * PROCESS_BYTES
         )
-    return replace(needs, weights=-(-needs.weights // devices) + whole, graph=-(-needs.graph // devices))
+    return replace(needs, weights=-(-needs.weights // devices) + extra, graph=-(-needs.graph // devices))
 
 
 def _temporary_bytes(manifest: Manifest, layout: Layout, trained: Layout, work: int, on_gpu: bool) -> int:
-    """Return the maximum of the temporary memory while a microbatch or a round is computed. One tile, one
-    gradient, the results of a round and a step of Muon are compared. `work`: bytes of a computing weight."""
+    """Return the bytes of temporary tensors while a microbatch or a round is computed. With local steps it is
+    the largest of four: a tile, a gradient, the results of a round, and a step of Muon. `trained` is the part
+    of `layout` that this peer trains. `work` is the bytes of a weight used for computing."""
     local_steps = manifest.sync.local_steps
     if local_steps is None:
         return layout.size * AT_WORK_BYTES
     tile = TILE_BYTES * (GPU_TIMES if on_gpu else 1)
-    gradient = work * max((entry.size for entry in trained.entries), default=0)
+    gradient = work * max((entry.size for entry in trained.entries), default=0)  # Of one parameter.
     is_sharded = manifest.sync.topology == "sharded-reduce"
     results = RESULT_AT_WORK_BYTES * layout.size // local_steps.fragments if is_sharded else 0
     if local_steps.inner_optimizer != "muon":
@@ -175,31 +178,41 @@ def _temporary_bytes(manifest: Manifest, layout: Layout, trained: Layout, work: 
 
 
 def _method_bytes(manifest: Manifest, stage: int, layout: Layout, trained: Layout, is_small: bool) -> int:
-    """Return the bytes that only the run's sync method needs, except moments: momentum, residual and open
-    rounds. `trained` is the part of `layout` that this peer trains."""
-    sync, rounds = manifest.sync, manifest.rounds.window + ROUNDS_BESIDES
+    """Return the bytes of the tensors that depend on the sync method, without optimizer moments. Methods with
+    local steps need the group's momentum, the error-feedback residual and the open rounds. Others need the
+    signs of the open rounds, and buffers. `trained` is the part of `layout` that this peer trains."""
+    sync, open_rounds = manifest.sync, manifest.rounds.window + ROUNDS_BESIDES
     local_steps = sync.local_steps
     if local_steps is None:
-        temporary = BOTH_BYTES * (sync.method == "hybrid") + CUT_BYTES * (sync.chunking == "tiled")
-        return layout.size * (SIGN_BYTES * rounds + temporary)
-    kept = layout.size * MOMENTUM_BYTES if local_steps.settles_momentum else 0
-    kept += trained.size * UNSENT_BYTES if local_steps.residual == "error-feedback" else 0
+        per_parameter = SIGN_BYTES * open_rounds
+        if sync.method == "hybrid":
+            per_parameter += BOTH_BYTES  # The residual as weights, and what is sent.
+        if sync.chunking == "tiled":
+            per_parameter += CUT_BYTES  # The gradient in tile order.
+        return layout.size * per_parameter
+    kept = 0
+    if local_steps.settles_momentum:
+        kept += layout.size * MOMENTUM_BYTES
+    if local_steps.residual == "error-feedback":
+        kept += trained.size * UNSENT_BYTES
     is_small_sum = is_small and local_steps.delta_codec == "sign"
-    each_round = _open_round_bytes(manifest, local_steps, layout, trained, is_small_sum)
-    return kept + ceil(each_round * rounds / local_steps.fragments)
+    whole_round = _open_round_bytes(manifest, local_steps, layout, trained, is_small_sum)
+    return kept + ceil(whole_round * open_rounds / local_steps.fragments)  # A round covers one fragment.
 
 
 def _open_round_bytes(
     manifest: Manifest, local_steps: LocalStepConfig, layout: Layout, trained: Layout, is_small_sum: bool
 ) -> float:
-    """Return the bytes of an open round that covers all parameters: local deltas, the round's sum, and
-    results. A sum of few contributions takes `FEW_BYTES` per parameter. All sums do if `is_small_sum`."""
+    """Return the bytes of one open round, if it covered all parameters. With own deltas kept, a peer has
+    a float for each parameter that it trains. Otherwise it has the sum of the group's deltas. A sum of few
+    contributions takes `FEW_BYTES`: with `is_small_sum` everywhere, else for experts in groups and with
+    reducers, whose results are added. A plane is a range of parameters, such as those of one expert."""
     is_sharded = manifest.sync.topology == "sharded-reduce"
     results = RESULT_BYTES * layout.size if is_sharded else 0
-    if local_steps.residual != "local":  # The own deltas are kept until the round is applied.
+    if local_steps.residual != "local":  # Own deltas are kept until the round is applied.
         return FLOAT_BYTES * trained.size + FEW_BYTES * (layout.size - trained.size) + results
     has_groups = manifest.model.experts.groups > 1
-    few = sum(
+    few = sum(  # The number of parameters with few contributions each.
         plane.stop - plane.offset
         for plane in layout.planes
         if is_sharded or is_small_sum or (has_groups and plane.expert is not None)
@@ -208,7 +221,8 @@ def _open_round_bytes(
 
 
 def _moment_bytes(inner: InnerOptimizerName, layout: Layout) -> int:
-    """Return the bytes of a local optimizer's moments: one for Muon, two for AdamW."""
+    """Return the bytes of a local optimizer's moments. A parameter has one with Muon and two with AdamW. Muon
+    steps only the matrices of layers, and AdamW the rest."""
     matrices = sum(entry.size for entry in layout.entries if trains_with_muon(entry.name, entry.shape))
     muons = matrices if inner == "muon" else 0
     return MOMENT_BYTES * (muons + 2 * (layout.parameters - muons))

@@ -20,7 +20,8 @@ BURST_SECONDS = 0.1
 
 
 class UploadShare:
-    """`ask` queues a piece, `granted` returns the pieces that may be sent, `next_grant` when to call it."""
+    """`ask` queues a piece, `granted` returns the pieces that may be sent now. `next_grant` returns when to
+    call `granted` again."""
 
     def __init__(self, bytes_per_second: float, now: float) -> None:
         if bytes_per_second <= 0:
@@ -51,13 +52,17 @@ class UploadShare:
         self._level = min(self._burst, self._level + (now - self._at) * self.bytes_per_second)
         self._at = now
         tickets = []
-        while self._waiting and (self._level > 0 or self._waiting[0][2] in self._withdrawn):
-            _, _, ticket, size = heapq.heappop(self._waiting)
-            if ticket in self._withdrawn:
+        while self._waiting:
+            _, _, ticket, size = self._waiting[0]
+            is_withdrawn = ticket in self._withdrawn
+            if self._level <= 0 and not is_withdrawn:
+                break
+            heapq.heappop(self._waiting)
+            if is_withdrawn:
                 self._withdrawn.discard(ticket)
-                continue
-            self._level -= size
-            tickets.append(ticket)
+            else:
+                self._level -= size
+                tickets.append(ticket)
         return tickets
 
     def next_grant(self, now: float) -> float:

@@ -23,13 +23,13 @@ MIN_DECIDED = 8
 
 def needed_upload(manifest: Manifest, stage: int, tokens_per_second: float, group: int) -> float:
     """Return the bytes per second that a peer of `stage` must send to keep up with its group. This is the
-    traffic of contributions, and the hidden states of one microbatch for each own contribution.
-    `tokens_per_second` is of the whole group, and `group` its size. A peer alone needs nothing: its rounds
-    wait for it."""
+    traffic of contributions, and of one microbatch for each own contribution, the least work that makes one.
+    `tokens_per_second` is the rate of the whole group, and `group` its number of peers. A peer alone needs
+    nothing: its rounds wait for it."""
     if group <= 1:
         return 0.0
-    own_contributions = contributions_per_second(manifest, tokens_per_second, group) / group
-    activations = crossings(manifest)[stage].sent * own_contributions
+    own_per_second = contributions_per_second(manifest, tokens_per_second, group) / group
+    activations = crossings(manifest)[stage].sent * own_per_second
     return gossip_of(manifest, stage, tokens_per_second, group) + activations
 
 
@@ -55,8 +55,9 @@ class UploadVerdict:
 
 
 def judge_upload(line: float, need: float, decided: int = 0, late: int = 0) -> UploadVerdict | None:
-    """Return a verdict if the upload is too slow, else None. If at least `MIN_DECIDED` contributions are
-    decided, their lateness counts; otherwise the measured rate `line` is compared with `need`."""
+    """Return a verdict if the upload is too slow, else None. If the fate of at least `MIN_DECIDED` own
+    contributions is known (`decided`), it is too slow if most were `late`. Otherwise the link's rate `line`
+    is compared with `need`."""
     verdict = UploadVerdict(line, need, decided, late)
     if decided >= MIN_DECIDED:
         return verdict if verdict.has_proof else None

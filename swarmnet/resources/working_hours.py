@@ -25,13 +25,14 @@ class Hours:
 
     def allow(self, minute: int) -> bool:
         """Return whether a peer may work in this minute of the day."""
-        return any(
-            first <= minute < stop if first < stop else minute >= first or minute < stop
-            for first, stop in self.spans
-        )
+        for first, stop in self.spans:
+            crosses_midnight = first >= stop
+            if first <= minute < stop or (crosses_midnight and (minute >= first or minute < stop)):
+                return True
+        return False
 
     def until(self, minute: int) -> int:
-        """Return the minutes until that changes; a whole day if it never does."""
+        """Return the minutes from `minute` until `allow` changes; a whole day if it never does."""
         now = self.allow(minute)
         changes = (wait for wait in range(1, DAY_MINUTES) if self.allow((minute + wait) % DAY_MINUTES) != now)
         return next(changes, DAY_MINUTES)
@@ -45,11 +46,11 @@ def parse(text: str) -> Hours:
         if match is None:
             raise HoursError(f"is {text!r}; expected hours such as 22:00-08:00, or several with commas")
         first, stop = _minute(match[1], match[2]), _minute(match[3], match[4])
-        if first % DAY_MINUTES == stop % DAY_MINUTES:
+        if first % DAY_MINUTES == stop % DAY_MINUTES:  # 00:00 equals 24:00.
             raise HoursError(
                 f"is {text!r}; {part.strip()} begins when it ends; leave `hours` out for all day"
             )
-        spans.append((first % DAY_MINUTES, stop if stop == DAY_MINUTES else stop % DAY_MINUTES))
+        spans.append((first % DAY_MINUTES, stop))
     return Hours(tuple(spans))
 
 

@@ -59,10 +59,11 @@ def truncate_bookings(load: Load, most: int) -> Load:
 def earliest_start(load: Load, arrival: float, seconds: float, now: float) -> float:
     """Return the earliest time at which a peer with this load could begin the forward pass of a microbatch.
     The microbatch arrives at `arrival` and holds memory for `seconds`. Memory becomes free only when a
-    booking ends, so these times are tried. Then the first gap of the processor is searched from there on."""
+    booking ends, so `arrival` and these times are tried. The first gap of the processor after that counts."""
+    # A booking whose end has passed still holds its memory.
     bookings = [Booking(b.start, max(b.release, now + OVERDUE_SECONDS)) for b in load.bookings]
-    times = sorted({arrival, *(b.release for b in bookings if b.release > arrival)})
-    start = next(time for time in times if _is_memory_free(bookings, load.memory, time, time + seconds))
+    starts = sorted({arrival, *(b.release for b in bookings if b.release > arrival)})
+    start = next(time for time in starts if _is_memory_free(bookings, load.memory, time, time + seconds))
     if load.memory == 1:  # No other booking overlaps, so the processor is free too.
         return start
     return _first_gap(_processor_intervals(bookings, load), start, load.forward_seconds)

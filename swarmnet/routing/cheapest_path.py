@@ -67,13 +67,15 @@ def costs_to_go(
     stage: int, rules: PathRules, neighbours: Iterable[Neighbour]
 ) -> dict[tuple[int, int], float]:
     """Return the cost table of a peer of `stage`, computed from the tables of its neighbours. It maps
-    (frontier, stages left to visit) to the seconds of the cheapest round trip, without waiting. A pair for
-    which no path is known is missing. Only steps to stages above the frontier count, never swaps."""
+    (frontier, stages left to visit) to the seconds of the cheapest way from here to the last stage and back,
+    without waiting. A pair for which no path is known is missing. Only steps to stages above the frontier
+    count, never swaps."""
     table: dict[tuple[int, int], float] = {}
     known = list(neighbours)
     for frontier in range(stage, min(stage + 2, rules.last)):  # The frontier is one stage ahead after a swap.
         for hops in range(1, rules.stages):
-            header = PathHeader((0, stage), frontier, 0, hops)
+            # This header stands for those of all microbatches with this frontier and as many hops left.
+            header = PathHeader(visited=(0, stage), frontier=frontier, swaps_left=0, hops_left=hops)
             least_seconds = NEVER
             for other in known:
                 if other.stage > frontier and other.stage in choices(header, rules):
@@ -97,15 +99,15 @@ def cheapest(
     which the gradient is expected back first. Returns None if no neighbour can take the microbatch. Peers in
     `avoid` are never chosen, nor are paths that only a swap could complete."""
     headers = {stage: visit(header, stage, rules) for stage in choices(header, rules)}
-    headers = {stage: after for stage, after in headers.items() if not needs_swap(after, rules)}
+    headers = {stage: there for stage, there in headers.items() if not needs_swap(there, rules)}
     best: PathChoice | None = None
     for other in neighbours:
-        after = headers.get(other.stage)
-        if after is None or other.peer in avoid:
+        header_there = headers.get(other.stage)
+        if header_there is None or other.peer in avoid:
             continue
         if other.stage < header.frontier and not other.load.has_room:  # A swap never waits.
             continue
-        rest = _seconds_after(other, after, rules)
+        rest = _seconds_after(other, header_there, rules)
         if rest == NEVER:
             continue
         arrival = ready + other.hop_seconds
@@ -116,7 +118,7 @@ def cheapest(
         start = earliest_start(other.load, arrival, seconds, now)
         back = start + seconds + other.hop_seconds
         if best is None or back < best.back:
-            best = PathChoice(other.peer, after, arrival, start, start + seconds, back)
+            best = PathChoice(other.peer, header_there, arrival, start, release=start + seconds, back=back)
     return best
 
 
@@ -144,11 +146,11 @@ class NextStages:
 def onward(header: PathHeader, rules: PathRules, live: Collection[int]) -> NextStages:
     """Return the stages in `live` that a microbatch may visit next. The header is shortened (more stages are
     skipped) only if the path cannot be completed otherwise. If shortening does not help either, the result
-    has no stages. Its `missing` has all unvisited stages without a live peer."""
+    has no stages. Its `missing` then lists all unvisited stages without a live peer."""
     planned: PathHeader | None = header
     while planned is not None:
-        known: dict[_PathState, bool] = {}
-        stages = tuple(s for s in choices(planned, rules) if _can_complete(planned, s, rules, live, known))
+        cache: dict[_PathState, bool] = {}
+        stages = tuple(s for s in choices(planned, rules) if _can_complete(planned, s, rules, live, cache))
         if stages:
             return NextStages(planned, stages)
         planned = shorten(planned, rules)
@@ -162,16 +164,17 @@ number of swaps left, and the number of stages left to visit."""
 
 
 def _can_complete(
-    header: PathHeader, stage: int, rules: PathRules, live: Collection[int], known: dict[_PathState, bool]
+    header: PathHeader, stage: int, rules: PathRules, live: Collection[int], cache: dict[_PathState, bool]
 ) -> bool:
     """Return whether a microbatch that visits `stage` next can still reach the last stage through `live`
-    stages. `known` caches the results of this recursion."""
+    stages. `cache` holds the results of this recursion, by all that decides how a path may continue."""
     if stage not in live:
         return False
     after = visit(header, stage, rules)
-    path_state = (after.frontier, after.frontier - 1 in after.visited, after.swaps_left, after.hops_left)
-    if path_state not in known:
+    is_below_visited = after.frontier - 1 in after.visited  # The only stage to which a swap could go.
+    path_state = (after.frontier, is_below_visited, after.swaps_left, after.hops_left)
+    if path_state not in cache:
         following = choices(after, rules)
         is_complete = not following  # Only on the last stage no stage may follow.
-        known[path_state] = is_complete or any(_can_complete(after, s, rules, live, known) for s in following)
-    return known[path_state]
+        cache[path_state] = is_complete or any(_can_complete(after, s, rules, live, cache) for s in following)
+    return cache[path_state]

@@ -110,12 +110,12 @@ class Router:
         estimates = [(peer, self._estimate(peer)) for peer in candidates]
         with_room = [(peer, estimate) for peer, estimate in estimates if estimate.has_room(now)]
         if avoid:
-            with_room = [entry for entry in with_room if entry[0] not in avoid] or with_room
+            with_room = [(peer, estimate) for peer, estimate in with_room if peer not in avoid] or with_room
         if not with_room:
             return None
         default_seconds = self._default_compute_seconds()
         best, earliest = None, float("inf")
-        lower_bounds = []
+        lower_bounds = []  # A clock ties with the earliest if, less `TIE` of a charge, it is no later.
         for peer, estimate in with_room:
             cost = self._cost(estimate, default_seconds)
             done = estimate.clock + cost
@@ -134,8 +134,8 @@ class Router:
         return False
 
     def room_at(self, candidates: Iterable[PeerId], now: float) -> float:
-        """Return the end of the first pause of a candidate that has room apart from its pause. Returns
-        infinity if no candidate waits only for the end of a pause."""
+        """Return when some candidate has room again because its pause ends. Candidates that already have all
+        microbatches that they accept do not count. Returns infinity if there is no such candidate."""
         pause_ends = []
         for peer in candidates:
             estimate = self.peers.get(peer)
@@ -151,9 +151,9 @@ class Router:
         return estimate is None or estimate.blocked_until <= now
 
     def has_earned(self, peer: PeerId, promised: int, now: float) -> bool:
-        """Return whether the peer may be promised one more microbatch in addition to `promised`. The limit is
-        `earned`. If places are reserved ahead (`peers/worker/pipeline/reservations.py`), the reservations
-        replace its slots."""
+        """Return whether one more microbatch may be promised to the peer, in addition to those in flight and
+        `promised` others. Only `earned` limits them here: where places are reserved ahead
+        (`peers/worker/pipeline/reservations.py`), the reservations replace `slots`."""
         estimate = self.peers.get(peer)
         return promised < FIRST_SLOTS if estimate is None else estimate.has_earned(promised, now)
 
@@ -176,7 +176,7 @@ class Router:
             answer_seconds if known is None else known + SMOOTHING * (answer_seconds - known)
         )
         estimate.failures = estimate.refusals = 0
-        if 2 * estimate.peak >= estimate.earned:
+        if 2 * estimate.peak >= estimate.earned:  # At least half of `earned` was in flight at once.
             estimate.earned = min(MAX_SLOTS, estimate.earned + 1)
         estimate.peak = estimate.in_flight
 
@@ -188,7 +188,7 @@ class Router:
         if estimate is None:
             return
         estimate.slots = max(0, min(slots, MAX_SLOTS))
-        weight = SMOOTHING if estimate.heard else 1.0
+        weight = SMOOTHING if estimate.heard else 1.0  # The first report counts fully.
         estimate.waiting += weight * (min(waiting, MAX_SLOTS) - estimate.waiting)
         estimate.heard = True
         if compute_seconds > 0:

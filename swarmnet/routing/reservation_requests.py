@@ -1,15 +1,12 @@
-"""Reserve a place for every microbatch on its next peer before its body is sent.
+"""Reserve a place for every microbatch on its next peer before its *body*, the hidden states, is sent.
 
-A body takes seconds for a hop and a request takes milliseconds. Therefore the origin of a microbatch requests
-a place when its forward pass begins: on the cheapest next peer, at the expected time (`reservations.py`). The
-next peer refuses, or it books the place and requests one on the following stage in turn. A peer knows its own
-bookings and hop times, and the bookings and cost tables that its neighbours reported.
-`cheapest_path.cheapest` makes the choice.
+Sending a body (a *hop*) takes seconds, and a request takes milliseconds. Therefore a peer requests a place
+when the forward pass of a microbatch begins: on the cheapest next peer, for the time at which the body should
+arrive there (`reservations.py`). The next peer refuses, or it books the place and requests one on the
+following stage in turn. A *quest* is the search for a place for one microbatch, with one or more requests.
 
-A *body* is the tensor that a microbatch sends: hidden states or gradients. A *hop* is the time of one body
-between two peers. A *quest* is the search for a place for one microbatch; it may take several requests. A
-*way* is one sequence of stages by which a path can be completed. A *swap* is a visit to a skipped stage that
-lies behind. Swaps are never requested: no microbatch may wait for one (`cheapest_path.py`).
+The cheapest peer follows from measured hops, and from the bookings and cost tables that neighbours reported
+(`cheapest_path.cheapest`). No place is requested below the highest visited stage: a wait could deadlock.
 
 The module does no IO. All times are seconds on the caller's clock.
 """
@@ -157,8 +154,8 @@ class PathSearch:
         avoid: Collection[PeerId] = (),
     ) -> RequestToSend | None:  # fmt: skip
         """Return the next place request for a microbatch with a quest. It goes to the best peer in `live`
-        (pairs of peer and stage). Peers in `avoid` come last. Returns None if no known peer can take the
-        microbatch, or after `GIVE_UP_QUESTIONS` requests."""
+        (pairs of peer and stage); a peer in `avoid` only if no other can take the microbatch. Returns None if
+        no known peer can, or after `GIVE_UP_QUESTIONS` requests."""
         quest = self.quests[key]
         quest.asked = quest.granted = None
         if quest.question >= GIVE_UP_QUESTIONS:
@@ -174,12 +171,12 @@ class PathSearch:
         quest.asked, quest.choice = choice.peer, choice
         chosen = self._known_neighbour(choice.peer)
         quest.until = now + ANSWER_SECONDS + 4 * chosen.latency
-        if chosen.hop is None:  # Until the hop is measured, assume the longest: one microbatch measures it.
+        if chosen.hop is None:  # Until this microbatch measures it, other ones assume the longest hop.
             chosen.hop = max((other.hop for other in self.seen.values() if other.hop), default=None)
         self.asked += 1
         firm = quest.question >= MAX_QUESTIONS
         return RequestToSend(
-            key, choice.peer, quest.question, choice.header, choice.arrival, choice.start, firm
+            key, choice.peer, quest.question, choice.header, choice.arrival, choice.start, firm=firm
         )
 
     def answered(
@@ -199,7 +196,7 @@ class PathSearch:
             return quest
         quest.granted = peer
         self.granted_places += 1
-        if quest.stages > 1:
+        if quest.stages > 1:  # There was a choice of stages.
             stage = quest.choice.header.visited[-1]  # The chosen stage.
             self.visits = {other: VISITS_KEPT * count for other, count in self.visits.items()}
             self.visits[stage] = self.visits.get(stage, 0.0) + 1.0
@@ -223,8 +220,8 @@ class PathSearch:
         return late
 
     def lost(self, peer: PeerId) -> list[MicrobatchId]:
-        """Forget the places that were requested or granted on a lost peer. Returns their microbatches, except
-        those whose body was already sent. They need another place."""
+        """Forget the places that were requested or granted on a lost peer. Returns their microbatches, which
+        need another place. Microbatches whose body was already sent are left alone."""
         affected = []
         for key, quest in self.quests.items():
             if peer in (quest.asked, quest.granted) and not quest.sent:
@@ -240,19 +237,17 @@ class PathSearch:
         now: float,
         avoid: Collection[PeerId],
     ) -> PathChoice | None:
-        """Return the best of the cheapest choices at each stage; None if there is none. A stage that gets too
-        few microbatches comes first, unless it is too slow (`DEAR`). Otherwise the fastest choice is
-        taken, or among nearly equal ones (`TIE`) that of the least visited stage."""
+        """Find the cheapest choice at each stage, and return one of them; None if there is none. A stage that
+        gets too few microbatches comes first, unless it is too slow (`DEAR`). Otherwise it is the one whose
+        gradient is `back` first, or among nearly equal ones (`TIE`) that of the least visited stage."""
         by_stage: dict[int, list[Neighbour]] = {}
         # Near peers first: `cheapest` then rules out farther ones without computing their exact start.
         for other in sorted(ahead, key=lambda other: other.hop_seconds):
             by_stage.setdefault(other.stage, []).append(other)
         best = [cheapest(quest.header, self.rules, others, ready, now, avoid) for others in by_stage.values()]
         candidates = [choice for choice in best if choice is not None]
-        quest.stages, ways = (
-            len(candidates),
-            sum(count_continuations(each.header, self.rules) for each in candidates),
-        )
+        quest.stages = len(candidates)
+        ways = sum(count_continuations(each.header, self.rules) for each in candidates)
         earliest = min((choice.back for choice in candidates), default=0.0)
         undervisited = [choice for choice in candidates if self._is_undervisited(choice, ways)]
         affordable = [c for c in undervisited if c.back - ready <= DEAR * (earliest - ready)]
@@ -262,16 +257,17 @@ class PathSearch:
         return min(tied, default=None, key=lambda choice: (self._visits_per_way(choice), choice.back))
 
     def _visits_per_way(self, choice: PathChoice) -> float:
-        """Return how many microbatches the chosen stage got from here, per way that continues from it."""
-        return self.visits.get(choice.header.visited[-1], 0.0) / max(
-            1, count_continuations(choice.header, self.rules)
-        )
+        """Return how many microbatches the chosen stage got from here, divided by its ways. A way is one
+        sequence of stages by which the path can be completed from that stage."""
+        ways = count_continuations(choice.header, self.rules)
+        return self.visits.get(choice.header.visited[-1], 0.0) / max(1, ways)
 
     def _is_undervisited(self, choice: PathChoice, ways: int) -> bool:
         """Return whether the chosen stage got less than its minimum share of the microbatches sent from here.
-        `ways` is the number of ways through all candidate stages together."""
+        At a fair share all ways get equally many; `ways` is their number through all candidate stages."""
         least_share = max(MIN_SHARE, self.rules.full_path_fraction)
-        return self._visits_per_way(choice) * ways < least_share * sum(self.visits.values())
+        visits_if_all_alike = self._visits_per_way(choice) * ways
+        return visits_if_all_alike < least_share * sum(self.visits.values())
 
     def _known_neighbour(self, peer: PeerId) -> KnownNeighbour:
         return self.seen.setdefault(peer, KnownNeighbour())

@@ -88,9 +88,10 @@ class ReservationTable:
         firm: bool,
         now: float,
     ) -> float | None:
-        """Book a place and return the start of its forward pass; None refuses it. The body arrives at
-        `arrival`, and its sender expects the start at `wanted`. A much later start is refused unless the
-        request is `firm`. `rest` is the time from the forward pass to the gradient's arrival here."""
+        """Book a place for a body that `asker` wants to send. Returns the start of the forward pass, or None
+        to refuse. The body arrives at `arrival`, and `asker` expects the start at `wanted`. A much later
+        start is refused unless the request is `firm`. `rest` is the time from the forward pass to the
+        gradient's arrival here."""
         held = self.held.get(key)
         if held is not None and (held.came or held.asker != asker):
             return None  # A peer cannot take another's place by naming its microbatch.
@@ -127,7 +128,7 @@ class ReservationTable:
             place.booking = Booking(start, place.booking.release + late)
 
     def answered_at(self, key: MicrobatchId, back: float) -> None:
-        """Extend the booking to the time `back` at which the gradient is expected."""
+        """Set the booking's end: the gradient is expected at `back`, and the backward pass follows."""
         place = self.held.get(key)
         if place is not None:
             place.booking = Booking(place.booking.start, back + self.backward_seconds)
@@ -173,7 +174,8 @@ class ReservationTable:
 
     def _may_reserve(self, asker: PeerId, key: MicrobatchId, now: float) -> bool:
         """Return whether `asker` is in no pause and has fewer places than its maximum."""
-        if self._failed_senders.get(asker, (0, 0.0))[1] > now:
+        _, pause_end = self._failed_senders.get(asker, (0, 0.0))
+        if pause_end > now:
             return False
         expected = [place.asker for other, place in self.held.items() if not place.came and other != key]
         return len(expected) < self.most and expected.count(asker) < max(1, SHARE * self.most)

@@ -98,7 +98,7 @@ class Skipping:
         live = {stage for stage in known if self.live(stage)}
         # This peer does not know the peers of farther stages, so it assumes that these stages are live.
         live.update(range(self.stage + self.reach + 1, self.rules.stages))
-        found = onward(header, self.rules, live)
+        found = onward(header, self.rules, live)  # The header may be shortened there.
         # A microbatch that waits to go back to an earlier stage can deadlock (`cheapest_path.py`).
         without_swap = tuple(
             stage

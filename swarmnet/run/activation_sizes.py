@@ -1,6 +1,7 @@
 """Compute how many bytes a microbatch takes when it is sent from one pipeline stage to the next.
 
-They are encoded hidden states (`model/activation_codec.py`) and labels.
+Hidden states (`model/activation_codec.py`) and labels are sent. The int8 codec has a scale for each block of
+64 values. The tile codecs have a minimum and a step for each tile of 32.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ LABEL_BYTES = 4
 
 def encoded_bytes(shape: tuple[int, ...], codec: Codec) -> int:
     """Return the number of bytes that `codec` needs for hidden states of `shape`, or for their gradient. It
-    includes the scales of int8 blocks, and the minimum and step of each tile."""
+    includes 4 bytes for the scale of each int8 block, or for the minimum and step of each tile."""
     values = prod(shape)
     if codec == "int8":
-        return values + 4 * -(-values // BLOCK)
+        blocks = -(-values // BLOCK)
+        return values + 4 * blocks
     if codec in TILE_BITS:
-        return 4 * -(-values // TILE) + -(-values * TILE_BITS[codec] // 8)
+        tiles = -(-values // TILE)
+        return -(-values * TILE_BITS[codec] // 8) + 4 * tiles
     return values * (4 if codec == "fp32" else 2)
 
 
 def token_bytes(vocabulary: int) -> int:
-    """Return the whole bytes that a token number takes: one for bytes, two up to 65,536 tokens."""
+    """Return the whole bytes that a token number takes: one up to 256 tokens, two up to 65,536."""
     return max(1, ((vocabulary - 1).bit_length() + 7) // 8)

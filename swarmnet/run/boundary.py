@@ -53,7 +53,7 @@ def contradictions(
     hidden size, `vocabulary` its number of tokens, and `stages` the number of layers of each stage.
     `leaves_order` means that microbatches may skip or swap stages."""
     if not boundary.is_narrow:
-        if boundary != Boundary():
+        if boundary != Boundary():  # Some other key was set.
             yield "model.boundary: its other keys say nothing without kind: token-anchored or shared-subspace"
         return
     layers, cuts = sum(stages), list(accumulate(stages))[:-1]
@@ -73,9 +73,10 @@ def contradictions(
             "because hidden states of full width do not cross"
         )
     rows, half = boundary.anchor_rows, boundary.anchor_rows // 2
+    has_too_few_pairs = rows > 0 and half * half < vocabulary  # An anchor is a row of each half.
     if rows and boundary.kind == "shared-subspace":
         yield "model.boundary.anchor_rows: with kind shared-subspace no table holds the fixed part of a token"
-    if rows < 0 or rows != 2 * half or (rows > 0 and half * half < vocabulary):
+    if rows < 0 or rows % 2 != 0 or has_too_few_pairs:
         yield (
             f"model.boundary.anchor_rows is {rows}; it must be even, and the square of its half at least "
             f"the vocabulary, {vocabulary}, so that no two tokens have the same anchor"

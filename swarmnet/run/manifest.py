@@ -382,7 +382,7 @@ class Sync:
     Empty: all. With LoRA, the factors are trained, and these in addition."""
 
     def step_microbatches(self, microbatch_tokens: int) -> int:
-        """Return the number of microbatches per local step, for methods with local steps."""
+        """Return the number of microbatches per local step of `inner_batch_tokens`, at least 1."""
         return max(1, -(-self.inner_batch_tokens // microbatch_tokens))
 
     @property
@@ -392,7 +392,7 @@ class Sync:
         if self.method not in PRESETS:
             return None
         preset = PRESETS[self.method]
-        if self.method in MOMENTUM_PRESETS:
+        if self.method in MOMENTUM_PRESETS:  # The other methods ignore these two keys.
             preset = replace(
                 preset, outer_lr=self.outer_lr or preset.outer_lr, outer_momentum=self.outer_momentum
             )
@@ -480,8 +480,8 @@ class Manifest:
     def text_bytes(self) -> int:
         """Bytes of the tokens that are sent to the next stage with a microbatch's hidden states.
 
-        With full boundaries these are labels, which only the last stage reads. With narrow ones, every stage
-        needs each sequence and the token that follows it, packed.
+        With full boundaries these are int32 labels, which only the last stage reads. With narrow ones, every
+        stage needs the tokens of each sequence and the token after it, in `token_bytes` each.
         """
         if not self.model.boundary.is_narrow:
             return LABEL_BYTES * self.microbatch_tokens
@@ -509,17 +509,18 @@ class Manifest:
         """Return the rules for the paths of microbatches."""
         paths = self.paths
         return PathRules.of(
-            len(self.stages),
-            paths.skip_ratio,
-            paths.swaps,
-            paths.full_path_warmup_rounds,
-            paths.full_path_fraction,
+            stages=len(self.stages),
+            skip_ratio=paths.skip_ratio,
+            swaps=paths.swaps,
+            full_path_warmup_rounds=paths.full_path_warmup_rounds,
+            full_path_fraction=paths.full_path_fraction,
         )
 
     def span(self, stage: int) -> Span:
         """Return the slice of the model that `stage` holds."""
         first = sum(self.stages[:stage])
-        return Span(first, first + self.stages[stage], stage == 0, stage == len(self.stages) - 1)
+        is_last = stage == len(self.stages) - 1
+        return Span(first, stop=first + self.stages[stage], has_embedding=stage == 0, has_head=is_last)
 
 
 def _plain_data(value: object) -> object:
@@ -556,4 +557,5 @@ def learning_rate(sync: Sync, round: int) -> float:
     if round < sync.warmup_rounds:
         return sync.learning_rate * (round + 1) / sync.warmup_rounds
     progress = min(1.0, (round - sync.warmup_rounds) / max(1, sync.decay_rounds - sync.warmup_rounds))
-    return sync.learning_rate * (sync.min_lr_ratio + (1 - sync.min_lr_ratio) * 0.5 * (1 + cos(pi * progress)))
+    cosine = 0.5 * (1 + cos(pi * progress))  # From 1 to 0.
+    return sync.learning_rate * (sync.min_lr_ratio + (1 - sync.min_lr_ratio) * cosine)

@@ -114,17 +114,17 @@ def check(manifest: Manifest) -> None:
         (not 0.0 <= manifest.model.residual_init_scale <= 1.0,
          f"model.residual_init_scale is {manifest.model.residual_init_scale:g}; it must lie in [0, 1]"),
         *((True, problem) for problem in contradictions(
-            model.boundary, model.hidden_size, model.vocab_size, manifest.stages,
-            paths.skip_ratio > 0.0 or paths.swaps > 0,
+            model.boundary, width=model.hidden_size, vocabulary=model.vocab_size, stages=manifest.stages,
+            leaves_order=paths.skip_ratio > 0.0 or paths.swaps > 0,
         )),
     ]  # fmt: skip
-    for wrong, message in problems:
-        if wrong:
+    for is_wrong, message in problems:
+        if is_wrong:
             raise ManifestError(message)
 
 
 def _experts_rows(model: ModelShape, sync: Sync) -> list[tuple[bool, str]]:
-    """Return the rows for `model.experts`: condition and message."""
+    """Return (is wrong, message) for each rule about `model.experts`, the mixture of experts."""
     experts = model.experts
     return [
         (not experts.num_experts and experts != Experts(),
@@ -167,13 +167,13 @@ def _experts_rows(model: ModelShape, sync: Sync) -> list[tuple[bool, str]]:
 
 
 def _initial_weights_rows(manifest: Manifest) -> list[tuple[bool, str]]:
-    """Return the rows for `init_checkpoint`, `model.lora` and `sync.trainable`: condition and message."""
+    """Return (is wrong, message) for each rule about `init_checkpoint`, `model.lora` and `sync.trainable`."""
     init_checkpoint, model, lora = manifest.init_checkpoint, manifest.model, manifest.model.lora
     targets, patterns = lora.targets, manifest.sync.trainable
-    described = init_checkpoint.sha256, init_checkpoint.origin, init_checkpoint.digests
+    keys_besides_path = init_checkpoint.sha256, init_checkpoint.origin, init_checkpoint.digests
     hashes = [digest for digest in (init_checkpoint.sha256, *init_checkpoint.digests) if digest]
     return [
-        (not init_checkpoint.path and described != ("", "", ()),
+        (not init_checkpoint.path and keys_besides_path != ("", "", ()),
          "init_checkpoint: sha256 and origin have no effect without a path; set init_checkpoint.path"),
         (any(len(digest) != 64 or not set(digest) <= HEXADECIMAL for digest in hashes)
          or "" in init_checkpoint.digests,
@@ -206,7 +206,7 @@ def _initial_weights_rows(manifest: Manifest) -> list[tuple[bool, str]]:
 
 
 def _data_rows(data: Data) -> list[tuple[bool, str]]:
-    """Return the rows for `data`: condition and message."""
+    """Return (is wrong, message) for each rule about `data`."""
     weights = [source.weight for source in data.sources]
     indexes = [source.index for source in data.sources if source.index]
     has_library_index = any(source.index and source.path == STANDARD_LIBRARY for source in data.sources)
@@ -229,7 +229,7 @@ def _data_rows(data: Data) -> list[tuple[bool, str]]:
 
 
 def _sync_rows(sync: Sync) -> list[tuple[bool, str]]:
-    """Return the rows for `sync`: condition and message."""
+    """Return (is wrong, message) for each rule about `sync`."""
     local_steps = sync.local_steps
     methods = ", ".join(PRESETS)
     return [

@@ -127,14 +127,16 @@ def revoke(held: OwnerOrders, invite: str, reason: str) -> OwnerOrders:
 
 
 def rate(held: OwnerOrders, factor: int, from_round: int, reason: str) -> OwnerOrders:
-    """Return the orders with a learning rate of `factor` thousandths of the manifest's, from a round on.
-    Only the newest `MAX_RATES` changes are kept. Raises OrderError."""
+    """Return the orders `held` with one more change of the learning rate. From round `from_round` on it is
+    `factor` thousandths of the manifest's. Only the newest `MAX_RATES` changes are kept. Raises
+    OrderError."""
     if not 1 <= factor <= LARGEST_FACTOR:
         largest = in_words(LARGEST_FACTOR)
         raise OrderError(f"a factor of {in_words(factor)}; it must lie between 0.001 and {largest}")
-    ordered = RateChange(from_round, factor)
-    _check_change(reason, held.rates[-1:] == (ordered,), f"{_describe_rate(ordered)} already")
-    return replace(held, reason=reason, rates=(*held.rates, ordered)[-MAX_RATES:])
+    change = RateChange(from_round, factor)
+    is_newest = held.rates[-1:] == (change,)
+    _check_change(reason, pointless=is_newest, why=f"{_describe_rate(change)} already")
+    return replace(held, reason=reason, rates=(*held.rates, change)[-MAX_RATES:])
 
 
 def end(held: OwnerOrders, last_round: int, reason: str) -> OwnerOrders:
@@ -162,12 +164,12 @@ def _check_change(reason: str, pointless: bool = False, why: str = "") -> None:
 
 
 def describe_changes(old: OwnerOrders, new: OwnerOrders) -> list[str]:
-    """Return what the orders `new` change, compared with `old`: one line for users per change, or one that
-    says that nothing changes."""
+    """Return the differences of the orders `new` from `old` as lines for users: one per difference. If there
+    is none, one line says this."""
     lines = []
     if new.paused != old.paused:
         lines.append("the run is paused" if new.paused else "the run goes on")
-    if new.checkpoint > old.checkpoint:
+    if new.checkpoint > old.checkpoint:  # The number of requests for a checkpoint has grown.
         lines.append("everybody writes a checkpoint")
     lines += [f"{ban.peer} is banned: {ban.reason}" for ban in new.bans if ban not in old.bans]
     banned_peers = {ban.peer for ban in new.bans}

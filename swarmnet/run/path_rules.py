@@ -52,8 +52,8 @@ class PathRules:
         full_path_warmup_rounds: int = 0,
         full_path_fraction: float = 0.0,
     ) -> Self:
-        """Return the rules for a manifest's keys. The share `skip_ratio` of all stages may be skipped,
-        rounded down (1/3 of 6 are 2). The first and the last stage are never skipped."""
+        """Return the rules for these keys of a manifest. The share `skip_ratio` of all stages may be skipped,
+        rounded down (1/3 of 6 are 2), but never the first and the last stage."""
         by_ratio = int(skip_ratio * stages + 1e-9)  # The float 1/3 is a little less than a third.
         most_skipped = max(0, min(by_ratio, stages - 2))
         return cls(stages, most_skipped, swaps, full_path_warmup_rounds, full_path_fraction)
@@ -65,14 +65,15 @@ class PathRules:
     @property
     def shortest(self) -> int:
         """Number of stages on the shortest legal path."""
-        longest_jumps = -(-self.last // LONGEST_JUMP) + 1
-        return max(self.stages - self.most_skipped, longest_jumps)
+        jumps = -(-self.last // LONGEST_JUMP)  # From the first stage to the last, with longest jumps.
+        return max(self.stages - self.most_skipped, 1 + jumps)
 
     def length(self, round: int, begun: int) -> int:
-        """Return how many stages a microbatch visits that starts in this round, after `begun` others. It
-        visits all of them in the warm-up rounds, and as one of the later `full_path_fraction`, which are
-        evenly spaced. All others take shortest paths. A run that first trains full paths learns better
+        """Return how many stages the next microbatch visits. It starts in this round, after `begun` others.
+        In the warm-up rounds every microbatch visits all stages. Later only `full_path_fraction` of them do,
+        evenly spaced, and the others take shortest paths. A run that first trains full paths learns better
         (progressive layer dropping, arXiv:2010.13369; docs/decisions/0016-whole-first.md)."""
+        # The next path is full if (begun + 1) * full_path_fraction reaches a new integer.
         full_paths_before = int(begun * self.full_path_fraction)
         is_next_full = int((begun + 1) * self.full_path_fraction) > full_paths_before
         is_warmup = round < self.full_path_warmup_rounds
@@ -84,22 +85,21 @@ class PathRules:
         return share * self.stages + (1.0 - share) * self.shortest
 
     def visit_share(self, stage: int, round: int) -> float:
-        """Return the share of the microbatches started in this round that visit `stage`. All middle stages
-        are assumed to be visited equally often."""
-        middle = 0 < stage < self.last
-        return (self.mean_length(round) - 2) / (self.stages - 2) if middle else 1.0
+        """Return the share of the microbatches started in this round that visit `stage`: 1 for the first and
+        the last stage. The middle stages are assumed to be visited equally often."""
+        is_middle = 0 < stage < self.last
+        return (self.mean_length(round) - 2) / (self.stages - 2) if is_middle else 1.0
 
     def branch_scale(self, stage: int, visited: int) -> float:
-        """Return the weight of a stage's layers on a path of `visited` stages, at most 1; the same in
-        training and use.
+        """Return the factor, at most 1, on what the layers of a stage add to the hidden states. It holds for
+        paths of `visited` stages, in training and in use.
 
-        It is 1 for the first and the last stage. Most microbatches of training take shortest paths, so a
-        middle stage learns together with `shortest` - 3 others. With more of them on a path each counts less,
-        so that number times weight is constant. This is stochastic depth's rule at test time
-        (arXiv:1603.09382, equation 5).
+        It is 1 for the first and the last stage. Most microbatches of training take shortest paths, which
+        have `shortest` - 2 middle stages. On a longer path each middle stage counts less: their number times
+        the factor stays constant. Stochastic depth does this at test time (arXiv:1603.09382, equation 5).
         """
-        middle = 0 < stage < self.last and visited > 2
-        return min(1.0, (self.shortest - 2) / (visited - 2)) if middle else 1.0
+        is_middle = 0 < stage < self.last and visited > 2
+        return min(1.0, (self.shortest - 2) / (visited - 2)) if is_middle else 1.0
 
     @property
     def skips(self) -> bool:
@@ -113,19 +113,21 @@ class PathRules:
     @property
     def reach(self) -> int:
         """Maximum distance, in stages, between two successive stages of a path. A peer must know peers this
-        many stages ahead and behind. A step may pass one stage more than the skipped ones if a swap returns
-        to that stage. The step after a swap starts `LONGEST_SWAP` below the frontier."""
+        many stages ahead and behind."""
+        without_swap = min(LONGEST_JUMP, self.most_skipped + 1)  # It passes all stages that are skipped.
         if not self.most_swaps:
-            return min(LONGEST_JUMP, self.most_skipped + 1)
-        from_frontier = min(LONGEST_JUMP, self.most_skipped + 2)
-        is_another_swap_left = self.most_swaps > 1
-        beyond_frontier = min(LONGEST_JUMP, self.most_skipped + 1 + int(is_another_swap_left))
-        return max(from_frontier, LONGEST_SWAP + beyond_frontier)
+            return without_swap
+        # A step may also pass one stage to which a later swap returns.
+        before_swap = min(LONGEST_JUMP, self.most_skipped + 2)
+        # The step after a swap starts `LONGEST_SWAP` below the frontier. Another swap may follow it.
+        beyond_frontier = before_swap if self.most_swaps > 1 else without_swap
+        return max(before_swap, LONGEST_SWAP + beyond_frontier)
 
 
 @dataclass(frozen=True, slots=True)
 class PathHeader:
-    """The progress of a microbatch. All fields but `hops_left` follow from `visited`."""
+    """The progress of a microbatch. All fields but `hops_left` follow from `visited`. For example, a path
+    0, 2, 1 has frontier 2 and one swap less left."""
 
     visited: tuple[int, ...]
     """Stages in the order of visit, including the one that reads this header."""
@@ -142,10 +144,11 @@ class PathHeader:
 
 
 def count_continuations(header: PathHeader, rules: PathRules) -> int:
-    """Return in how many ways the path can be completed: the number of choices of the stages to visit between
-    frontier and last stage. Swaps and the limit on jumps are ignored."""
-    between = max(0, rules.last - 1 - header.frontier)
-    return comb(between, max(0, header.hops_left - 1))
+    """Return in how many ways the path can be completed. This is the number of choices of the stages to visit
+    between the frontier and the last stage. Swaps and the limit on jumps are ignored."""
+    stages_between = max(0, rules.last - 1 - header.frontier)
+    visits_between = max(0, header.hops_left - 1)  # The last hop goes to the last stage.
+    return comb(stages_between, visits_between)
 
 
 def begin(rules: PathRules, length: int | None = None) -> PathHeader:
@@ -153,7 +156,7 @@ def begin(rules: PathRules, length: int | None = None) -> PathHeader:
     length = rules.shortest if length is None else length
     if not rules.shortest <= length <= rules.stages:
         raise IllegalPath(f"a path of {length} stages; this run has {rules.shortest} to {rules.stages}")
-    return PathHeader((0,), 0, rules.most_swaps, length - 1)
+    return PathHeader(visited=(0,), frontier=0, swaps_left=rules.most_swaps, hops_left=length - 1)
 
 
 def straight(rules: PathRules, stage: int) -> PathHeader:
@@ -181,13 +184,14 @@ def shorten(header: PathHeader, rules: PathRules) -> PathHeader | None:
     if header.length <= rules.shortest:
         return None
     shorter = PathHeader(header.visited, header.frontier, header.swaps_left, header.hops_left - 1)
-    is_legal = shorter.hops_left > 0 and _is_completable(shorter, rules)
+    is_legal = shorter.hops_left > 0 and _is_completable(shorter, rules)  # The last stage must be left.
     return shorter if is_legal else None
 
 
 def needs_swap(header: PathHeader, rules: PathRules) -> bool:
     """Return whether only a swap to a stage below the frontier can complete the path."""
-    return header.hops_left - 1 > max(0, rules.last - 1 - header.frontier)
+    stages_between = max(0, rules.last - 1 - header.frontier)  # Between the frontier and the last stage.
+    return header.hops_left - 1 > stages_between
 
 
 def check(header: PathHeader, stage: int, rules: PathRules) -> None:
@@ -199,7 +203,7 @@ def check(header: PathHeader, stage: int, rules: PathRules) -> None:
     length = header.length
     if header.hops_left < 0 or not rules.shortest <= length <= rules.stages:
         raise IllegalPath(f"a path of {length} stages; this run has {rules.shortest} to {rules.stages}")
-    walked = PathHeader((0,), 0, rules.most_swaps, length - 1)
+    walked = PathHeader(visited=(0,), frontier=0, swaps_left=rules.most_swaps, hops_left=length - 1)
     for following in visited[1:]:
         walked = visit(walked, following, rules)
     if walked != header:
@@ -215,7 +219,8 @@ def _find_violation(header: PathHeader, stage: int, rules: PathRules) -> str | N
         return "it was visited before"
     if not 0 < stage <= rules.last:
         return f"stages after the first are 1 to {rules.last}"
-    if (stage == rules.last) != (header.hops_left == 1):
+    is_last_hop = header.hops_left == 1
+    if (stage == rules.last) != is_last_hop:
         return f"{header.hops_left} stages are left to visit, and the last one ends a path"
     distance = stage - header.frontier
     if distance > LONGEST_JUMP:
@@ -229,19 +234,21 @@ def _find_violation(header: PathHeader, stage: int, rules: PathRules) -> str | N
 
 def _header_after(header: PathHeader, stage: int) -> PathHeader:
     """Return the header after a visit to `stage`, without a check of the rules."""
+    is_swap = stage < header.frontier
     return PathHeader(
-        (*header.visited, stage),
-        max(header.frontier, stage),
-        header.swaps_left - int(stage < header.frontier),
-        header.hops_left - 1,
+        visited=(*header.visited, stage),
+        frontier=max(header.frontier, stage),
+        swaps_left=header.swaps_left - 1 if is_swap else header.swaps_left,
+        hops_left=header.hops_left - 1,
     )
 
 
 def _is_completable(header: PathHeader, rules: PathRules) -> bool:
     """Return whether the path can end at the last stage after exactly `hops_left` more visits.
 
-    At most the stages ahead can be visited, and the stage just below the frontier by a swap. At least as many
-    visits are needed as jumps of maximum length to the last stage. Any number between works."""
+    It can have at most one visit to each stage ahead, and one more by a swap to the stage just below the
+    frontier. It needs at least as many visits as jumps of maximum length lead to the last stage. Any number
+    of visits between these two works."""
     stages_ahead = rules.last - header.frontier  # Includes the last stage.
     if stages_ahead == 0:
         return header.hops_left == 0

@@ -34,20 +34,23 @@ Rates = tuple[RateChange, ...]
 
 
 def factor_of(rates: Rates, round: int) -> int:
-    """Return the factor of a round in thousandths: the newest that covers it, or `WHOLE`."""
+    """Return the factor of a round in thousandths: that of the newest change from this or an earlier round
+    on, else `WHOLE`."""
     return next((rate.factor for rate in reversed(rates) if rate.from_round <= round), WHOLE)
 
 
 def factors(rates: Rates) -> tuple[int, ...]:
-    """Return all factors that some round may have been settled with, each once."""
+    """Return all factors that a round may have been settled with, each once: `WHOLE`, then newest first."""
     return tuple(dict.fromkeys((WHOLE, *(rate.factor for rate in reversed(rates)))))
 
 
 def scaled(units: int, factor: int) -> int:
-    """Return a learning rate in units times a factor; at least 1 (`fixed_point.learning_rate_units`)."""
+    """Return a learning rate in units times a factor, rounded, from 1 to `MAX_UNITS`. The factor 1 returns
+    `units` unchanged."""
     if factor == WHOLE:
         return units
-    return max(1, min(MAX_UNITS, (units * factor + WHOLE // 2) // WHOLE))
+    rounded = (units * factor + WHOLE // 2) // WHOLE
+    return max(1, min(MAX_UNITS, rounded))
 
 
 def in_words(factor: int) -> str:
