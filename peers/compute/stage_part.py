@@ -128,9 +128,9 @@ class StagePart:
         return behind(self.method.state, self.frozen)
 
     def replica(self, units: Tensor, settled_round: int) -> HasReplica:
-        """Return a replica that starts from `units`, int32 [state.size], the state settled after
-        `settled_round`. In `units` the frozen parameters follow the trained state; several devices
-        (`self.hold`) have none."""
+        """Return a replica that starts from `units`, the settled state after `settled_round`, int32. `units`
+        has the trained state (`method.state.size` numbers) and, if parameters are frozen, these after it. If
+        several devices hold the stage, `self.hold` makes the replica; no parameter is frozen then."""
         if self.hold is not None:
             return self.hold(units, settled_round)
         trained_size = self.method.state.size

@@ -1,16 +1,16 @@
 """Place each parameter of a stage in one flat vector, and cut that vector into chunks.
 
-    plane     0: chunks of 4096                       1: chunks of 2048      2: chunks of 1024
-    blocks    embedding | layer 0 | layer 1 | head    layer 0 | layer 1      final norm
+A *block* is a layer, the embedding, the head or the final norm. The matrices of a block are padded to whole
+chunks of 4096. Its vectors (norms) share one chunk, padded to a power of two. Blocks never share a chunk, so
+chunks, and with them all votes, are the same however the layers are cut into stages. All chunks of one size
+form a *plane*, `flat[start:stop].view(-1, chunk)`, and the flat vector is a sequence of planes:
 
-The flat vector is a sequence of *planes*. Each has chunks of one size: `flat[start:stop].view(-1, chunk)`.
-The matrices of a *block* (such as a layer) are padded to whole chunks of 4096. Its vectors (norms) share one
-chunk, padded to a power of two. Blocks never share a chunk. Chunks, and with them all votes, are therefore
-the same however the layers are cut into stages.
+    plane 0: chunks of 4096                       plane 1: chunks of 2048    plane 2: chunks of 1024
+    embedding | layer 0 | layer 1 | head          layer 0 | layer 1          final norm
 
-One expert of a layer is a block too. The matrices of each expert in all layers are separate planes after all
-others, so that a peer can train a single expert. Trained parameters have a flat vector of their own, which
-contributions, votes and momentum cover. Frozen ones are in a second one that is never exchanged.
+One expert of a layer is a block, too. Each expert has planes of its own, after all others, with its matrices
+of all layers, so that a peer can train a single expert. Trained parameters have a flat vector of their own,
+which contributions, votes and momentum cover. Frozen ones are in a second one that is never exchanged.
 """
 
 from __future__ import annotations

@@ -455,7 +455,8 @@ class GroupRounds:
             self._close(now)
 
     def _close(self, now: float) -> None:
-        """Close the current round: contribute what was gathered, unless it is sealed, and begin the next."""
+        """Close the current round, contribute what was gathered unless the round is sealed, and begin the
+        next. A reducer also publishes results of rounds to which it contributes nothing."""
         number, self._is_leaving = self.current, False
         self._set_of(number).closed_at = now
         contributes = self.open_round.tokens > 0 and not self._is_sealed(number)
@@ -465,10 +466,9 @@ class GroupRounds:
         if contributes:
             self._effects.append(events.MakeContribution(number, self.open_round.tokens, reducers))
             self.open_round.tokens = 0
-        publishes = contributes  # With reducers, a peer publishes a result if it has slices to sum.
         if self.reducing is not None:
-            publishes = not self._is_sealed(number) and self.reducing.close(number, contributes, now)
-        if publishes:
+            contributes = not self._is_sealed(number) and self.reducing.close(number, contributes, now)
+        if contributes:  # With reducers: or publishes a result.
             self.pending.add(number)
             self.contributed.add(number)
         self.open_round.go_on(now)
