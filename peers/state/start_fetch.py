@@ -58,8 +58,9 @@ async def model_here(place: str, manifest: Manifest, notify: Notify) -> Path | N
     """Return the local folder of the model at `place`, a path or a URL in the peer file's `init_checkpoint`;
     None if that is empty.
 
-    From a URL, the model is first downloaded into a folder that all peers of this machine share. If the run
-    does not start from a model, None is returned for a URL. Raises StartError if the download fails."""
+    A path is returned unchanged. From a URL, the model is first downloaded into a folder that all peers of
+    this machine share; but if the run does not start from a model, None is returned for a URL. Raises
+    StartError if the download fails."""
     local = folder_of(place)
     if local is not None or not place or not manifest.init_checkpoint.path:
         return local
