@@ -195,8 +195,8 @@ class ForkChoice:
         return next((view.fork for view in on_branch if view.fork is not None), None)
 
     def handle_chain_event(self, event: ChainArrived | ChainAsked | ChainSigned, now: float) -> list[Effect]:
-        """Handle a message about chains. Older sets of a neighbour are compared with this peer's, to find where
-        their branches fork; a request for sets is answered; a signed chain value is recorded."""
+        """Handle a message about chains. Older sets of a neighbour are compared with this peer's, to find
+        where their branches fork; a request for sets is answered; a signed chain value is recorded."""
         match event:
             case ChainArrived(peer, first, before, sets):
                 return self.chain_arrived(peer, first, before, sets, now)
