@@ -137,8 +137,8 @@ class Storage:
         while pool.size + value.size > pool.limit:
             victim = self._choose_victim_in_pool(pool, value)
             if victim is None and old is not None:
-                self._evict(name)  # The old version is already forgotten above; `_drop` now raises.
-            self._drop(victim, full_place="node")
+                self._evict(name)  # Nothing has room for the new version: hivemind drops the old one, too.
+            self._drop(victim, full_place="node")  # Raises if there is no victim.
         self._values[name] = value
         self._per_key.setdefault(key, {}).setdefault(value.storer, set()).add(tag)
         self._per_subkey[tag] += 1

@@ -129,7 +129,7 @@ def forward(
     rotation = rotation_of(shape, start, length, hidden_BTD.device)
     weights_by_layer = by_layer(weights)
     for layer in range(span.first, span.stop):
-        if layer in shape.boundary.after:  # A narrow boundary is in front of this layer.
+        if layer in shape.boundary.after:  # A narrow boundary lies between layer - 1 and this layer.
             assert tokens_BT is not None, "hidden states behind a narrow boundary do not tell their tokens"
             if layer > span.first:  # The boundary is inside this span: narrow the hidden states here.
                 hidden_BTD = leave(weights, shape, layer, hidden_BTD, tokens_BT)

@@ -313,8 +313,9 @@ def choose_stage(view: View, rules: MoveRules, chance: Random) -> int:
 
 def as_suited(capacities: Sequence[float], brings: Sequence[float], usual: Sequence[float]) -> list[float]:
     """Return the stages' capacities, lowered for stages that suit one peer better than most, and raised for
-    the others. `brings` is what the peer would carry at each stage, `usual` what peers usually carry there.
-    Good links thus go to the middle stages, and the others to the end stages."""
+    the others. A peer then prefers the stage with the lowest capacity. `brings` is what the peer would carry
+    at each stage, `usual` what peers usually carry there. Good links thus go to the middle stages, and the
+    others to the end stages."""
     suited = []
     for capacity, own, others in zip(capacities, brings, usual, strict=True):
         if own > 0 and others > 0:

@@ -162,16 +162,18 @@ class NeighbourView:
                 return
             settled.append(SettledSet(entry.count, entry.digest))
             links[number] = link(links[number - 1], settled[-1])
-        newest_before = max(self.links, default=-1)
-        if self.fork is not None and links.get(newest_before) != self.links.get(newest_before):
-            self.fork = None  # It has switched to another branch since its last report.
+        newest_reported = max(self.links, default=-1)
+        has_switched = links.get(newest_reported) != self.links.get(newest_reported)
+        if has_switched:  # The value that it last reported is no longer in its chain: another branch.
+            self.fork = None
         self.links = links
         shared = min(chain.round, self.settled)
         mine = chain.at(shared)
         if mine is None or shared < anchor_round:
             return
         if links[shared] == mine:
-            # Before `chain.start` this peer knows only digests, and cannot help the neighbour to catch up.
+            # Before `chain.start` this peer knows only digests. A neighbour that is behind this round could
+            # not catch up from it, so it does not count as a same-branch peer yet.
             if shared >= chain.start:
                 self.relation, self.fork = "same", None
             elif self.relation == "forked":

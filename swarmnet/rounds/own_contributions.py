@@ -356,7 +356,8 @@ class OwnContributions:
         return effects
 
     def next_deadline(self) -> float:
-        """Return when to call `decide` again if nothing else happens."""
+        """Return when to call `decide` again if nothing else happens: when a set is requested again, or when
+        a contribution that waits for an absent peer is decided (`_next_release`)."""
         if not self._asked:
             return self._next_release
         due = {round for round in self.open.values() if round + self.delay <= self._settled}
