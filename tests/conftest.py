@@ -30,6 +30,11 @@ def pytest_itemcollected(item):
         item.add_marker("swarm")
 
 
+def pytest_collection_modifyitems(items):
+    """Long tests come first, so that at the end both processes have short ones left to share."""
+    items.sort(key=lambda item: item.get_closest_marker("swarm") is None)
+
+
 @pytest.fixture(scope="session")
 def nursery():
     begun = Nursery()
