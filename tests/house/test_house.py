@@ -5,14 +5,13 @@ What breaks a rule fails with its row of docs/contributing.md, which says why an
 
 import ast
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import pytest
+from syntax import MODULES, ROOT, nodes_of, text_of, tree_of
 
-ROOT = Path(__file__).parents[2]
-MODULES = sorted(path for name in ("swarmnet", "protocols", "peers") for path in (ROOT / name).rglob("*.py"))
 EVERYTHING = MODULES + sorted(path for name in ("tests", "scripts") for path in (ROOT / name).rglob("*.py"))
 TEXTS = [
     path
@@ -57,25 +56,6 @@ def keep(rule, broken):
 
 def name_of(path):
     return str(path.relative_to(ROOT))
-
-
-@cache
-def text_of(path):
-    return path.read_text()
-
-
-@cache
-def tree_of(path):
-    return ast.parse(text_of(path))
-
-
-@cache
-def nodes_of(path):
-    """By kind, the nodes of a module: one walk through its tree serves every rule."""
-    by_kind = defaultdict(list)
-    for node in ast.walk(tree_of(path)):
-        by_kind[type(node)].append(node)
-    return dict(by_kind)
 
 
 def found(paths, *kinds):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from functools import cache
 from pathlib import Path
 
 import pytest
+from syntax import MODULES, ROOT, tree_of
 
-ROOT = Path(__file__).parents[2]
-MODULES = sorted(path for name in ("swarmnet", "protocols", "peers") for path in (ROOT / name).rglob("*.py"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GENERATED = {"docs/configuration.md", "docs/events.md", "docs/metrics.md", "docs/watching.md"}
 """Pages whose long lines are written from the code."""
@@ -37,9 +35,8 @@ FORMER_KEYS = re.compile(
 """Keys and values of run and peer files under their former names, which nothing accepts any more."""
 
 
-@cache
 def trees() -> list[tuple[str, ast.Module]]:
-    return [(str(path.relative_to(ROOT)), ast.parse(path.read_text())) for path in MODULES]
+    return [(str(path.relative_to(ROOT)), tree_of(path)) for path in MODULES]
 
 
 def docstrings(tree: ast.Module) -> list[tuple[int, str]]:

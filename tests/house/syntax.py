@@ -1,0 +1,28 @@
+"""The modules of the product, each read and parsed once for all rules of tests/house."""
+
+import ast
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted(path for name in ("swarmnet", "protocols", "peers") for path in (ROOT / name).rglob("*.py"))
+
+
+@cache
+def text_of(path):
+    return path.read_text()
+
+
+@cache
+def tree_of(path):
+    return ast.parse(text_of(path))
+
+
+@cache
+def nodes_of(path):
+    """By kind, the nodes of a module: one walk through its tree serves every rule."""
+    by_kind = defaultdict(list)
+    for node in ast.walk(tree_of(path)):
+        by_kind[type(node)].append(node)
+    return dict(by_kind)
