@@ -86,6 +86,7 @@ class Archivist:
 
     def __init__(
         self,
+        *,
         archive: Archive,
         policy: Policy,
         identity: Identity,
@@ -115,9 +116,15 @@ class Archivist:
         for stage in range(len(self.manifest.stages)):
             self._layouts[stage] = state_layout(self.manifest, stage)
             stage_links = LinkContext(circle, stage)
-            snapshots = Snapshots(identity, book.signed.run_id, stage, self.manifest.rounds)
+            snapshots = Snapshots(
+                identity=identity, run_id=book.signed.run_id, stage=stage, rules=self.manifest.rounds
+            )
             service = SnapshotService(
-                snapshots, stage_links, self._layouts[stage].size * 4, log_event, notify
+                snapshots=snapshots,
+                neighbourhood=stage_links,
+                state_bytes=self._layouts[stage].size * 4,
+                log_event=log_event,
+                notify=notify,
             )
             service.signed = stage_links.roots
             service.start = start_digest(self.manifest, stage)
@@ -221,13 +228,25 @@ class Archivist:
         """Write a checkpoint with its signed statements to the archive at time `now`. Returns its entry in
         the index. Raises NotArchived if it cannot be read back."""
         data = checkpoint_file.content(
-            self.manifest, stage, weights.settled_round, weights.chain, weights.units, self._layouts[stage],
-            list(statements.values()), tokens=weights.tokens,
-        )  # fmt: skip
+            self.manifest,
+            stage,
+            weights.settled_round,
+            weights.chain,
+            weights.units,
+            self._layouts[stage],
+            list(statements.values()),
+            tokens=weights.tokens,
+        )
         entry = ArchivedCheckpoint(
-            entry_name(stage, weights.settled_round), stage, weights.settled_round, len(data), sha256(data),
-            tuple(sorted(statements)), now, weights.tokens,
-        )  # fmt: skip
+            entry_name(stage, weights.settled_round),
+            stage,
+            weights.settled_round,
+            len(data),
+            sha256(data),
+            tuple(sorted(statements)),
+            now,
+            weights.tokens,
+        )
         self.archive.put(entry, data)
         try:  # Read back, to detect a store that keeps nothing.
             self.archive.checkpoint(entry)

@@ -121,6 +121,7 @@ class ArchivistLinks:
 
     def __init__(
         self,
+        *,
         book: OrderBook,
         transport: Transport,
         directory: Directory,

@@ -59,11 +59,18 @@ class ArchivistRole(Role):
         if model is not None and signed.manifest.init_checkpoint.path:
             await asyncio.to_thread(open_model, model, signed.manifest)
         log_event = process.log.record
-        book = OrderBook(signed, config.state / "order.bin", log_event, process.notify)
+        book = OrderBook(
+            signed=signed, kept=config.state / "order.bin", log_event=log_event, notify=process.notify
+        )
         announcer = RecordAnnouncer(
-            signed, process.identity, network.transport, directory, version("swarmnet"), log_event,
-            process.own_start,
-        )  # fmt: skip
+            signed=signed,
+            identity=process.identity,
+            transport=network.transport,
+            directory=directory,
+            version=version("swarmnet"),
+            log_event=log_event,
+            own_start=process.own_start,
+        )
         claims = Claims("serving", plain_name(config.name), "archivist")
 
         def record() -> bytes:
@@ -76,17 +83,33 @@ class ArchivistRole(Role):
         invite_proof = prove_invite(config.invite_bytes, signed.run_id, me)
         gatekeeper = Gatekeeper(book, invite_proof, directory.now)
         await first_look(book, gatekeeper, directory, me, OPERATION_SECONDS, log_event)
-        service = NewcomerService(archive, signed, network.transport, gatekeeper, record, log_event, model)
-        links = ArchivistLinks(book, network.transport, directory, invite_proof, Random(), log_event, service)
+        service = NewcomerService(
+            archive=archive,
+            signed=signed,
+            transport=network.transport,
+            admission=gatekeeper,
+            record=record,
+            log_event=log_event,
+            model=model,
+        )
+        links = ArchivistLinks(
+            book=book,
+            transport=network.transport,
+            directory=directory,
+            invite=invite_proof,
+            chance=Random(),
+            log_event=log_event,
+            serving=service,
+        )
         archiving = config.archiving
         archivist = Archivist(
-            archive,
-            Policy(archiving.seconds, archiving.newest, archiving.every),
-            process.identity,
-            book,
-            links,
-            log_event,
-            process.notify,
+            archive=archive,
+            policy=Policy(archiving.seconds, archiving.newest, archiving.every),
+            identity=process.identity,
+            book=book,
+            circle=links,
+            log_event=log_event,
+            notify=process.notify,
         )
         links.listen()
         try:

@@ -12,7 +12,8 @@ class ArchiveObserver:
     """The metrics of one archivist with an open archive. Its series appear when this is created."""
 
     def __init__(self, archivist: Archivist, metrics: PeerMetrics) -> None:
-        self.archivist, self.metrics = archivist, metrics.archive
+        self.archivist = archivist
+        self.metrics = metrics.archive
         self.stages = len(archivist.manifest.stages)
         self.growth = Growth()
         self._sampled_entries: tuple[ArchivedCheckpoint, ...] | None = None

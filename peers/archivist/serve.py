@@ -73,6 +73,7 @@ class NewcomerService:
 
     def __init__(
         self,
+        *,
         archive: Archive,
         signed: SignedManifest,
         transport: Transport,
@@ -185,9 +186,16 @@ class NewcomerService:
         heartbeat says that this peer is not ready, and wants to keep the link."""
         now = self._loop.time()
         heartbeat = Heartbeat(
-            sequence=0, echo=-1, echo_delay=0.0, stage=NO_STAGE, ready=False, slots=0, service_seconds=0.0,
-            round=0, wanted=True,
-        )  # fmt: skip
+            sequence=0,
+            echo=-1,
+            echo_delay=0.0,
+            stage=NO_STAGE,
+            ready=False,
+            slots=0,
+            service_seconds=0.0,
+            round=0,
+            wanted=True,
+        )
         for peer, newcomer in list(self._newcomers.items()):
             if newcomer.link.closed:
                 self._stop_serving(peer)

@@ -231,11 +231,23 @@ def learning(
         folder = out / run_file.stem
         report = _run_learning_bench(
             BenchConfig(
-                run_file=run_file, methods=method or (), tokens=tokens, seeds=seeds, peers=peers, delay=delay,
-                out=folder, eval_text=eval_text, tokenizer=tokenizer, away=away, late=late, rate=rate,
-                local_steps=local_steps, device=device_of(device), jobs=jobs,
+                run_file=run_file,
+                methods=method or (),
+                tokens=tokens,
+                seeds=seeds,
+                peers=peers,
+                delay=delay,
+                out=folder,
+                eval_text=eval_text,
+                tokenizer=tokenizer,
+                away=away,
+                late=late,
+                rate=rate,
+                local_steps=local_steps,
+                device=device_of(device),
+                jobs=jobs,
             )
-        )  # fmt: skip
+        )
         (folder / "report.json").write_text(as_json(report))
         typer.echo(render(report) + "\n")
         for file in draw(report, folder, demos) if pictures else ():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Source = Annotated[
     Path | None,
     typer.Option("--from", help="Checkpoint, folder of checkpoints, or exported model. [default: .]"),
-]  # fmt: skip
+]
 Run = Annotated[
     str | None, typer.Option("--run", help="Use the live peers of this run (published file or run id).")
 ]
@@ -30,10 +30,12 @@ Bootstraps = Annotated[
 InviteText = Annotated[
     str | None,
     typer.Option(
-        "--invite", metavar="TEXT|@FILE", callback=text_or_file,
+        "--invite",
+        metavar="TEXT|@FILE",
+        callback=text_or_file,
         help="With --run: invite from the run's owner, if required. @FILE reads it from a file.",
     ),
-]  # fmt: skip
+]
 Temperature = Annotated[
     float, typer.Option(min=0, help="Sampling temperature. 0: always the most likely token.")
 ]
@@ -45,7 +47,7 @@ TokenizerFile = Annotated[
     typer.Option(
         "--tokenizer", metavar="FILE", help="The run's tokenizer.json, if its tokens are not bytes."
     ),
-]  # fmt: skip
+]
 ToScore = Annotated[
     bool | None,
     typer.Option(
@@ -209,9 +211,16 @@ def generate(
         model, readable = held(source, warn, tokenizer), Readable()
         typer.echo(texts[0], nl=False)
         for piece in write(
-            model.weights, model.shape, texts[0].encode(), tokens,
-            temperature=temperature, top_k=top_k, seed=seed, window=model.window, tokenizer=model.tokenizer,
-        ):  # fmt: skip
+            model.weights,
+            model.shape,
+            texts[0].encode(),
+            tokens,
+            temperature=temperature,
+            top_k=top_k,
+            seed=seed,
+            window=model.window,
+            tokenizer=model.tokenizer,
+        ):
             sys.stdout.write(readable.add(piece))
             sys.stdout.flush()
     typer.echo(readable.add(b"", final=True))
@@ -244,8 +253,10 @@ def evaluate(
         raise UserError("--tasks-folder and --limit need --tasks, which names the tasks to evaluate")
     if tasks is not None:
         if is_live or eval_text is not None:
-            raise UserError("--tasks reads a checkpoint (--from) and brings its own texts: leave out --run, "
-                            "--bootstrap, --invite and --eval-text")  # fmt: skip
+            raise UserError(
+                "--tasks reads a checkpoint (--from) and brings its own texts: leave out --run, "
+                "--bootstrap, --invite and --eval-text"
+            )
         _evaluate_tasks(source, tasks, tasks_folder, limit, tokenizer)
         return
     with as_user_errors(ExportError, TextError):
@@ -328,7 +339,12 @@ def _evaluate_tasks(
 
     with as_user_errors(ExportError, TextError):
         model = held(source, warn, tokenizer)
-        scorer = ModelScorer(model.weights, model.shape, model.tokenizer, model.window or DEFAULT_WINDOW)
+        scorer = ModelScorer(
+            weights=model.weights,
+            shape=model.shape,
+            tokenizer=model.tokenizer,
+            window=model.window or DEFAULT_WINDOW,
+        )
         results = run_tasks(scorer, names, folder, limit)
     for task, metrics in results.items():
         for name, value in metrics.items():

@@ -136,9 +136,11 @@ def _give_order(
 
 
 def give_planned_order(
-    run: str, key: Path | None, bootstrap: list[str] | None,
+    run: str,
+    key: Path | None,
+    bootstrap: list[str] | None,
     planned: Callable[[RunConnection], Awaitable[Callable[[OwnerOrders], OwnerOrders]]],
-) -> None:  # fmt: skip
+) -> None:
     """Sign and send an order that may depend on the progress of the run. `planned` receives the connection to
     the run and returns a function from the orders in force to the new ones. Raises UserError."""
     from peers.cli.connecting import NOT_REACHED, notify, remembered_peers

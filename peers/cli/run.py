@@ -53,10 +53,12 @@ def text_or_file(text: str | None) -> str | None:
 InviteText = Annotated[
     str | None,
     typer.Option(
-        "--invite", metavar="TEXT|@FILE", callback=text_or_file,
+        "--invite",
+        metavar="TEXT|@FILE",
+        callback=text_or_file,
         help="Invite from the run's owner, if the run requires one. @FILE reads it from a file.",
     ),
-]  # fmt: skip
+]
 
 
 def overrides(settings: Sequence[str] | None) -> dict[str, str]:

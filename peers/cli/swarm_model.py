@@ -138,9 +138,14 @@ async def _generate_several(
 
 
 def evaluate(
-    run: str, bootstraps: Sequence[str], invite: str | None, text: bytes, tokenizer: Path | None = None,
-    *, found: Callable[[bool], None] = lambda _: None,
-) -> Score:  # fmt: skip
+    run: str,
+    bootstraps: Sequence[str],
+    invite: str | None,
+    text: bytes,
+    tokenizer: Path | None = None,
+    *,
+    found: Callable[[bool], None] = lambda _: None,
+) -> Score:
     """Return the score of the model that the run's live peers hold. Raises UserError.
 
     After Ctrl+C or SIGTERM, prints the score so far and exits. `found` is called once, when the manifest has

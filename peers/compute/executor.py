@@ -103,7 +103,8 @@ class ThreadCompute:
         between, pause if the thread may not work all the time: `self.pause` seconds for each CPU second of
         the work."""
         _, _, work, done = self._queue.get_nowait()
-        self._started_at = start = time.perf_counter()
+        self._started_at = time.perf_counter()
+        start = self._started_at
         used_before = self.used()
         try:
             result = work()
@@ -145,7 +146,8 @@ class InlineCompute:
         self._queue: list[tuple[int, int, Callable[[], Any], Callable[[Any, float], None]]] = []
         self._order = itertools.count()
         self._busy = False
-        self.busy_seconds = self.rested_seconds = 0.0
+        self.busy_seconds = 0.0
+        self.rested_seconds = 0.0
         self._closed = False
 
     @property

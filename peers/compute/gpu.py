@@ -37,7 +37,8 @@ class Nvml:
     """Reads one GPU through NVIDIA's library."""
 
     def __init__(self, library: ModuleType, device: object) -> None:
-        self._library, self._device = library, device
+        self._library = library
+        self._device = device
 
     def read(self) -> GpuSensors:
         """Return the current load (0 to 1), temperature and power; None if the GPU does not report the value.
@@ -94,7 +95,9 @@ class GpuWatch:
     """Samples the GPU into the metrics; series appear with the first value."""
 
     def __init__(self, metrics: PeerMetrics, device: torch.device, nvml: Nvml | None) -> None:
-        self._metrics, self._device, self._nvml = metrics, device, nvml
+        self._metrics = metrics
+        self._device = device
+        self._nvml = nvml
         self.joules = 0.0
         """Energy in joules that the GPU has used since the first sample, for all programs; 0 if unknown."""
         self._sampled_at = time.monotonic()

@@ -33,6 +33,7 @@ class LimitsWatch:
 
     def __init__(
         self,
+        *,
         limits: LimitsFile,
         role: Pauses,
         others: OtherUse | None = None,
@@ -40,8 +41,11 @@ class LimitsWatch:
         idleness: Idleness | None = None,
         battery: Callable[[], bool | None] = on_battery,
     ) -> None:
-        self.hours, self.only_when_idle, self.role = limits.when, limits.only_when_idle, role
-        self.only_when_plugged_in, self.battery = limits.only_when_plugged_in, battery
+        self.hours = limits.when
+        self.only_when_idle = limits.only_when_idle
+        self.role = role
+        self.only_when_plugged_in = limits.only_when_plugged_in
+        self.battery = battery
         self.unplugged = Steady(PLUG_SECONDS)
         self.others = others if others is not None else OtherUse()
         self.gpu: GpuUse = gpu if gpu is not None else NoGpu()

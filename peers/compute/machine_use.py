@@ -74,7 +74,8 @@ class Nvidia:
     """Reads a GPU through NVIDIA's library (extra `gpu`)."""
 
     def __init__(self, library: ModuleType, device: object) -> None:
-        self.library, self.device = library, device
+        self.library = library
+        self.device = device
         self._newest_sample = 0
 
     def share(self) -> float | None:

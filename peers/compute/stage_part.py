@@ -137,7 +137,14 @@ class StagePart:
         frozen = units[trained_size:]
         self.compute.freeze(frozen)
         trained = units[:trained_size].to(self.device)
-        return Replica(self.layout, self.method, trained, settled_round, frozen, self.merging)
+        return Replica(
+            layout=self.layout,
+            method=self.method,
+            units=trained,
+            settled_round=settled_round,
+            frozen=frozen,
+            merging=self.merging,
+        )
 
 
 MakePart = Callable[[Manifest, int], StagePart]
@@ -161,7 +168,14 @@ def build_stage_part(
 
     return StagePart(
         layout,
-        StageCompute(manifest.model, manifest.span(stage), layout, computing, torch.device(device), frozen),
+        StageCompute(
+            shape=manifest.model,
+            span=manifest.span(stage),
+            layout=layout,
+            computing=computing,
+            device=torch.device(device),
+            frozen=frozen,
+        ),
         method,
         partial(first_state, manifest, stage),
         torch.device(device),

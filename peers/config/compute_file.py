@@ -26,9 +26,10 @@ class ComputeFile(BaseModel):
     everything, so a waiting microbatch keeps only its inputs. `layer`: one layer at a time; keeps each
     layer's inputs."""
     devices: (
-        Annotated[int, Field(ge=1, le=64)] | Literal["all"]
+        Annotated[int, Field(ge=1, le=64)]
+        | Literal["all"]
         | Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
-    ) = 1  # fmt: skip
+    ) = 1
     """GPUs to split the stage over: a number, all, or a list of GPU numbers; on a CPU, processes. Other peers
     see one peer. Not with `compile`, `sync.topology: sharded-reduce` or low-rank and hybrid."""
     compile: bool = False

@@ -86,32 +86,35 @@ def is_run_file(path: Path) -> bool:
 
 def document() -> str:
     """Return the text of docs/configuration.md."""
-    return "\n".join([
-        "# Configuration",
-        "",
-        "`scripts/docs` generates this page from the classes that validate the files; do not edit it.",
-        "",
-        "Files are YAML 1.2. Unknown keys, wrong types and keys given twice are refused with file and line.",
-        "`swarmnet config check FILE` validates a file; examples are in `configs/`.",
-        "",
-        "## Peer file",
-        "",
-        "A peer file starts one peer (`swarmnet run PEER.yaml`). Its paths are relative to the file.",
-        "Environment variables (`SWARMNET__METRICS__LISTEN=off`) override it; `--set metrics.listen=off`",
-        "overrides both.",
-        "Durations are seconds or `30s`, `5min`, `2h`; sizes are bytes or `64MiB`, `1.5GB`.",
-        "",
-        *_table(PeerFile),
-        "",
-        "## Run file",
-        "",
-        "A run file defines a run (`swarmnet publish RUN.yaml`). Publishing adds the owner and the wire",
-        "version, and signs the run. Afterwards nothing in it can change, because the run id is its SHA-256.",
-        "The local-step methods are local-steps, diloco, streaming-diloco, sparse-loco and sparta.",
-        "",
-        *_table(Manifest),
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "# Configuration",
+            "",
+            "`scripts/docs` generates this page from the classes that validate the files; do not edit it.",
+            "",
+            "Files are YAML 1.2. Unknown keys, wrong types and keys given twice are refused with file and",
+            "line. `swarmnet config check FILE` validates a file; examples are in `configs/`.",
+            "",
+            "## Peer file",
+            "",
+            "A peer file starts one peer (`swarmnet run PEER.yaml`). Its paths are relative to the file.",
+            "Environment variables (`SWARMNET__METRICS__LISTEN=off`) override it; `--set metrics.listen=off`",
+            "overrides both.",
+            "Durations are seconds or `30s`, `5min`, `2h`; sizes are bytes or `64MiB`, `1.5GB`.",
+            "",
+            *_table(PeerFile),
+            "",
+            "## Run file",
+            "",
+            "A run file defines a run (`swarmnet publish RUN.yaml`). Publishing adds the owner and the wire",
+            "version, and signs the run. Afterwards nothing in it can change, because the run id is its",
+            "SHA-256. The local-step methods are local-steps, diloco, streaming-diloco, sparse-loco and",
+            "sparta.",
+            "",
+            *_table(Manifest),
+            "",
+        ]
+    )
 
 
 def _table(cls: type) -> Iterator[str]:

@@ -227,9 +227,14 @@ def _with_place(message: str, typed: ParsedYaml) -> str:
 
 
 def publish(
-    run_file: Path, identity: Identity, out: Path | None = None, overrides: Mapping[str, str] | None = None,
-    start: InitCheckpoint | None = None, bootstraps: Sequence[str] = (), sources: tuple[TextSource, ...] = (),
-) -> tuple[SignedManifest, Path]:  # fmt: skip
+    run_file: Path,
+    identity: Identity,
+    out: Path | None = None,
+    overrides: Mapping[str, str] | None = None,
+    start: InitCheckpoint | None = None,
+    bootstraps: Sequence[str] = (),
+    sources: tuple[TextSource, ...] = (),
+) -> tuple[SignedManifest, Path]:
     """Sign the run of a run file, write the published file, and return the signed run and the file's path:
     `out`, or `<name>.run.json` next to the run file. Raises ConfigError or UserError.
 
@@ -253,8 +258,12 @@ def publish(
         raise ConfigError([f"--bootstrap: {error}"]) from None
     signed = SignedManifest(manifest, identity.sign(owner_statement(run_id)), run_id, checked_bootstraps)
     if len(signed.wire()) > MANIFEST_LIMIT:
-        raise ConfigError([f"{run_file}: is {len(signed.wire())} bytes when published; "
-                           f"the limit is {MANIFEST_LIMIT}: shorten the list of sources"])  # fmt: skip
+        raise ConfigError(
+            [
+                f"{run_file}: is {len(signed.wire())} bytes when published; "
+                f"the limit is {MANIFEST_LIMIT}: shorten the list of sources"
+            ]
+        )
     _refuse_another_run(path, run_id)
     write_atomically(path, published_text(signed).encode())
     return signed, path
@@ -309,16 +318,19 @@ def _refuse_another_run(path: Path, run_id: RunId) -> None:
 
 def published_text(signed: SignedManifest) -> str:
     """Return the published file as readable JSON."""
-    return json.dumps(
-        {
-            "run_id": signed.run_id,
-            "signature": signed.signature.hex(),
-            "manifest": json.loads(signed.manifest.canonical()),
-            **({"bootstraps": signed.bootstraps} if signed.bootstraps else {}),
-        },
-        indent=2,
-        ensure_ascii=False,
-    ) + "\n"  # fmt: skip
+    return (
+        json.dumps(
+            {
+                "run_id": signed.run_id,
+                "signature": signed.signature.hex(),
+                "manifest": json.loads(signed.manifest.canonical()),
+                **({"bootstraps": signed.bootstraps} if signed.bootstraps else {}),
+            },
+            indent=2,
+            ensure_ascii=False,
+        )
+        + "\n"
+    )
 
 
 def _file_name(name: str) -> str:

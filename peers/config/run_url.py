@@ -74,9 +74,14 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follows the redirects that `may_redirect` allows."""
 
     def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str,
-        headers: http.client.HTTPMessage, newurl: str,
-    ) -> urllib.request.Request | None:  # fmt: skip
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
         """Return the request for the new URL. Raises HTTPError if `may_redirect` forbids the redirect."""
         if not may_redirect(req.full_url, newurl):
             reason = f"{msg}, and leads to {newurl[:200]}, which is not followed (type it, if you know it)"

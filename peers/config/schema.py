@@ -21,8 +21,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 _WORDS: dict[object, str] = {
-    int: "whole number", float: "number", str: "text", bool: "true | false", Path: "path",
-}  # fmt: skip
+    int: "whole number",
+    float: "number",
+    str: "text",
+    bool: "true | false",
+    Path: "path",
+}
 
 
 @dataclass(frozen=True, slots=True)

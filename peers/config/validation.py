@@ -109,12 +109,19 @@ def _describe(detail: dict[str, Any], known: list[str]) -> str:
     if kind == "string_type" and isinstance(given, (bool, int, float)):
         return f"is {shown}; expected text: put it in quotes"
     expected = {
-        "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
-        "string_type": "text", "bool_type": "true or false", "tuple_type": "a list", "dict_type": "a map",
-        "model_type": "a section of keys", "dataclass_type": "a section of keys",
-        "model_attributes_type": "a section of keys", "finite_number": "a finite number",
+        "int_type": "a whole number",
+        "int_from_float": "a whole number",
+        "float_type": "a number",
+        "string_type": "text",
+        "bool_type": "true or false",
+        "tuple_type": "a list",
+        "dict_type": "a map",
+        "model_type": "a section of keys",
+        "dataclass_type": "a section of keys",
+        "model_attributes_type": "a section of keys",
+        "finite_number": "a finite number",
         "path_type": "a path",
-    }.get(kind)  # fmt: skip
+    }.get(kind)
     return f"is {shown}; expected {expected}" if expected else str(detail["msg"])
 
 

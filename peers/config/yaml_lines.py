@@ -93,7 +93,7 @@ def parse(text: str, origin: str) -> ParsedYaml:
     if not isinstance(root, MappingNode):
         raise ConfigError([f"{origin}:{_line_number(root)}: is not a mapping; expected `key: value` lines"])
     typed = ParsedYaml(origin, places={(): f"{origin}:1"})
-    reader = _Reader(origin, typed.places)
+    reader = _Reader(origin=origin, places=typed.places)
     typed.data = reader.mapping(root, ())
     if reader.problems:
         raise ConfigError(reader.problems)
@@ -121,7 +121,7 @@ def parse_value(text: str, place: str) -> object:
     root = _compose(text, place)
     if root is None:
         return None
-    reader = _Reader(place, {}, lines=False)
+    reader = _Reader(origin=place, places={}, lines=False)
     value = reader.value(root, ())
     if reader.problems:
         raise ConfigError(reader.problems)
@@ -189,7 +189,7 @@ class _Reader:
     """Converts ruamel's nodes to plain data. Writes the place of each value into `places`, and collects
     problems instead of raising at the first. `lines`: whether places have line numbers."""
 
-    def __init__(self, origin: str, places: dict[Location, str], lines: bool = True) -> None:
+    def __init__(self, *, origin: str, places: dict[Location, str], lines: bool = True) -> None:
         self.origin = origin
         self.places = places
         self.lines = lines

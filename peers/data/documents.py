@@ -42,9 +42,23 @@ from peers.data.files import TextError as TextError
 from swarmnet.run.manifest import STANDARD_LIBRARY
 
 HELD_OUT = (
-    "argparse", "bisect", "calendar", "configparser", "csv", "difflib", "fractions", "heapq",
-    "ipaddress", "mailbox", "plistlib", "queue", "shlex", "statistics", "textwrap", "timeit",
-)  # fmt: skip
+    "argparse",
+    "bisect",
+    "calendar",
+    "configparser",
+    "csv",
+    "difflib",
+    "fractions",
+    "heapq",
+    "ipaddress",
+    "mailbox",
+    "plistlib",
+    "queue",
+    "shlex",
+    "statistics",
+    "textwrap",
+    "timeit",
+)
 """Standard library modules that are held out of training. They are single files in Python 3.11 to 3.13."""
 _LEFT_OUT = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
@@ -127,7 +141,8 @@ class ReadSummary:
 
     def keep_losses(self, kept: ReadSummary) -> None:
         """Copy from `kept`, an earlier reading of the same text, the counts that only encoding produces."""
-        self.ends_in_text, self.encoded_bytes = kept.ends_in_text, kept.encoded_bytes
+        self.ends_in_text = kept.ends_in_text
+        self.encoded_bytes = kept.encoded_bytes
         self.lost_bytes = kept.lost_bytes
 
     def _first_and_count(self) -> str:
@@ -165,9 +180,12 @@ class DocumentText:
         """Whether that pass found every file, each with its expected `sha256`."""
         self.digest = hashlib.sha256()
         """Hash over the documents of that pass, in their order."""
-        self._files, self._places = files, places
+        self._files = files
+        self._places = places
         self._others = ReadSummary() if others is None else others
-        self._longest_bytes, self._seed, self._withdrawn = longest_bytes, seed, withdrawn
+        self._longest_bytes = longest_bytes
+        self._seed = seed
+        self._withdrawn = withdrawn
         self._check = check
         self._all_bytes = sum(file.bytes for file in files)
         self.total_bytes = min(self._all_bytes, longest_bytes)
@@ -177,7 +195,9 @@ class DocumentText:
         """Yield the documents block by block, and set `reading`, `whole` and `digest` for this pass. From a
         text over `longest_bytes`, a random part is read. Every pass yields the same blocks while the files
         are unchanged. Raises TextError if there is no document, unless `places` is empty."""
-        self.reading, self.whole, self.digest = replace(self._others), True, hashlib.sha256()
+        self.reading = replace(self._others)
+        self.whole = True
+        self.digest = hashlib.sha256()
         chance = random.Random(self._seed)
         files = list(self._files)
         if self._all_bytes > self._longest_bytes:

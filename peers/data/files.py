@@ -112,7 +112,8 @@ class RemoteFolder:
 
     def __init__(self, url: str) -> None:
         """Raises TextError."""
-        self._secret_url, self.url = url, without_secret(url)
+        self._secret_url = url
+        self.url = without_secret(url)
         self._files, self._root = connect(url, lambda why: TextError(f"text {why}"))
 
     def file(self, name: str, bytes: int = 0, sha256: str = "") -> File:
@@ -201,7 +202,8 @@ class _Remote(io.RawIOBase):
     """Adapter of an fsspec file for a BufferedReader: some of these files cannot read into a buffer."""
 
     def __init__(self, file: IO[bytes], seekable: bool) -> None:
-        self._file, self._seekable = file, seekable
+        self._file = file
+        self._seekable = seekable
 
     def readable(self) -> bool:
         return True
@@ -328,9 +330,12 @@ def rows_of(name: str, stream: BufferedReader) -> Iterator[str | Unreadable]:
         if is_byte_array:
             # Keep dictionary encoding: a string that many rows share is in memory once.
             file = parquet.ParquetFile(
-                stream, buffer_size=BUFFER_BYTES, pre_buffer=False, metadata=file.metadata,
+                stream,
+                buffer_size=BUFFER_BYTES,
+                pre_buffer=False,
+                metadata=file.metadata,
                 read_dictionary=["text"],
-            )  # fmt: skip
+            )
         for group in range(file.num_row_groups):
             rows = _rows_at_a_time(file.metadata.row_group(group))
             for batch in file.iter_batches(rows, row_groups=[group], columns=["text"], use_threads=False):

@@ -101,7 +101,11 @@ def shards_here(
         raise TextError(missing)
     data, reading = manifest.data, ReadSummary()
     cache = ShardCache(
-        tokenizer_here(manifest, config), manifest.model.vocab_size, config.state, data.eos_token, withdrawn
+        tokenizer=tokenizer_here(manifest, config),
+        vocabulary=manifest.model.vocab_size,
+        state=config.state,
+        eos_token=data.eos_token,
+        withdrawn=withdrawn,
     )
     reading.tokenizer = cache.warning
     seed = int.from_bytes(public_key[:4], "little")

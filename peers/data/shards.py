@@ -187,10 +187,14 @@ def is_plain(name: str) -> bool:
     parts, `..` or special characters. It becomes part of a path or a URL."""
     path = PurePosixPath(name)
     return (
-        0 < len(name) <= _MAX_NAME and name.isprintable() and not path.is_absolute()
+        0 < len(name) <= _MAX_NAME
+        and name.isprintable()
+        and not path.is_absolute()
         and not any(part == ".." or part.startswith(".") for part in path.parts)
-        and not set(name) & set('\\:?#%*|"<>') and str(path) == name and has_suffix(name, SUFFIXES)
-    )  # fmt: skip
+        and not set(name) & set('\\:?#%*|"<>')
+        and str(path) == name
+        and has_suffix(name, SUFFIXES)
+    )
 
 
 def index_of(folder: Path, reading: ReadSummary, progress: Callable[[int, int], None]) -> bytes:

@@ -70,9 +70,14 @@ class ShardCache:
     """Makes and stores the tokens of shards. Its calls block; make them from one thread at a time."""
 
     def __init__(
-        self, tokenizer: Path | None, vocabulary: int, state: Path, eos_token: str = "",
+        self,
+        *,
+        tokenizer: Path | None,
+        vocabulary: int,
+        state: Path,
+        eos_token: str = "",
         withdrawn: Collection[bytes] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Make tokens by a tokenizer.json, or of bytes if `tokenizer` is None, and store them in a peer's
         `state` folder. Raises TextError for a tokenizer that does not fit."""
         self._tokenizer: Tokenizer = open_tokenizer(tokenizer, vocabulary, eos_token)
@@ -111,9 +116,13 @@ class ShardCache:
         if stored is not None and tokens is not None and stored.seen == version_mark:
             return ShardTokens(shard.name, tokens, stored.reading, made=False)
         text = DocumentText(
-            shard.files, shard.others, longest_bytes=shard.longest_bytes, seed=shard.seed,
-            withdrawn=self._withdrawn, check=self._raise_if_stopped,
-        )  # fmt: skip
+            shard.files,
+            shard.others,
+            longest_bytes=shard.longest_bytes,
+            seed=shard.seed,
+            withdrawn=self._withdrawn,
+            check=self._raise_if_stopped,
+        )
         try:
             if tokens is not None:
                 deque(text.blocks(), maxlen=0)  # Reads the whole text, which sets `text.digest`.

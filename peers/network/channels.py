@@ -42,6 +42,7 @@ class LinkPool:
 
     def __init__(
         self,
+        *,
         transport: Transport,
         sent: Counter[str],
         hello: Callable[[], Hello],

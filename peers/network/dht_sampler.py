@@ -40,7 +40,9 @@ class DirectoryObserver:
         directory: DirectorySeen,
         metrics: PeerMetrics,
     ) -> None:
-        self.counted, self.directory, self.network = counted, directory, metrics.network
+        self.counted = counted
+        self.directory = directory
+        self.network = metrics.network
         self.growth = Growth()
 
     async def run(self) -> None:
@@ -67,7 +69,8 @@ class RelayObserver:
     """Copies the counters of one relay into metrics. It lives as long as its p2pd; the next counts from 0."""
 
     def __init__(self, relay: RelayService, metrics: PeerMetrics) -> None:
-        self.relay, self.metrics = relay, metrics.relay
+        self.relay = relay
+        self.metrics = metrics.relay
         self.growth = Growth()
 
     def look(self) -> None:

@@ -16,7 +16,7 @@ class OneOffReplies:
     """Sends one response of a kind per peer at a time. A flood thus costs the requester more than us."""
 
     def __init__(
-        self, transport: Transport, sent: Counter[str], log_event: events.LogEvent, deadline_seconds: float
+        self, *, transport: Transport, sent: Counter[str], log_event: events.LogEvent, deadline_seconds: float
     ) -> None:
         """Create the sender. `sent` counts bytes on the wire by message kind."""
         self.transport = transport

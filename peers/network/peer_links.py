@@ -64,6 +64,7 @@ class PeerLinks:
 
     def __init__(
         self,
+        *,
         transport: Transport,
         run_id: RunId,
         membership: Membership,
@@ -91,7 +92,12 @@ class PeerLinks:
         process was stopped."""
         self._loop = asyncio.get_running_loop()
         self._link_pool = LinkPool(
-            transport, self.traffic.sent, self._make_hello, self._addresses, self._spawn, log_event
+            transport=transport,
+            sent=self.traffic.sent,
+            hello=self._make_hello,
+            addresses=self._addresses,
+            spawn=self._spawn,
+            log_event=log_event,
         )
         self.post = self._link_pool.post
         self._greeted: dict[PeerId, None] = {}
@@ -107,7 +113,9 @@ class PeerLinks:
         """Called with each record that this peer's own key has signed."""
         self._introduced: dict[PeerId, set[PeerId]] = {}
         """Maps neighbour to the newcomers whose records were sent to it."""
-        self._one_off_replies = OneOffReplies(transport, self.traffic.sent, log_event, DIAL_SECONDS)
+        self._one_off_replies = OneOffReplies(
+            transport=transport, sent=self.traffic.sent, log_event=log_event, deadline_seconds=DIAL_SECONDS
+        )
         self._tasks: set[asyncio.Task[Any]] = set()
         # On the plain clock: other peers do not know that this process was stopped.
         self._timer = Timer(self._send_heartbeats)
@@ -222,9 +230,16 @@ class PeerLinks:
         addresses = dialable(record.addresses, self.transport.addresses)
         old_start = before.started if before is not None else record.started
         is_news = self.membership.recorded(
-            signed.peer, record.stage, record.role, addresses, signed.sequence, data,
-            self.clock.time(), sender, invited,
-        )  # fmt: skip
+            signed.peer,
+            record.stage,
+            record.role,
+            addresses,
+            signed.sequence,
+            data,
+            self.clock.time(),
+            sender,
+            invited,
+        )
         if is_news:
             self.membership.peers[signed.peer].started = record.started
             if record.started != old_start:
@@ -477,12 +492,18 @@ class PeerLinks:
             peer,
             "group",
             Heartbeat(
-                self.echoes.sequence, echo, echo_delay,
-                load.stage, load.ready, load.slots, load.service_seconds, load.round,
+                self.echoes.sequence,
+                echo,
+                echo_delay,
+                load.stage,
+                load.ready,
+                load.slots,
+                load.service_seconds,
+                load.round,
                 peer in self.membership.wanted(),
                 load.moving_to,
             ),
-        )  # fmt: skip
+        )
 
     @property
     def next_beat(self) -> int:

@@ -88,6 +88,7 @@ class ReachabilityProbe:
 
     def __init__(
         self,
+        *,
         asks: Asks,
         connections: Connections,
         addresses: Callable[[], Addresses],
@@ -95,8 +96,11 @@ class ReachabilityProbe:
         chance: Random,
     ) -> None:
         """Create the probe. `tell` is called with the new `Way` whenever it has changed."""
-        self._ask_dial_back, self._connections, self._addresses = asks, connections, addresses
-        self._on_change, self._chance = tell, chance
+        self._ask_dial_back = asks
+        self._connections = connections
+        self._addresses = addresses
+        self._on_change = tell
+        self._chance = chance
         self.gets_in: bool | None = None
         """The last result; None if no helper could tell."""
         self.way: Way = "unknown"

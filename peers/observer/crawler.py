@@ -49,6 +49,7 @@ class Crawl:
 
     def __init__(
         self,
+        *,
         run: RunId,
         me: PeerId,
         directory: Directory,

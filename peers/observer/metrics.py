@@ -49,21 +49,26 @@ def _min_holders(swarm: SwarmSnapshot) -> Samples:
 
 SHOWN = (
     SwarmMetric(
-        _gauge("swarm_peers",
-               "Peers by records, bootstraps by responses; gone: not responding.",
-               Label("role", ROLES), Label("state", STATES)),
-        lambda swarm: [((role, state), count) for role, states in swarm.states.items()
-                       for state, count in states.items()],
+        _gauge(
+            "swarm_peers",
+            "Peers by records, bootstraps by responses; gone: not responding.",
+            Label("role", ROLES),
+            Label("state", STATES),
+        ),
+        lambda swarm: [
+            ((role, state), count) for role, states in swarm.states.items() for state, count in states.items()
+        ],
     ),
     SwarmMetric(
-        _gauge("swarm_stage_peers", "Peers that serve a stage or are about to, by records.",
-               STAGE),
+        _gauge("swarm_stage_peers", "Peers that serve a stage or are about to, by records.", STAGE),
         lambda swarm: [((str(stage.stage),), stage.peers) for stage in swarm.stages],
     ),
     SwarmMetric(
-        _gauge("swarm_experts_min_replicas",
-               "Peers that train the stage's rarest group of experts, by records.",
-               STAGE),
+        _gauge(
+            "swarm_experts_min_replicas",
+            "Peers that train the stage's rarest group of experts, by records.",
+            STAGE,
+        ),
         _min_holders,
     ),
     SwarmMetric(
@@ -75,51 +80,56 @@ SHOWN = (
         lambda swarm: _known(swarm.loss),
     ),
     SwarmMetric(
-        _gauge("swarm_eval_loss",
-               "Loss on held-out text, nats per token: median of observers' records."),
+        _gauge("swarm_eval_loss", "Loss on held-out text, nats per token: median of observers' records."),
         lambda swarm: _known(swarm.eval_loss),
     ),
     SwarmMetric(
-        _gauge("swarm_finalized_tokens",
-               "Tokens in all settled rounds of stage 0: median of the records."),
+        _gauge("swarm_finalized_tokens", "Tokens in all settled rounds of stage 0: median of the records."),
         lambda swarm: _known(swarm.finalized_tokens),
     ),
     SwarmMetric(
-        _gauge("swarm_tokens_per_second",
-               "Tokens per second between the newest records."),
+        _gauge("swarm_tokens_per_second", "Tokens per second between the newest records."),
         lambda swarm: _known(swarm.tokens_per_second),
     ),
     SwarmMetric(
-        _gauge("swarm_checkpoint_timestamp_seconds",
-               "When every stage had a checkpoint on some disk, by records."),
+        _gauge(
+            "swarm_checkpoint_timestamp_seconds",
+            "When every stage had a checkpoint on some disk, by records.",
+        ),
         lambda swarm: _known(swarm.checkpoint.at if swarm.checkpoint else None),
     ),
     SwarmMetric(
-        _gauge("swarm_held",
-               "1 if the owner's newest order pauses the run, else 0."),
+        _gauge("swarm_held", "1 if the owner's newest order pauses the run, else 0."),
         lambda swarm: _known(swarm.ordered.held),
     ),
     SwarmMetric(
-        _gauge("swarm_bootstrap_up", "1 if this bootstrap responds to the observer, else 0.",
-               Label("address")),
+        _gauge(
+            "swarm_bootstrap_up", "1 if this bootstrap responds to the observer, else 0.", Label("address")
+        ),
         lambda swarm: [((address,), up) for address, up in swarm.bootstraps.items()],
     ),
     SwarmMetric(
-        Declared(PREFIX + "swarm_departures_total", "counter", (RUN, Label("reason", tuple(DEPARTURES))),
-                 "Peers that left since the observer started."),
+        Declared(
+            PREFIX + "swarm_departures_total",
+            "counter",
+            (RUN, Label("reason", tuple(DEPARTURES))),
+            "Peers that left since the observer started.",
+        ),
         lambda swarm: [((code,), swarm.departures.get(code, 0)) for code in DEPARTURES],
     ),
     SwarmMetric(
-        _gauge("swarm_peer_versions", "Peers by version, by records; the rarest are `other`.",
-               Label("version")),
+        _gauge(
+            "swarm_peer_versions", "Peers by version, by records; the rarest are `other`.", Label("version")
+        ),
         lambda swarm: [((version,), count) for version, count in swarm.versions],
     ),
     SwarmMetric(
-        _gauge("swarm_last_walk_timestamp_seconds",
-               "When the observer last read the whole directory; 0: never."),
+        _gauge(
+            "swarm_last_walk_timestamp_seconds", "When the observer last read the whole directory; 0: never."
+        ),
         lambda swarm: [((), swarm.walked_at)],
     ),
-)  # fmt: skip
+)
 
 
 class SwarmMetrics(Collector):
@@ -155,14 +165,16 @@ class SwarmMetrics(Collector):
 
 def document() -> str:
     """Return the text of docs/metrics.md: the metrics of a peer, then those of an observer."""
-    return "\n".join([
-        metrics.document(),
-        "## The swarm, from an observer",
-        "",
-        "An observer ([observer](observer.md)) serves these metrics at `/metrics` of its page, by default on",
-        "127.0.0.1:9420. It also serves its own metrics as a peer, like every other peer.",
-        "They are declared in peers/observer/metrics.py. Values \"by records\" are claims of the peers.",
-        "",
-        *table(metric.declared for metric in SHOWN),
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            metrics.document(),
+            "## The swarm, from an observer",
+            "",
+            "An observer ([observer](observer.md)) serves these metrics at `/metrics` of its page, by",
+            "default on 127.0.0.1:9420. It also serves its own metrics as a peer, like every other peer.",
+            'They are declared in peers/observer/metrics.py. Values "by records" are claims of the peers.',
+            "",
+            *table(metric.declared for metric in SHOWN),
+            "",
+        ]
+    )

@@ -41,11 +41,12 @@ def as_json(ordered: OwnerOrdersView) -> dict[str, object]:
         "revoked": len(order.revoked),
         "rates": [{"from_round": rate.from_round, "factor": rate.factor / WHOLE} for rate in order.rates],
         "ends": order.ends,
-        "bans": [{"peer": ban.peer, "reason": ban.reason}
-                 for ban in order.bans[: -SHOWN_ENTRIES - 1 : -1]],
-        "withdrawals": [{"document": withdrawal.document, "reason": withdrawal.reason}
-                        for withdrawal in order.withdrawn[: -SHOWN_ENTRIES - 1 : -1]],
-    }  # fmt: skip
+        "bans": [{"peer": ban.peer, "reason": ban.reason} for ban in order.bans[: -SHOWN_ENTRIES - 1 : -1]],
+        "withdrawals": [
+            {"document": withdrawal.document, "reason": withdrawal.reason}
+            for withdrawal in order.withdrawn[: -SHOWN_ENTRIES - 1 : -1]
+        ],
+    }
 
 
 class Orders:
@@ -55,7 +56,7 @@ class Orders:
         self, signed: SignedManifest, log_event: events.LogEvent, happened: Callable[[ShownEvent], None]
     ) -> None:
         """`happened` is called with each newer order as text."""
-        self.book = OrderBook(signed, None, log_event, lambda *_: None)
+        self.book = OrderBook(signed=signed, kept=None, log_event=log_event, notify=lambda *_: None)
         self.book.heard.append(self._on_order)
         self.log_event = log_event
         self.happened = happened

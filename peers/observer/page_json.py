@@ -69,35 +69,46 @@ class Board:
             rows = tuple(row for row in rows if is_searchable and row.fits(search))
         # Experts and orders are encoded below in a shorter form.
         shortened = replace(snapshot, rows=rows[:SHOWN_PEERS], experts=(), ordered=ORDERS_NOT_READ)
-        return msgspec.json.encode({
-            **as_json(shortened),
-            "run": self._describe_run(),
-            "ordered": owner_orders.as_json(snapshot.ordered),
-            "peers": snapshot.peers,
-            "others": snapshot.others,
-            "experts": _describe_neediest_groups(snapshot.experts),
-            "more_experts": max(0, len(snapshot.experts) - SHOWN_GROUPS),
-            "search": search,
-            "more": max(0, len(rows) - SHOWN_PEERS),
-            "curve": {
-                "at": [at for at, _ in curve],
-                "loss": [point.loss for _, point in curve],
-                "peers": [point.peers for _, point in curve],
-                "tokens_per_second": [point.tokens_per_second for _, point in curve],
-            },
-        })  # fmt: skip
+        return msgspec.json.encode(
+            {
+                **as_json(shortened),
+                "run": self._describe_run(),
+                "ordered": owner_orders.as_json(snapshot.ordered),
+                "peers": snapshot.peers,
+                "others": snapshot.others,
+                "experts": _describe_neediest_groups(snapshot.experts),
+                "more_experts": max(0, len(snapshot.experts) - SHOWN_GROUPS),
+                "search": search,
+                "more": max(0, len(rows) - SHOWN_PEERS),
+                "curve": {
+                    "at": [at for at, _ in curve],
+                    "loss": [point.loss for _, point in curve],
+                    "peers": [point.peers for _, point in curve],
+                    "tokens_per_second": [point.tokens_per_second for _, point in curve],
+                },
+            }
+        )
 
     def _describe_run(self) -> dict[str, object]:
         """Return the run's name, owner, sources and other facts of its manifest, and the join command."""
         manifest = self.signed.manifest
         return {
-            "id": self.signed.run_id, "name": manifest.name, "owner": manifest.owner, "join": self.join,
-            "access": manifest.access, "intended_use": manifest.intended_use, "contact": manifest.contact,
-            "sources": [{"name": source.name, "licence": source.licence, "origin": source.origin}
-                        for source in manifest.data.sources[:SHOWN_SOURCES]],
+            "id": self.signed.run_id,
+            "name": manifest.name,
+            "owner": manifest.owner,
+            "join": self.join,
+            "access": manifest.access,
+            "intended_use": manifest.intended_use,
+            "contact": manifest.contact,
+            "sources": [
+                {"name": source.name, "licence": source.licence, "origin": source.origin}
+                for source in manifest.data.sources[:SHOWN_SOURCES]
+            ],
             "more_sources": max(0, len(manifest.data.sources) - SHOWN_SOURCES),
-            "layers": manifest.stages, "wire_version": manifest.wire_version, "observer": self.version,
-        }  # fmt: skip
+            "layers": manifest.stages,
+            "wire_version": manifest.wire_version,
+            "observer": self.version,
+        }
 
 
 def _describe_neediest_groups(experts: Sequence[ExpertGroup]) -> list[dict[str, object]]:
@@ -106,7 +117,14 @@ def _describe_neediest_groups(experts: Sequence[ExpertGroup]) -> list[dict[str, 
     by_need = sorted(experts, key=lambda group: (group.holders, -(group.stale_rounds or 0)))
     shown = sorted(by_need[:SHOWN_GROUPS], key=lambda group: (group.stage, group.group))
     return [
-        {"stage": group.stage, "group": group.group, "first": group.first, "last": group.last,
-         "holders": group.holders, "trained": group.trained, "stale_rounds": group.stale_rounds}
+        {
+            "stage": group.stage,
+            "group": group.group,
+            "first": group.first,
+            "last": group.last,
+            "holders": group.holders,
+            "trained": group.trained,
+            "stale_rounds": group.stale_rounds,
+        }
         for group in shown
-    ]  # fmt: skip
+    ]

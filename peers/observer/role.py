@@ -63,7 +63,9 @@ class ObserverRole(Role):
         assert config.run is not None, "checked by PeerFile"
         handlers = pages(lambda: self.board, self.metrics, config.observer.targets, process.pulse.problem)
         observer = config.observer
-        server = PageServer(observer.address, handlers, "observer.listen", observer.hosts)
+        server = PageServer(
+            address=observer.address, pages=handlers, key="observer.listen", hosts=observer.hosts
+        )
         process.notify_event(events.Page(f"the swarm's page is at {server.url}", server.url))
         try:
             await network.join(process)
@@ -86,13 +88,23 @@ class ObserverRole(Role):
             self.board = Board(signed, self._join_line(signed, network), version("swarmnet"))
         me = process.identity.peer_id
         announcer = RecordAnnouncer(
-            signed, process.identity, network.transport, directory, version("swarmnet"), process.log.record,
-            process.own_start,
-        )  # fmt: skip
+            signed=signed,
+            identity=process.identity,
+            transport=network.transport,
+            directory=directory,
+            version=version("swarmnet"),
+            log_event=process.log.record,
+            own_start=process.own_start,
+        )
         crawl = Crawl(
-            signed.run_id, me, directory, self.sightings, self.orders, process.config.bootstrap,
-            process.log.record,
-        )  # fmt: skip
+            run=signed.run_id,
+            me=me,
+            directory=directory,
+            sightings=self.sightings,
+            orders=self.orders,
+            bootstraps=process.config.bootstrap,
+            log_event=process.log.record,
+        )
         work = {
             "walk": crawl.run(),
             "draw": self._draw_forever(signed, crawl, network),
@@ -122,14 +134,25 @@ class ObserverRole(Role):
             crawl.sightings.look(now)
             own_loss = self.evaluator.loss if self.evaluator is not None else None
             snapshot = snapshot_of(
-                crawl.sightings, signed, now, crawl.orders.ordered, own_eval_loss=own_loss,
-                walked_at=crawl.walked_at, bootstraps=crawl.bootstraps,
-            )  # fmt: skip
+                crawl.sightings,
+                signed,
+                now,
+                crawl.orders.ordered,
+                own_eval_loss=own_loss,
+                walked_at=crawl.walked_at,
+                bootstraps=crawl.bootstraps,
+            )
             self.board.show(self.steady.steady(snapshot))
-            self.process.report.status(StatusLine(
-                "observing", round=snapshot.round, loss=snapshot.loss, tokens=snapshot.tokens,
-                tokens_per_second=snapshot.tokens_per_second, swarm_peers=snapshot.peers,
-            ))  # fmt: skip
+            self.process.report.status(
+                StatusLine(
+                    "observing",
+                    round=snapshot.round,
+                    loss=snapshot.loss,
+                    tokens=snapshot.tokens,
+                    tokens_per_second=snapshot.tokens_per_second,
+                    swarm_peers=snapshot.peers,
+                )
+            )
             self.process.log.flush()
             await asyncio.sleep(DRAW_SECONDS)
 

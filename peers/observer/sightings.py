@@ -111,7 +111,8 @@ class PeerObservations:
 
     def walked(self) -> None:
         """End a walk: all stages were read once, as far as the directory responded."""
-        self.left_out, self._left_out_in_this_walk = self._left_out_in_this_walk, 0
+        self.left_out = self._left_out_in_this_walk
+        self._left_out_in_this_walk = 0
         self._has_walked = True
 
     def _update(self, observed: PeerObservation, signed: SignedRecord, now: float) -> None:
@@ -221,8 +222,11 @@ class PeerObservations:
 
     def due(self, now: float, most: int) -> list[PeerId]:
         """Return up to `most` peers to ask now, the longest overdue first, and mark them as being asked."""
-        waiting = [(observed.ask_at, peer) for peer, observed in self.peers.items()
-                   if not observed.asking and observed.ask_at <= now]  # fmt: skip
+        waiting = [
+            (observed.ask_at, peer)
+            for peer, observed in self.peers.items()
+            if not observed.asking and observed.ask_at <= now
+        ]
         due = [peer for _, peer in sorted(waiting)[:most]]
         for peer in due:
             self.peers[peer].asking = True

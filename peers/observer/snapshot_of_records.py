@@ -138,14 +138,22 @@ def _peer_row(observed: PeerObservation) -> PeerRow:
     growth of its tokens, and `can_do` the speed that it claims for its machine."""
     record = observed.record
     return PeerRow(
-        record.peer, record.stage, state_of(observed), record.name,
+        record.peer,
+        record.stage,
+        state_of(observed),
+        record.name,
         role=record.role if record.role in ROLES else "other",
         round=record.round if record.stage >= 0 else None,
-        loss=record.loss, tokens=record.tokens, tokens_per_second=observed.tokens_per_second,
+        loss=record.loss,
+        tokens=record.tokens,
+        tokens_per_second=observed.tokens_per_second,
         can_do=record.tokens_per_second or None,
-        sent_bytes=record.sent_bytes, received_bytes=record.received_bytes,
-        version=plain_version(record.version), signed_at=observed.signed_at, answers=observed.answers,
-    )  # fmt: skip
+        sent_bytes=record.sent_bytes,
+        received_bytes=record.received_bytes,
+        version=plain_version(record.version),
+        signed_at=observed.signed_at,
+        answers=observed.answers,
+    )
 
 
 def _weakest_stage(holding: Sequence[PeerObservation], signed: SignedManifest, now: float) -> int | None:

@@ -25,7 +25,8 @@ class SteadyStage:
         if snapshot.weakest == self._shown:
             self._other_since = None
         elif self._should_switch(snapshot):
-            self._shown, self._other_since = snapshot.weakest, None
+            self._shown = snapshot.weakest
+            self._other_since = None
         return replace(snapshot, weakest=self._shown)
 
     def _should_switch(self, snapshot: SwarmSnapshot) -> bool:

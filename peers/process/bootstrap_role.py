@@ -55,7 +55,12 @@ class Bootstrap(Role):
         process.known_as(signed.run_id if signed is not None else "")  # Labels the metrics.
         book = None
         if signed is not None:
-            book = OrderBook(signed, process.config.state / "order.bin", process.log.record, process.notify)
+            book = OrderBook(
+                signed=signed,
+                kept=process.config.state / "order.bin",
+                log_event=process.log.record,
+                notify=process.notify,
+            )
         circuits = RelayObserver(network.transport.circuits, process.metrics)
         height_task = None
         if signed is not None:
@@ -75,7 +80,12 @@ class Bootstrap(Role):
         height = HighestFinalizedRound(process.config.state / "height.json")
         log_event = process.log.record
         announcer = RecordAnnouncer(
-            signed, process.identity, network.transport, directory, version("swarmnet"), log_event
+            signed=signed,
+            identity=process.identity,
+            transport=network.transport,
+            directory=directory,
+            version=version("swarmnet"),
+            log_event=log_event,
         )
         while True:
             try:

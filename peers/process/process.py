@@ -76,9 +76,10 @@ def run_peer_file(config: PeerFile, joined: Callable[[], str] = str, others: Rol
     report_library_logs(report)
     _use_batch_scheduling()
     with (
-        contextlib.closing(report), lock_state_folder(config.state, config.role, to_the_end=True) as was_open,
+        contextlib.closing(report),
+        lock_state_folder(config.state, config.role, to_the_end=True) as was_open,
         as_user_errors(CannotStart, IdentityError),
-    ):  # fmt: skip
+    ):
         if was_open:
             report.notify(
                 "state",
@@ -86,7 +87,9 @@ def run_peer_file(config: PeerFile, joined: Callable[[], str] = str, others: Rol
             )
         identity = load_or_create(config.identity)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(Peer(config, identity, report, joined, others).run())
+            return runner.run(
+                Peer(config=config, identity=identity, report=report, joined=joined, others=others).run()
+            )
 
 
 def _use_batch_scheduling() -> None:
@@ -104,9 +107,14 @@ class Peer:
     """The process of one peer."""
 
     def __init__(
-        self, config: PeerFile, identity: Identity, report: Reporter, joined: Callable[[], str] = str,
+        self,
+        *,
+        config: PeerFile,
+        identity: Identity,
+        report: Reporter,
+        joined: Callable[[], str] = str,
         others: Roles = NO_OTHERS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.config = config
         self.report = report
         self.pulse = Pulse(late=self._count_lateness)
@@ -114,13 +122,20 @@ class Peer:
         self._signals = 0
         self.control = Control(config.state)
         self.control.answers.update(status=self._answer_status, leave=self._answer_leave)
-        self.log = EventLog(config.state / "events.jsonl", time.time, time.monotonic)
+        self.log = EventLog(path=config.state / "events.jsonl", clock=time.time, monotonic=time.monotonic)
         self.log.trouble = partial(report.notify, "event_log", level="warning")
         self.metrics = PeerMetrics(config.role)
         self.process = Process(
-            config, identity, report, self.metrics, self.log, self.pulse, self._stop, self.control,
+            config,
+            identity,
+            report,
+            self.metrics,
+            self.log,
+            self.pulse,
+            self._stop,
+            self.control,
             joined=joined,
-        )  # fmt: skip
+        )
         self.role = role_of(self.process, others)
         for word in OF_A_STAGE if config.role != "worker" else ():
             self.control.answers[word] = self._refuse_stage_command
@@ -135,9 +150,13 @@ class Peer:
         exporter = None
         if address is not None:
             exporter = Exporter(
-                address, self.metrics.text, self.pulse.problem, self.role.not_ready,
-                self.config.metrics.hosts, others=self.config.metrics.other_ports,
-            )  # fmt: skip
+                address=address,
+                metrics=self.metrics.text,
+                healthy=self.pulse.problem,
+                ready=self.role.not_ready,
+                hosts=self.config.metrics.hosts,
+                others=self.config.metrics.other_ports,
+            )
             port_note = ""
             if address[1] and exporter.address[1] != address[1]:  # Port 0 means any port.
                 port_note = f", as port {address[1]} is taken (metrics.listen chooses another)"
@@ -147,7 +166,11 @@ class Peer:
         me = self.process.identity.peer_id
         self.log.record(events.Started(peer=me, pid=os.getpid(), role=self.config.role))
         pulse = asyncio.create_task(self.pulse.run(), name="pulse")
-        watchdog = Watchdog(lambda: self.pulse.turns, self.role.working_seconds, self._report_fault)
+        watchdog = Watchdog(
+            turns=lambda: self.pulse.turns,
+            working_seconds=self.role.working_seconds,
+            notify=self._report_fault,
+        )
         watchdog.start()
         stopped_event = events.Stopped("fault")
         try:
@@ -208,9 +231,13 @@ class Peer:
         config = self.config
         not_ready_reason = self.role.not_ready()
         return {
-            "peer": self.process.identity.peer_id, "name": config.name, "role": config.role,
-            "pid": os.getpid(), "ready": not_ready_reason is None, "why_not": not_ready_reason,
-        }  # fmt: skip
+            "peer": self.process.identity.peer_id,
+            "name": config.name,
+            "role": config.role,
+            "pid": os.getpid(),
+            "ready": not_ready_reason is None,
+            "why_not": not_ready_reason,
+        }
 
     async def _refuse_stage_command(self, _request: Request) -> dict[str, Any]:
         """Refuse a command of `OF_A_STAGE`, since this peer is no worker. Raises UserError."""

@@ -52,7 +52,8 @@ class Sessions:
     """Runs one session after another until the process is asked to stop."""
 
     def __init__(self, process: Process, role: Role) -> None:
-        self.process, self.role = process, role
+        self.process = process
+        self.role = role
         self.config = process.config
         self.listen = process.config.listen
         """Listen addresses with the ports that p2pd got, so that the peer keeps them after a restart."""
@@ -116,9 +117,14 @@ class Sessions:
                 background_tasks.append(asyncio.create_task(probe.run(), name="reachable"))
             cache = PeerCache(self.config.state / "peers.json")
             rejoining = Rejoining(
-                directory, self.config.bootstrap, cache.read, me=transport.peer, notify=process.notify,
-                set_lost=process.metrics.network.bootstraps_lost.set, chance=Random(),
-            )  # fmt: skip
+                directory,
+                self.config.bootstrap,
+                cache.read,
+                me=transport.peer,
+                notify=process.notify,
+                set_lost=process.metrics.network.bootstraps_lost.set,
+                chance=Random(),
+            )
             background_tasks.append(asyncio.create_task(rejoining.run(), name="rejoining"))
             async with neighbours(self.config, transport.peer, transport.addresses, process.notify) as lan:
                 await self._run_role(Network(transport, directory, counted, cache, lan))
@@ -149,9 +155,12 @@ class Sessions:
             process.notify_event(events.Reachable(TEXTS[way], way))
 
         return ReachabilityProbe(
-            ask, transport.daemon.connections,
-            lambda: Addresses.of(config.announce, self.listen, transport.addresses), report, Random(),
-        )  # fmt: skip
+            asks=ask,
+            connections=transport.daemon.connections,
+            addresses=lambda: Addresses.of(config.announce, self.listen, transport.addresses),
+            tell=report,
+            chance=Random(),
+        )
 
     async def _run_role(self, network: Network) -> None:
         """Run the role until it ends. After a stop request, `role.leave()` returns True if the role will end
@@ -182,10 +191,14 @@ class Sessions:
 def daemon_options(config: PeerFile, listen: Sequence[str]) -> DaemonOptions:
     """Return the options for a peer's p2pd, which listens at `listen`. A bootstrap counts as public."""
     return DaemonOptions(
-        listen=tuple(listen), announce=config.announce, auto_nat=config.nat, nat_port_map=config.nat,
-        relay=config.relay, carries=config.relay and config.role == "bootstrap",
+        listen=tuple(listen),
+        announce=config.announce,
+        auto_nat=config.nat,
+        nat_port_map=config.nat,
+        relay=config.relay,
+        carries=config.relay and config.role == "bootstrap",
         reachability="public" if config.role == "bootstrap" else None,
-    )  # fmt: skip
+    )
 
 
 def keeps_slots(config: PeerFile) -> bool:

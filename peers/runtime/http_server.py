@@ -71,16 +71,17 @@ class PageServer:
     """Serves pages until closed."""
 
     def __init__(
-        self, address: tuple[str, int], pages: Mapping[str, Page], key: str, hosts: Sequence[str] = ()
+        self, *, address: tuple[str, int], pages: Mapping[str, Page], key: str, hosts: Sequence[str] = ()
     ) -> None:
         """Bind and start. `hosts` are accepted host names in lower case; port 0 takes any free port. Raises
         UserError with the port and the peer file's `key` if the port is taken."""
         host, port = address
         foreign_host = HttpResponse(
-            403, "text/plain; charset=utf-8",
+            403,
+            "text/plain; charset=utf-8",
             f"asked by another name than an address, localhost or one of {key.partition('.')[0]}.hosts in "
             "the peer file\n".encode(),
-        )  # fmt: skip
+        )
         try:
             self._server = _Server(
                 (host, port), _handler_class(pages, {host.lower(), *hosts}, foreign_host), ":" in host
@@ -127,9 +128,15 @@ class Exporter(PageServer):
     """Serves a peer's own metrics and health."""
 
     def __init__(
-        self, address: tuple[str, int], metrics: Callable[[], bytes], healthy: Probe, ready: Probe,
-        hosts: Sequence[str] = (), others: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        address: tuple[str, int],
+        metrics: Callable[[], bytes],
+        healthy: Probe,
+        ready: Probe,
+        hosts: Sequence[str] = (),
+        others: Sequence[int] = (),
+    ) -> None:
         """Start like `PageServer`. `others` are ports to try after its own."""
         pages: dict[str, Page] = {
             "/metrics": lambda _: HttpResponse(200, CONTENT_TYPE_LATEST, metrics()),
@@ -140,7 +147,7 @@ class Exporter(PageServer):
         refusals = []
         for other in (port, *others):
             try:
-                super().__init__((host, other), pages, "metrics.listen", hosts)
+                super().__init__(address=(host, other), pages=pages, key="metrics.listen", hosts=hosts)
                 return
             except UserError as error:
                 refusals.append(error)
@@ -288,7 +295,8 @@ class _Server(ThreadingHTTPServer):
     def server_bind(self) -> None:
         """Bind without HTTPServer's look-up of the host name, which can hang without a DNS server."""
         TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.server_name = str(self.server_address[0])
+        self.server_port = int(self.server_address[1])
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore clients that went away; print other errors as usual."""
@@ -338,7 +346,9 @@ def _handler_class(
             """Refuse HTTP/0.9, whose responses lack the headers that restrict a browser."""
             if len(self.raw_requestline.split()) > 2:
                 return super().parse_request()
-            self.command, self.requestline, self.request_version = "", "", "HTTP/1.0"
+            self.command = ""
+            self.requestline = ""
+            self.request_version = "HTTP/1.0"
             self.send_error(HTTPStatus.BAD_REQUEST)
             return False
 

@@ -31,7 +31,8 @@ class LivedTime:
         self.skipped = 0.0
         """Seconds by which the caller's clock is ahead of the time lived."""
         self.stops = 0
-        self._read_at = self._lived = now
+        self._read_at = now
+        self._lived = now
 
     def at(self, now: float) -> float:
         """Return the time lived until `now`, a reading of the caller's clock. A long interval since the last

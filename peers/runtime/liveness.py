@@ -20,7 +20,8 @@ class Pulse:
         self, clock: Callable[[], float] = time.monotonic, late: Callable[[float], None] = lambda _: None
     ) -> None:
         """Create the check. `late` is called once a second with the event loop's delay in seconds."""
-        self._clock, self._late = clock, late
+        self._clock = clock
+        self._late = late
         self._turned_at = clock()
         self.turns = 0
         """A counter that grows while the event loop turns."""

@@ -104,6 +104,7 @@ class Watchdog:
 
     def __init__(
         self,
+        *,
         turns: Callable[[], int],
         working_seconds: Callable[[], float],
         notify: Callable[[str], None],
@@ -112,7 +113,10 @@ class Watchdog:
     ) -> None:
         """Create the watchdog. `turns` grows while the event loop turns. `working_seconds` returns for how
         long the compute thread has worked on one piece."""
-        self.turns, self.working_seconds, self.notify, self.end = turns, working_seconds, notify, end
+        self.turns = turns
+        self.working_seconds = working_seconds
+        self.notify = notify
+        self.end = end
         self.look_seconds = look_seconds
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)

@@ -53,9 +53,13 @@ class Restoring:
         self.notify = notify
 
     async def bring(
-        self, folder: Path, stage: int, layout: Layout, trained: Callable[[], bool] = lambda: False,
+        self,
+        folder: Path,
+        stage: int,
+        layout: Layout,
+        trained: Callable[[], bool] = lambda: False,
         damaged: Collection[Path] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Copy the archive's newest usable checkpoint of a stage into `folder`, if it is newer than the files
         there that are not in `damaged`. If the archive has none of this stage, only the user is notified.
 

@@ -50,9 +50,10 @@ class ArchivistClients:
     def linked(self) -> list[PeerId]:
         """Return the linked archivists."""
         return [
-            peer for peer, known in self.neighbourhood.known().items()
+            peer
+            for peer, known in self.neighbourhood.known().items()
             if known.linked and _is_archivist(known)
-        ]  # fmt: skip
+        ]
 
     def is_one(self, peer: PeerId) -> bool:
         known = self.neighbourhood.known().get(peer)

@@ -95,10 +95,18 @@ def state_digest(round: int, units: Tensor) -> bytes:
 
 
 def write(
-    folder: Path, manifest: Manifest, stage: int, round: int, chain: bytes, units: Tensor, layout: Layout,
-    signed: Sequence[bytes] = (), past: RestartState = NOTHING_PAST, tokens: int | None = None,
+    folder: Path,
+    manifest: Manifest,
+    stage: int,
+    round: int,
+    chain: bytes,
+    units: Tensor,
+    layout: Layout,
+    signed: Sequence[bytes] = (),
+    past: RestartState = NOTHING_PAST,
+    tokens: int | None = None,
     damaged: Collection[Path] = (),
-) -> Path:  # fmt: skip
+) -> Path:
     """Write a checkpoint, the bytes of `content`, to `stage-S-round-R.safetensors`, and return its path. Then
     delete all but the stage's newest KEPT files. Files in `damaged` stay unchanged and do not count, because
     a person may be able to repair them. Raises DiskError."""
@@ -111,9 +119,16 @@ def write(
 
 
 def content(
-    manifest: Manifest, stage: int, round: int, chain: bytes, units: Tensor, layout: Layout,
-    signed: Sequence[bytes] = (), past: RestartState = NOTHING_PAST, tokens: int | None = None,
-) -> bytes:  # fmt: skip
+    manifest: Manifest,
+    stage: int,
+    round: int,
+    chain: bytes,
+    units: Tensor,
+    layout: Layout,
+    signed: Sequence[bytes] = (),
+    past: RestartState = NOTHING_PAST,
+    tokens: int | None = None,
+) -> bytes:
     """Return the bytes of a checkpoint file: the weights `units`, int32 [layout.size], as named tensors, and
     metadata. `signed` has peers' signatures, `past` what is known of the rounds up to `round`."""
     tensors = {}
@@ -154,15 +169,20 @@ def read(path: Path, max_tensors: int = MAX_TENSORS) -> Checkpoint:
         if len(chain) > len(START) or len(START) + len(digest) != STATEMENT_BYTES:
             raise ValueError(f"a digest of {len(digest)} bytes and a chain of {len(chain)}")
         checkpoint = Checkpoint(
-            RunId(metadata["run"]), metadata["manifest"],
-            number(metadata["stage"]), number(metadata["round"]), digest, chain, tensors,
+            RunId(metadata["run"]),
+            metadata["manifest"],
+            number(metadata["stage"]),
+            number(metadata["round"]),
+            digest,
+            chain,
+            tensors,
             signed=tuple(bytes.fromhex(data) for data in metadata.get("signed", "").split()),
             past=RestartState(
                 _decode_sets(metadata.get("sets", "{}")),
                 msgspec.json.decode(metadata.get("earlier", "null"), type=Earlier | None),
             ),
             tokens=token_count(metadata.get("tokens", "")),
-        )  # fmt: skip
+        )
     except (SafetensorError, OSError, KeyError, ValueError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{path} is no checkpoint that can be used ({error})") from None
     return checkpoint
@@ -328,10 +348,15 @@ def newest(source: Path | None) -> Model:
     missing = [stage for stage in range(len(manifest.stages)) if stage not in found]
     if missing:
         stages = ", ".join(map(str, missing))
-        raise CheckpointError(problems[0] if problems else (
-            f"{place} holds no checkpoint of stage {stages} of the run {run_id[:16]}: a model needs "
-            f"all {len(manifest.stages)} stages; name a folder that holds the states of peers of every stage"
-        ))  # fmt: skip
+        raise CheckpointError(
+            problems[0]
+            if problems
+            else (
+                f"{place} holds no checkpoint of stage {stages} of the run {run_id[:16]}: a model needs "
+                f"all {len(manifest.stages)} stages; name a folder that holds the states of peers of "
+                "every stage"
+            )
+        )
     tensors = tuple(
         {
             name: tensor.to(torch.float32)

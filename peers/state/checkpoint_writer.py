@@ -52,6 +52,7 @@ class CheckpointWriter:
 
     def __init__(
         self,
+        *,
         folder: Path | None,
         signed: SignedManifest,
         stage: int,
@@ -179,10 +180,19 @@ class CheckpointWriter:
             return  # A checkpoint of this round would replace the damaged file.
         try:
             path = await asyncio.to_thread(
-                checkpoint_file.write, self.folder, manifest, self.stage, round, weights.chain, weights.units,
-                self.part.state, self.digests.of_round(round), self.past(round), weights.tokens,
+                checkpoint_file.write,
+                self.folder,
+                manifest,
+                self.stage,
+                round,
+                weights.chain,
+                weights.units,
+                self.part.state,
+                self.digests.of_round(round),
+                self.past(round),
+                weights.tokens,
                 self.damaged,
-            )  # fmt: skip
+            )
         except checkpoint_file.DiskError as error:
             now = asyncio.get_running_loop().time()
             if last or now >= self._report_again_at:

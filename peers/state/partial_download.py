@@ -111,7 +111,8 @@ class Download:
         """Write the chunks in `_unwritten` until none is left. If the disk refuses, report it and stop."""
         folder = self._kept.folder
         while self._unwritten and not self._ended and folder is not None:
-            indices, self._unwritten = self._unwritten, []
+            indices = self._unwritten
+            self._unwritten = []
             try:
                 await asyncio.to_thread(self._write_all, folder, indices)
             except OSError as error:

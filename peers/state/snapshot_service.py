@@ -131,6 +131,7 @@ class SnapshotService:
 
     def __init__(
         self,
+        *,
         snapshots: Snapshots,
         neighbourhood: SnapshotPorts,
         state_bytes: int,
@@ -227,7 +228,9 @@ class SnapshotService:
         than round `enough`. With `have` NOTHING and no snapshot, the initial weights are fetched. If no peer
         trains (the whole group restarts), the newest state that the disks share is used, even one before
         `have`; with `apart` also if training peers do not agree. Raises NoState if none can be had."""
-        self._offers, self._asked, self._reported_tokens = {}, set(holders), {}
+        self._offers = {}
+        self._asked = set(holders)
+        self._reported_tokens = {}
         self._all_offered.clear()
         deadline = self.clock.time() + OFFER_SECONDS
         while self._offers.keys() < self._asked and self.clock.time() < deadline:
@@ -272,18 +275,22 @@ class SnapshotService:
         if own is not None:
             return own.weights()
         chosen_roots = {
-            peer: root for peer, offered in roots.items() for root in offered
+            peer: root
+            for peer, offered in roots.items()
+            for root in offered
             if (root.round, root.digest) == chosen
-        }  # fmt: skip
+        }
         return await self._fetch_root(chosen_roots)
 
     async def _fetch_start(self, all_sets_kept: bool) -> Weights:
         """Fetch the initial weights from the peers that offer them. Raises NoState if none offers them, or if
         not `all_sets_kept`: without the sets of all rounds, this peer could not continue from there."""
         roots = {
-            peer: root for peer, offer in self._offers.items() for root in self._valid_roots(peer, offer)
+            peer: root
+            for peer, offer in self._offers.items()
+            for root in self._valid_roots(peer, offer)
             if root.round < 0 and peer not in self._false_starts
-        }  # fmt: skip
+        }
         if not all_sets_kept or not roots:
             asked = len(self._offers)
             raise NoState(f"none of {asked} peers of the stage has the weights that the run starts from")
@@ -327,10 +334,12 @@ class SnapshotService:
                 root = _root_decoder.decode(envelope.payload)
                 chunk_count = -(-self.state_bytes // chunk_bytes(self.state_bytes))  # Rounded up.
                 if (
-                    envelope.sender != peer or root.stage != self.snapshots.stage
+                    envelope.sender != peer
+                    or root.stage != self.snapshots.stage
                     or sealed_round(root.round) != envelope.round
-                    or root.size != self.state_bytes or len(root.chunks) != chunk_count
-                ):  # fmt: skip
+                    or root.size != self.state_bytes
+                    or len(root.chunks) != chunk_count
+                ):
                     raise Malformed("a snapshot root that does not fit this stage")
                 if root.round < 0 and (root.digest != self.start or root.chain != START):
                     raise Malformed("a snapshot root of another start than the run's")
@@ -351,14 +360,18 @@ class SnapshotService:
         lists = [tuple(root.chunks) for root in roots.values()]
         hashes = max(lists, key=lists.count)
         holders = [peer for peer, root in roots.items() if tuple(root.chunks) == hashes]
-        root = self._root = roots[holders[0]]
-        download = self._download = Download(self.kept, hashes, root.size)
+        root = roots[holders[0]]
+        self._root = root
+        download = Download(self.kept, hashes, root.size)
+        self._download = download
         resumed = await download.resume()
-        self.kept_bytes = self.fetched_bytes = sum(len(download.part(index)) for index in resumed)
+        self.kept_bytes = sum(len(download.part(index)) for index in resumed)
+        self.fetched_bytes = self.kept_bytes
         self._fetch_ended.clear()
-        carriers = self._carriers = await self._open_carriers(root.size - self.kept_bytes)
+        carriers = await self._open_carriers(root.size - self.kept_bytes)
+        self._carriers = carriers
         at_once = carriers.requests_per_holder if carriers is not None else ASKED_AT_ONCE
-        self._fetch = SnapshotFetch(hashes, holders, at_once, resumed)
+        self._fetch = SnapshotFetch(hashes=hashes, holders=holders, asked_at_once=at_once, here=resumed)
         self.log_event(
             events.Fetching(round=root.round, size=root.size, kept=self.kept_bytes, holders=len(holders))
         )
@@ -373,8 +386,11 @@ class SnapshotService:
                         await self._fetch_ended.wait()
                 self._ask_others(self._fetch)
         finally:
-            fetch, self._fetch = self._fetch, None
-            self._root = self._carriers = self._download = None
+            fetch = self._fetch
+            self._fetch = None
+            self._root = None
+            self._carriers = None
+            self._download = None
             if carriers is not None:
                 await carriers.close()
             await download.close()

@@ -96,7 +96,7 @@ class Snapshots:
     """The snapshots that this peer keeps. `keep` runs in the compute thread, the rest on the event loop."""
 
     def __init__(
-        self, identity: Identity, run_id: RunId, stage: int, rules: Rounds, folder: Path | None = None
+        self, *, identity: Identity, run_id: RunId, stage: int, rules: Rounds, folder: Path | None = None
     ) -> None:
         """Create the store. Snapshots are kept in unnamed files in `folder`, or in memory if it is None."""
         self._folder = folder

@@ -100,9 +100,12 @@ def beside_run(folder: Path, url: str) -> Path:
 
 
 def fetched(
-    url: str, folder: Path, manifest: Manifest, notify: Callable[[str], None],
+    url: str,
+    folder: Path,
+    manifest: Manifest,
+    notify: Callable[[str], None],
     is_stopped: Callable[[], bool] = lambda: False,
-) -> None:  # fmt: skip
+) -> None:
     """Download the model at a URL into `folder`, unless the folder exists; its content is checked later, when
     it is read. `notify` gets progress messages. Raises StartError if the download fails, or `is_stopped`
     returns True."""
@@ -202,7 +205,8 @@ class _Source:
 
     def __init__(self, url: str) -> None:
         """Open the URL. Raises StartError."""
-        self.url, self._secret_url = without_secret(url).rstrip("/"), url
+        self.url = without_secret(url).rstrip("/")
+        self._secret_url = url
         if {"?", "#"} & set(url):
             raise StartError(f"{self.url}: a ? or a # cannot stand in the URL of a folder; leave it out")
         self._is_web = is_web(url)

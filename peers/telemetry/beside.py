@@ -24,10 +24,13 @@ class Beside:
 
     def __init__(self, text: TextIO, words: TextIO, columns: int) -> None:
         """`columns` is the width of the terminal, if there is one."""
-        self._text, self._messages, self._columns = text, words, max(2, columns)
+        self._text = text
+        self._messages = words
+        self._columns = max(2, columns)
         self._terminal = text.isatty() and words.isatty()
         self._share_a_target = self._terminal or _end_in_same_file(text, words)
-        self._column, self._last_character = 0, " "
+        self._column = 0
+        self._last_character = " "
         self._message_below = False
         """Whether a message is shown below an unfinished line, with the cursor behind it."""
 

@@ -84,7 +84,9 @@ def open_report(
     """Return the report for a peer file's `log` setting. `clock` returns Unix time in seconds."""
     if log == "line" or (log == "auto" and stream.isatty()):
         return LineReporter(stream, clock)
-    return JsonReporter(stream, clock, name, 0.0 if log == "json" else STATUS_SECONDS)
+    return JsonReporter(
+        stream=stream, clock=clock, name=name, status_seconds=0.0 if log == "json" else STATUS_SECONDS
+    )
 
 
 class LineReporter:
@@ -124,7 +126,8 @@ class _StatusThrottle:
     """Decides whether to write a status to a log: it has changed, or the last one is old."""
 
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:
-        self._clock, self._seconds = clock, seconds
+        self._clock = clock
+        self._seconds = seconds
         self._written: object = None
         """What the last written status showed."""
         self._written_at = 0.0
@@ -134,7 +137,8 @@ class _StatusThrottle:
         shown, now = (status.state, status.stage, status.waits_for), self._clock()
         if shown == self._written and 0 <= now - self._written_at < self._seconds:
             return False
-        self._written, self._written_at = shown, now
+        self._written = shown
+        self._written_at = now
         return True
 
 
@@ -142,7 +146,7 @@ class JsonReporter:
     """Print one JSON object per line: time, level, event, text, and the event's own fields."""
 
     def __init__(
-        self, stream: TextIO, clock: Callable[[], float], name: str = "", status_seconds: float = 0.0
+        self, *, stream: TextIO, clock: Callable[[], float], name: str = "", status_seconds: float = 0.0
     ) -> None:
         """A status with unchanged state and stage is written every `status_seconds`; 0 writes each one."""
         self._stream = stream

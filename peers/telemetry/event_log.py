@@ -67,6 +67,7 @@ class EventLog:
 
     def __init__(
         self,
+        *,
         path: Path,
         clock: Callable[[], float],
         monotonic: Callable[[], float],
@@ -185,7 +186,9 @@ class EventLog:
     def _on_write_success(self) -> None:
         """After failed writes, log and report how many lines were lost."""
         if self._is_failing:
-            lost, self._is_failing, self._dropped_lines = self._dropped_lines, False, 0
+            lost = self._dropped_lines
+            self._is_failing = False
+            self._dropped_lines = 0
             self.record(LogRewritten(lost))
             self.trouble(f"{self._path} is written again; events lost meanwhile: {lost}")
 

@@ -24,27 +24,31 @@ codes. When a log file is full, the next one starts with the event `continued`, 
 lines that still hold. `scripts/docs` generates this page from peers/telemetry/events.py.
 """
 TYPES = {
-    "collections.abc.Sequence[str]": "text list", "collections.abc.Sequence[int]": "int list",
-    "collections.abc.Sequence[float]": "float list", "dict[str, int]": "int object",
-}  # fmt: skip
+    "collections.abc.Sequence[str]": "text list",
+    "collections.abc.Sequence[int]": "int list",
+    "collections.abc.Sequence[float]": "float list",
+    "dict[str, int]": "int object",
+}
 
 
 def document() -> str:
     """Return the text of docs/events.md: a table of all events, and one of the lines for people."""
     topics = ", ".join(f"`{topic}`" for topic in get_args(Topic))
-    return "\n".join([
-        HEAD,
-        *_event_table(EVENT_CLASSES),
-        "",
-        "## Lines for people",
-        "",
-        "These events are lines that the peer printed; `text` is the line.",
-        "",
-        *_event_table(NOTICE_CLASSES),
-        "",
-        f"These events have no field but `text`: {topics}.",
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            HEAD,
+            *_event_table(EVENT_CLASSES),
+            "",
+            "## Lines for people",
+            "",
+            "These events are lines that the peer printed; `text` is the line.",
+            "",
+            *_event_table(NOTICE_CLASSES),
+            "",
+            f"These events have no field but `text`: {topics}.",
+            "",
+        ]
+    )
 
 
 def _event_table(kinds: Mapping[str, type[Event]]) -> list[str]:

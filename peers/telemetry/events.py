@@ -490,7 +490,7 @@ Topic = Literal[
     "p2pd_ended", "p2pd_not_started", "pause_cut", "restored", "run", "set_aside", "slow_upload", "stage",
     "state", "swarm", "text", "text_left_out", "tokenizing", "trains", "turned_away", "unreachable",
     "weights",
-]  # fmt: skip
+]
 """Topics of lines that have no fields of their own."""
 Notify = Callable[[Topic, str], None]
 """Shows one line to people and appends it to the event log."""

@@ -19,22 +19,20 @@ IDLE = (
 
 GPU = {
     "gpu_memory_used_ratio": "GPU memory in use by any program, 0 to 1. Only with a GPU.",
-    "gpu_utilization_ratio":
-        "Fraction of time in which any program used the GPU, 0 to 1. Only with NVML.",
+    "gpu_utilization_ratio": "Fraction of time in which any program used the GPU, 0 to 1. Only with NVML.",
     "gpu_temperature_celsius": "GPU temperature. Only with NVML.",
     "gpu_power_watts": "GPU power draw. Only with NVML.",
-}  # fmt: skip
+}
 
 EXPERTS = {
-    "expert_load_imbalance_ratio":
-        "Tokens of a layer's busiest expert over the mean of its experts, averaged over layers and 10 "
-        "seconds; 1: even. Only with experts on one device.",
-}  # fmt: skip
+    "expert_load_imbalance_ratio": "Tokens of a layer's busiest expert over the mean of its experts, "
+    "averaged over layers and 10 seconds; 1: even. Only with experts on one device.",
+}
 
 PEAK = {
-    "train_flops_utilization_ratio":
-        "Model FLOPs utilization over 10 seconds, 0 to 1. Only with `metrics.peak_flops`.",
-}  # fmt: skip
+    "train_flops_utilization_ratio": "Model FLOPs utilization over 10 seconds, 0 to 1. Only with "
+    "`metrics.peak_flops`.",
+}
 
 
 class ComputeSeconds:

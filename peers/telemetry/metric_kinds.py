@@ -123,7 +123,8 @@ class OptionalGauges:
 
     def __init__(self, declare: Declare, helps: Mapping[str, str]) -> None:
         """`helps` maps the gauges' names to their help texts."""
-        self._declare, self._helps = declare, helps
+        self._declare = declare
+        self._helps = helps
         self._gauges: dict[str, Gauge] = {}
 
     def set(self, name: str, value: float | None) -> None:

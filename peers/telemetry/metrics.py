@@ -244,7 +244,8 @@ class PeerMetrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._role = role
-        self._shared, self._own = Declare(self.registry), Declare(self.registry)
+        self._shared = Declare(self.registry)
+        self._own = Declare(self.registry)
         self._unread = Declare(CollectorRegistry())
         self.about = About(self._shared)
         self.network = NetworkMetrics(self._shared, KINDS if role == "worker" else ("directory",))

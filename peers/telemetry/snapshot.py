@@ -345,8 +345,11 @@ def _count_versions(rows: Iterable[PeerRow]) -> tuple[tuple[str, int], ...]:
 def _largest_lag(rows: Sequence[PeerRow]) -> int | None:
     """Return the largest number of rounds that a peer is behind the furthest peer of its stage. Only peers
     that follow their group's rounds (states IN_STEP) count; None without any."""
-    stage_rounds = [(row.stage, row.round) for row in rows
-             if row.round is not None and row.stage >= 0 and row.state in IN_STEP]  # fmt: skip
+    stage_rounds = [
+        (row.stage, row.round)
+        for row in rows
+        if row.round is not None and row.stage >= 0 and row.state in IN_STEP
+    ]
     newest: dict[int, int] = {}
     for stage, round in stage_rounds:
         newest[stage] = max(round, newest.get(stage, round))

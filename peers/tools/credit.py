@@ -39,10 +39,14 @@ def from_disk(state: Path) -> dict[str, Any]:
         identity = load(key)
     kept = read(state / FILE_NAME, signed, identity.peer_id)
     return {
-        "peer": identity.peer_id, "run": signed.run_id, "name": signed.manifest.name,
-        "state": "not running", "start": start, "every": signed.manifest.rounds.snapshot_interval,
+        "peer": identity.peer_id,
+        "run": signed.run_id,
+        "name": signed.manifest.name,
+        "state": "not running",
+        "start": start,
+        "every": signed.manifest.rounds.snapshot_interval,
         **summary(kept),
-    }  # fmt: skip
+    }
 
 
 def lines(me: Mapping[str, Any]) -> list[str]:

@@ -20,19 +20,35 @@ from protocols.signed.identity import load as load_identity
 
 IDENTITY = "identity.key"
 OF_A_STATE = {
-    IDENTITY: "", ".identity.key.*": "", "peer.yaml": "", "run.json": "", "peers.json": "",
-    "bootstraps.json": "", "receipts.jsonl": "", "events.jsonl": "", "events.jsonl.old": "", "order.bin": "",
-    "height.json": "", "lock": "", "control.sock": "", ".*.part": "",
-    "checkpoints": "checkpoints", "text": "text",
-}  # fmt: skip
+    IDENTITY: "",
+    ".identity.key.*": "",
+    "peer.yaml": "",
+    "run.json": "",
+    "peers.json": "",
+    "bootstraps.json": "",
+    "receipts.jsonl": "",
+    "events.jsonl": "",
+    "events.jsonl.old": "",
+    "order.bin": "",
+    "height.json": "",
+    "lock": "",
+    "control.sock": "",
+    ".*.part": "",
+    "checkpoints": "checkpoints",
+    "text": "text",
+}
 """Names that peers write in a state folder; for a folder, the kind of its content."""
 IN = {
     "state": OF_A_STATE,
-    "checkpoints": {"stage-*-round-*.safetensors": "", "stage-*-round-*.given-up": "", ".stage-*.part": "",
-                    "download": "download"},
+    "checkpoints": {
+        "stage-*-round-*.safetensors": "",
+        "stage-*-round-*.given-up": "",
+        ".stage-*.part": "",
+        "download": "download",
+    },
     "download": {"[0-9a-f]" * 64: "", ".*": "", "*.part": ""},
     "text": {"*.tokens": "", "*.part": "", ".*.part": "", "newest.json": ""},
-}  # fmt: skip
+}
 """Names that peers write, by kind of folder."""
 SHOWS_A_STATE = (IDENTITY, "peer.yaml", "events.jsonl", "lock")
 

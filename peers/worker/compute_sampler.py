@@ -57,7 +57,8 @@ class ComputeTime:
         self._at: float | None = None
         self._compute: ref[ComputeCounters] | None = None
         """A weak reference: work waiting in it holds a stage's memory, which a paused peer has to release."""
-        self._busy = self._rested = 0.0
+        self._busy = 0.0
+        self._rested = 0.0
         self._idle = 0.0
         self._samples: deque[tuple[float, float]] = deque()
         """Samples of (time, idle seconds until then)."""
@@ -67,12 +68,15 @@ class ComputeTime:
         time."""
         if compute is not (self._compute() if self._compute is not None else None):
             self._compute = ref(compute) if compute is not None else None
-            self._busy = self._rested = 0.0
+            self._busy = 0.0
+            self._rested = 0.0
         busy = compute.busy_seconds if compute is not None else 0.0
         rested = compute.rested_seconds if compute is not None else 0.0
         if self._at is not None:
             self._add(now - self._at, max(0.0, busy - self._busy), max(0.0, rested - self._rested), reason)
-        self._at, self._busy, self._rested = now, busy, rested
+        self._at = now
+        self._busy = busy
+        self._rested = rested
         self._samples.append((now, self._idle))
         while self._samples[0][0] < now - SHARE_SECONDS:
             self._samples.popleft()

@@ -28,7 +28,9 @@ class MessageDispatcher:
     condition."""
 
     def __init__(self, worker: WorkerContext, orders: OrderEnforcer, wake: Callable[[], None]) -> None:
-        self.worker, self.orders, self.wake = worker, orders, wake
+        self.worker = worker
+        self.orders = orders
+        self.wake = wake
 
     def load(self) -> HeartbeatLoad:
         return self.worker.load()

@@ -33,6 +33,7 @@ class OrderEnforcer:
 
     def __init__(
         self,
+        *,
         worker: WorkerContext,
         book: OrderBook,
         ending: RunShutdown,
@@ -44,7 +45,8 @@ class OrderEnforcer:
         """`task_ended` receives failed tasks; `stands()` is called when the run may be paused or resumed."""
         self.worker = worker
         self.ending = ending
-        self.task_ended, self.stands = task_ended, stands
+        self.task_ended = task_ended
+        self.stands = stands
         self.book = book
         presence = worker.presence
         shown = prove_invite(invite, book.signed.run_id, presence.identity.peer_id)

@@ -92,11 +92,13 @@ class WorkerRole(Role):
     def __init__(self, process: Process) -> None:
         self.process = process
         config = process.config
-        self.device, *_ = self.devices = devices_of(config.compute, device_of(config.device))
+        self.device, *_ = devices_of(config.compute, device_of(config.device))
+        self.devices = self.device, *_
         self.computing = computing_of(config.compute, self.device)
         self.processes: Processes | None = None
         """The processes of several devices; None with one device."""
-        self._restart_seconds, self._held_since = RESTART_SECONDS, 0.0
+        self._restart_seconds = RESTART_SECONDS
+        self._held_since = 0.0
         self.worker: Worker | None = None
         self.observer: WorkerSampler | None = None
         self.compute: Compute | None = None
@@ -106,13 +108,15 @@ class WorkerRole(Role):
         """The timeline for `swarmnet top`, fed by the event log from the start."""
         process.log.listeners += [self.story.take, NoticePrinter(process.report).on_line]
         self.upload = UploadWatch(config, self.story, process.notify)
-        self.stage, self.moved = None if config.stage == "auto" else config.stage, 0
+        self.stage = None if config.stage == "auto" else config.stage
+        self.moved = 0
         self.signed: SignedManifest | None = None
         self.model: Path | None = None
         """Folder of the model that the run starts from, if this machine has it."""
         self.never: frozenset[int] = frozenset()
         """Stages that this machine cannot serve because it lacks the run's text."""
-        self._first, self._taken = -1, asyncio.Event()
+        self._first = -1
+        self._taken = asyncio.Event()
         """The stage that this peer serves first, and an event that is set once it does."""
         self.began = time.monotonic()
         self.pausing = PauseControl()
@@ -120,7 +124,7 @@ class WorkerRole(Role):
         warn = partial(process.report.notify, "limits", level="warning")
         gpu = gpu_use(self.device, config.limits.only_when_idle, warn)
         self._gpu: GpuWatch | None = None
-        self.watch = LimitsWatch(config.limits, self, gpu=gpu)
+        self.watch = LimitsWatch(limits=config.limits, role=self, gpu=gpu)
         process.control.answers.update(
             pause=self._asked_to_pause,
             resume=self._asked_to_resume,
@@ -132,7 +136,8 @@ class WorkerRole(Role):
     async def run(self, network: Network) -> None:
         """Serve the run until the peer has left it."""
         process, config = self.process, self.process.config
-        self.signed = signed = await find_run(process, network)
+        self.signed = await find_run(process, network)
+        signed = self.signed
         process.known_as(signed.run_id, self.device.type)
         set_threads(config.threads)
         self.model = await model_here(config.init_checkpoint, signed.manifest, process.notify)
@@ -149,7 +154,8 @@ class WorkerRole(Role):
             asyncio.create_task(_trim_forever(), name="trim"),
         ]
         if self.device.type == "cuda":
-            gpu = self._gpu = GpuWatch(process.metrics, self.device, nvml_of(self.device))
+            gpu = GpuWatch(process.metrics, self.device, nvml_of(self.device))
+            self._gpu = gpu
             beside.append(asyncio.create_task(gpu.run(), name="gpu"))
         await asyncio.sleep(0)  # The first check of the limits may find that the peer must not start now.
         try:
@@ -200,18 +206,28 @@ class WorkerRole(Role):
         """Serve one stage. Returns True if the peer moves to another stage or is only paused, also when the
         pause was cleared early. Returns False when it is stopped or the run has ended."""
         process = self.process
-        compute = self.compute = self._computing()
+        compute = self._computing()
+        self.compute = compute
         report_memory_errors(asyncio.get_running_loop(), compute.failed)
         process.pulse.fault = lambda: compute.failed.result() if compute.failed.done() else None
-        text = TextReader(process, signed, self._text_opened, self._reading_ended)
-        worker = self.worker = Worker(
-            signed, process.identity, network.transport, network.directory, compute,
-            text.open, self._settings(signed),
-            Random(process.identity.peer_id), process.log.record, process.notify,
-            self._part,
-        )  # fmt: skip
+        text = TextReader(process=process, signed=signed, opened=self._text_opened, ended=self._reading_ended)
+        worker = Worker(
+            signed=signed,
+            identity=process.identity,
+            transport=network.transport,
+            directory=network.directory,
+            compute=compute,
+            load_text=text.open,
+            settings=self._settings(signed),
+            chance=Random(process.identity.peer_id),
+            log_event=process.log.record,
+            notify=process.notify,
+            make_part=self._part,
+        )
+        self.worker = worker
         network.dht.linked = worker.linked
-        observer = self.observer = self._observer(worker, network)
+        observer = self._observer(worker, network)
+        self.observer = observer
         observing = asyncio.create_task(observer.run(), name="observer")
         if process.stop.is_set():
             worker.leave()
@@ -237,7 +253,9 @@ class WorkerRole(Role):
                     network.cache.write((peer, seen.addresses) for peer, seen in known if seen.reached)
             process.pulse.fault = lambda: None
             network.dht.linked = tuple  # It would keep the whole worker in memory while this peer is paused.
-            self.worker = self.observer = self.compute = None
+            self.worker = None
+            self.observer = None
+            self.compute = None
             self._left = weakref.ref(worker)
             held = worker.stage if worker.stage >= 0 else self.stage  # Also set after its p2pd has died.
             self.stage = held if worker.goes_to is None else worker.goes_to
@@ -253,9 +271,15 @@ class WorkerRole(Role):
     def _observer(self, worker: Worker, network: Network) -> WorkerSampler:
         process = self.process
         return WorkerSampler(
-            worker, process.metrics, process.report, process.log, self.compute_time,
-            process.config.metrics.peak_flops, network.dht, process.config.name,
-        )  # fmt: skip
+            worker=worker,
+            metrics=process.metrics,
+            report=process.report,
+            log=process.log,
+            compute_time=self.compute_time,
+            peak=process.config.metrics.peak_flops,
+            directory=network.dht,
+            name=process.config.name,
+        )
 
     def _computing(self) -> Compute:
         compute = ThreadCompute(self.process.config.compute_duty_cycle)
@@ -265,7 +289,8 @@ class WorkerRole(Role):
 
     async def _let_devices_go(self) -> None:
         if self.processes is not None:
-            processes, self.processes = self.processes, None
+            processes = self.processes
+            self.processes = None
             await asyncio.to_thread(processes.close)
 
     async def _report_lost(self, lost: DevicesLost) -> None:
@@ -333,17 +358,28 @@ class WorkerRole(Role):
         config, allowed = self.process.config, self._allowed()
         fits = all(needs.least <= allowed for needs in self._needs(signed.manifest))
         return Settings(
-            stage=self.stage, moves=config.may_move and fits, moved=self.moved,
+            stage=self.stage,
+            moves=config.may_move and fits,
+            moved=self.moved,
             never=self.never,
-            in_flight=config.in_flight, slots=config.slots, checkpoint_seconds=config.checkpoint_seconds,
-            drain_seconds=config.drain_seconds, checkpoints=config.state / "checkpoints",
+            in_flight=config.in_flight,
+            slots=config.slots,
+            checkpoint_seconds=config.checkpoint_seconds,
+            drain_seconds=config.drain_seconds,
+            checkpoints=config.state / "checkpoints",
             receipts=config.state / FILE_NAME,
-            allow_reinit=config.allow_reinit, start=self.model,
-            orders=config.state / "order.bin", invite=config.invite_bytes, archive=config.archive,
-            version=version("swarmnet"), name=config.name, joules=self._joules_from_now(),
-            line=known_bandwidth(config), export_hint=export_hint(signed, config.state, config.bootstrap),
+            allow_reinit=config.allow_reinit,
+            start=self.model,
+            orders=config.state / "order.bin",
+            invite=config.invite_bytes,
+            archive=config.archive,
+            version=version("swarmnet"),
+            name=config.name,
+            joules=self._joules_from_now(),
+            line=known_bandwidth(config),
+            export_hint=export_hint(signed, config.state, config.bootstrap),
             own_start=self.process.own_start,
-        )  # fmt: skip
+        )
 
     def _joules_from_now(self) -> Callable[[], float]:
         """Return a function that measures the device's energy in joules from now on."""
@@ -420,16 +456,23 @@ class WorkerRole(Role):
         if snapshot is None:
             name = self.process.config.name or self.process.identity.peer_id[-6:]
             state = "paused" if self.pausing else "connecting"
-            snapshot = SwarmSnapshot(f"peer {name}", time.time(), state=state, loss=story.recent.mean,
-                                     memory_bytes=resident_bytes())  # fmt: skip
-        return as_json(replace(
-            snapshot,
-            losses=tuple(loss for _, loss in story.losses.points),
-            contributions_decided=story.contributions.decided,
-            contributions_late=story.contributions.late,
-            events=tuple(story.events),
-            warnings=(*snapshot.warnings, *self.upload.warnings),
-        ))  # fmt: skip
+            snapshot = SwarmSnapshot(
+                f"peer {name}",
+                time.time(),
+                state=state,
+                loss=story.recent.mean,
+                memory_bytes=resident_bytes(),
+            )
+        return as_json(
+            replace(
+                snapshot,
+                losses=tuple(loss for _, loss in story.losses.points),
+                contributions_decided=story.contributions.decided,
+                contributions_late=story.contributions.late,
+                events=tuple(story.events),
+                warnings=(*snapshot.warnings, *self.upload.warnings),
+            )
+        )
 
     async def _asked_to_pause(self, _request: Request) -> dict[str, Any]:
         before, began = resident_bytes(), time.monotonic()
@@ -465,14 +508,18 @@ class WorkerRole(Role):
         kept = worker.receipts.kept if worker is not None and joined else read(path, signed, me)
         state = worker.state if worker is not None else self.pausing.line()
         return {
-            "peer": me, "run": signed.run_id, "name": signed.manifest.name, "state": state,
-            "stage": worker.stage if worker is not None else -1, "moves": self.moved,
+            "peer": me,
+            "run": signed.run_id,
+            "name": signed.manifest.name,
+            "state": state,
+            "stage": worker.stage if worker is not None else -1,
+            "moves": self.moved,
             "group": worker is not None and joined and worker.has_company(),
             "uptime_seconds": round(time.monotonic() - self.began, 1),
             "every": signed.manifest.rounds.snapshot_interval,
             "warnings": [*(stuck_of_worker(worker) if worker is not None else ()), *self.upload.warnings],
             **summary(kept),
-        }  # fmt: skip
+        }
 
     def _standing(self) -> dict[str, Any]:
         return {"paused": dict(self.pausing.texts)}

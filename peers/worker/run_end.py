@@ -30,12 +30,12 @@ class RunShutdown:
 
     def __init__(
         self,
+        *,
         worker: WorkerContext,
         book: OrderBook,
         elsewhere: RemoteProgressGuard,
         stands: Callable[[], None],
         leave: Callable[[], None],
-        *,
         hint: str = "",
     ) -> None:
         """`stands()` is called when the run has ended here, `leave()` ends the worker, `hint` tells how to
@@ -44,7 +44,8 @@ class RunShutdown:
         self.worker = worker
         self.book = book
         self.elsewhere = elsewhere
-        self.stands, self.leave = stands, leave
+        self.stands = stands
+        self.leave = leave
         self.ordered = asyncio.Event()
         self.round: int | None = None
         """The last settled round here, once the run has ended."""

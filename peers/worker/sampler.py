@@ -63,6 +63,7 @@ class WorkerSampler:
 
     def __init__(
         self,
+        *,
         worker: Worker,
         metrics: PeerMetrics,
         report: Reporter,
@@ -144,10 +145,13 @@ class WorkerSampler:
             self._active(worker, worker.neighbourhood, worker.data.ledger)
         else:
             self.snapshot = snapshot_of(worker, self.name, idle_share=self.compute_time.idle_share)
-            self.report.status(StatusLine(
-                worker.state, stage=worker.stage if worker.stage >= 0 else None,
-                stages=len(worker.manifest.stages),
-            ))  # fmt: skip
+            self.report.status(
+                StatusLine(
+                    worker.state,
+                    stage=worker.stage if worker.stage >= 0 else None,
+                    stages=len(worker.manifest.stages),
+                )
+            )
 
     def _active(self, worker: Worker, neighbourhood: PeerLinks, ledger: MicrobatchLedger) -> None:
         """Update the metrics, the snapshot for `top` and the status line of a worker that has links."""
@@ -159,10 +163,14 @@ class WorkerSampler:
         if self.peak is not None and speed is not None:
             self.utilization = speed * operations_per_token(worker.manifest, worker.stage) / self.peak
             self.metrics.peak.set("train_flops_utilization_ratio", self.utilization)
-        snapshot = self.snapshot = snapshot_of(
-            worker, self.name, tokens_per_second=speed, idle_share=self.compute_time.idle_share,
+        snapshot = snapshot_of(
+            worker,
+            self.name,
+            tokens_per_second=speed,
+            idle_share=self.compute_time.idle_share,
             utilization=self.utilization,
-        )  # fmt: skip
+        )
+        self.snapshot = snapshot
         self._shown(snapshot)
         self._network(neighbourhood)
         self._training(worker, ledger)
@@ -172,21 +180,23 @@ class WorkerSampler:
         self._inference(worker)
         self._timed(worker)
         group = [row for row in snapshot.rows if row.stage == worker.stage and not row.here]
-        self.report.status(StatusLine(
-            snapshot.state,
-            stage=worker.stage,
-            stages=len(snapshot.stages),
-            round=snapshot.round,
-            loss=snapshot.loss,
-            tokens_per_second=snapshot.tokens_per_second,
-            sent_bytes=sum(snapshot.sent.values()),
-            received_bytes=sum(snapshot.received.values()),
-            group_peers=1 + sum(row.state == "training" for row in group),
-            swarm_peers=len(snapshot.rows),
-            tokens=snapshot.tokens,
-            total_tokens=snapshot.finalized_tokens,
-            waits_for=_waits_for(worker, neighbourhood),
-        ))  # fmt: skip
+        self.report.status(
+            StatusLine(
+                snapshot.state,
+                stage=worker.stage,
+                stages=len(snapshot.stages),
+                round=snapshot.round,
+                loss=snapshot.loss,
+                tokens_per_second=snapshot.tokens_per_second,
+                sent_bytes=sum(snapshot.sent.values()),
+                received_bytes=sum(snapshot.received.values()),
+                group_peers=1 + sum(row.state == "training" for row in group),
+                swarm_peers=len(snapshot.rows),
+                tokens=snapshot.tokens,
+                total_tokens=snapshot.finalized_tokens,
+                waits_for=_waits_for(worker, neighbourhood),
+            )
+        )
 
     def _shown(self, snapshot: SwarmSnapshot) -> None:
         """Update the metrics whose values `swarmnet top` shows as well."""

@@ -17,17 +17,25 @@ from swarmnet.rounds.machine import GroupRounds
 
 
 def snapshot_of(
-    worker: Worker, name: str = "", *, tokens_per_second: float | None = None,
-    idle_share: float | None = None, utilization: float | None = None,
-) -> SwarmSnapshot:  # fmt: skip
+    worker: Worker,
+    name: str = "",
+    *,
+    tokens_per_second: float | None = None,
+    idle_share: float | None = None,
+    utilization: float | None = None,
+) -> SwarmSnapshot:
     """Return the snapshot. `name` is from the peer file, `tokens_per_second` covers the last seconds.
     `idle_share` is the fraction of time without compute; `utilization` is relative to the device's peak."""
     now, source, stuck = time.time(), f"peer {name or worker.identity.peer_id[-6:]}", _stuck(worker)
     if worker.neighbourhood is None or worker.data is None:
         return SwarmSnapshot(
-            source, now, worker.manifest.name, worker.signed.run_id, worker.state,
+            source,
+            now,
+            worker.manifest.name,
+            worker.signed.run_id,
+            worker.state,
             memory_bytes=resident_bytes(),
-        )  # fmt: skip
+        )
     data, update, traffic = worker.data, worker.update, worker.neighbourhood.traffic
     own = PeerRow(
         worker.identity.peer_id,
@@ -88,9 +96,14 @@ def microbatches_of(ledger: MicrobatchLedger) -> dict[str, int]:
 
 def ledger_event(ledger: MicrobatchLedger) -> noted.Ledger:
     return noted.Ledger(
-        ledger.committed, ledger.tokens, ledger.repeated, dict(ledger.dropped), dict(ledger.rerouted),
-        ledger.refused, ledger.late_answers,
-    )  # fmt: skip
+        ledger.committed,
+        ledger.tokens,
+        ledger.repeated,
+        dict(ledger.dropped),
+        dict(ledger.rerouted),
+        ledger.refused,
+        ledger.late_answers,
+    )
 
 
 def stuck_of_worker(worker: Worker) -> tuple[str, ...]:
@@ -112,10 +125,15 @@ def _stuck(worker: Worker) -> dict[int, int]:
 def _neighbours(worker: Worker, neighbourhood: PeerLinks) -> list[PeerRow]:
     now = neighbourhood.clock.time()
     return [
-        PeerRow(peer, known.stage, _state(known, now), round=known.round if known.linked else None,
-                can_do=_can_do(worker, known.service_seconds) if known.linked else None)
+        PeerRow(
+            peer,
+            known.stage,
+            _state(known, now),
+            round=known.round if known.linked else None,
+            can_do=_can_do(worker, known.service_seconds) if known.linked else None,
+        )
         for peer, known in neighbourhood.membership.peers.items()
-    ]  # fmt: skip
+    ]
 
 
 def _lag(rounds: GroupRounds) -> int:

@@ -120,9 +120,15 @@ class StageMover:
     """Drives the `Mover` of one worker; does nothing before `begin`."""
 
     def __init__(
-        self, presence: RecordAnnouncer, neighbourhood: PeerLinks, worker: Serves, chance: Random,
-        log_event: noted.LogEvent, notify: Notify,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        presence: RecordAnnouncer,
+        neighbourhood: PeerLinks,
+        worker: Serves,
+        chance: Random,
+        log_event: noted.LogEvent,
+        notify: Notify,
+    ) -> None:
         self.presence = presence
         self.neighbourhood = neighbourhood
         self.worker = worker

@@ -54,6 +54,7 @@ def combine_requests(held: FetchGroupState | None, wish: FetchGroupState) -> Fet
 class StateRecovery:
     def __init__(
         self,
+        *,
         disk: CheckpointWriter,
         states: SnapshotService,
         presence: RecordAnnouncer,
@@ -224,7 +225,8 @@ class StateRecovery:
 
     def _first(self) -> Weights | None:
         """Return the newest own checkpoint, else the run's initial weights if they are here."""
-        own, self._own = self._own, None
+        own = self._own
+        self._own = None
         return own if own is not None else self.disk.first_weights(self.states.snapshots)
 
     async def _settled(self, update: RoundService) -> Weights:

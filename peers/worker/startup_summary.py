@@ -95,9 +95,12 @@ async def pace_of(tokens: Callable[[], int], least: int) -> float:
 
 
 def traffic_line(
-    manifest: Manifest, stage: int, pace: float, records: Mapping[PeerId, SignedRecord] | None,
+    manifest: Manifest,
+    stage: int,
+    pace: float,
+    records: Mapping[PeerId, SignedRecord] | None,
     limits: LimitsFile,
-) -> str:  # fmt: skip
+) -> str:
     """Return a line about the expected traffic at this pace, in tokens per second."""
     others = [s.record for s in (records or {}).values() if s.record.stage >= 0]
     traffic = traffic_of(manifest, stage, pace, 1 + sum(record.stage == stage for record in others))

@@ -68,7 +68,9 @@ class UploadWatch:
 
     def __init__(self, config: PeerFile, story: PeerTimeline, notify: Notify) -> None:
         """`story` is the timeline of this peer's events."""
-        self._config, self._story, self._notify = config, story, notify
+        self._config = config
+        self._story = story
+        self._notify = notify
         self._need = 0.0
         self._verdict: UploadVerdict | None = None
         self.warnings: tuple[str, ...] = ()
@@ -88,7 +90,9 @@ class UploadWatch:
             self._need = upload_need_of(signed.manifest, others, stage)
         fates = self._story.contributions
         verdict = judge_upload(known_bandwidth(self._config).up, self._need, fates.decided, fates.late)
-        before, self._verdict, self.warnings = self._verdict, verdict, ()
+        before = self._verdict
+        self._verdict = verdict
+        self.warnings = ()
         if verdict is None:
             return
         words = ": ".join(upload_words(self._config, verdict, runs=True))

@@ -79,6 +79,7 @@ class Worker(WorkerContext):
 
     def __init__(
         self,
+        *,
         signed: SignedManifest,
         identity: Identity,
         transport: Transport,
@@ -97,18 +98,39 @@ class Worker(WorkerContext):
         self.identity = identity
         self.transport = transport
         self.presence = RecordAnnouncer(
-            signed, identity, transport, directory, settings.version, log_event, settings.own_start
+            signed=signed,
+            identity=identity,
+            transport=transport,
+            directory=directory,
+            version=settings.version,
+            log_event=log_event,
+            own_start=settings.own_start,
         )
-        book = OrderBook(signed, settings.orders, log_event, notify)
+        book = OrderBook(signed=signed, kept=settings.orders, log_event=log_event, notify=notify)
         self.elsewhere = RemoteProgressGuard(
-            self.presence, lambda: book.order.ends, settings.allow_reinit, self._may_be_empty,
-            lambda: self.stage, notify,
-        )  # fmt: skip
+            presence=self.presence,
+            ends=lambda: book.order.ends,
+            allow_reinit=settings.allow_reinit,
+            may_be_empty=self._may_be_empty,
+            stage=lambda: self.stage,
+            notify=notify,
+        )
         self.ending = RunShutdown(
-            self, book, self.elsewhere, self.stands, self.leave, hint=settings.export_hint
+            worker=self,
+            book=book,
+            elsewhere=self.elsewhere,
+            stands=self.stands,
+            leave=self.leave,
+            hint=settings.export_hint,
         )
         self.orders = OrderEnforcer(
-            self, book, self.ending, settings.invite, load_text, self.task_ended, self.stands
+            worker=self,
+            book=book,
+            ending=self.ending,
+            invite=settings.invite,
+            load_text=load_text,
+            task_ended=self.task_ended,
+            stands=self.stands,
         )
         self.compute = compute
         self.settings = settings
@@ -119,11 +141,15 @@ class Worker(WorkerContext):
         self.loop = asyncio.get_running_loop()
         self.state = "connecting"
         self.stage = -1
-        self.neighbourhood = self.data = self.update = self.states = None
+        self.neighbourhood = None
+        self.data = None
+        self.update = None
+        self.states = None
         self.goes_to: int | None = None
         """The stage to which this peer moves, if any; the next worker serves it."""
         self._leaving = asyncio.Event()
-        self._drain_seconds, self._goodbye = settings.drain_seconds, "leaving"
+        self._drain_seconds = settings.drain_seconds
+        self._goodbye = "leaving"
         self._behind = asyncio.Event()
         self._given_up: FetchGroupState | None = None
         """Why the state is being fetched again; None if it is not."""
@@ -138,7 +164,8 @@ class Worker(WorkerContext):
     def leave(self, drain_seconds: float | None = None, goodbye: str = "leaving") -> None:
         """Finish current work, hand over the last contribution and say goodbye. `drain_seconds` limits how
         long that may take; None keeps the limit of the settings."""
-        self.goes_to, self._goodbye = None, goodbye
+        self.goes_to = None
+        self._goodbye = goodbye
         if self.update is not None:
             self.moving.close()  # Otherwise a pause could become a move while the peer drains.
         if drain_seconds is not None:
@@ -212,72 +239,127 @@ class Worker(WorkerContext):
         manifest, me = self.manifest, self.transport.peer
         self.part = self.make_part(manifest, self.stage)
         by_invite = manifest.access == "invite"
-        membership = Membership(me, self.stage, self.chance, manifest.neighbour_stages(self.stage), by_invite)
+        membership = Membership(
+            me=me,
+            stage=self.stage,
+            chance=self.chance,
+            beside=manifest.neighbour_stages(self.stage),
+            by_invite=by_invite,
+        )
         self.contributors = ContributorFilter(membership, manifest.rounds)
         self.audits = Audits(
             self.identity.sign(AUDITS_OF + bytes.fromhex(self.signed.run_id)), manifest.rounds.window
         )
-        self.contributors.convicted = self.orders.gatekeeper.convicted = self.audits.convicted
+        self.contributors.convicted = self.audits.convicted
+        self.orders.gatekeeper.convicted = self.contributors.convicted
         self.neighbourhood = PeerLinks(
-            self.transport, self.signed.run_id, membership,
-            MessageDispatcher(self, self.orders, self._changed.set), self.signed.wire(), self.log_event,
-            self._longest_bodies(),
-        )  # fmt: skip
+            transport=self.transport,
+            run_id=self.signed.run_id,
+            membership=membership,
+            listener=MessageDispatcher(self, self.orders, self._changed.set),
+            signed_manifest=self.signed.wire(),
+            log_event=self.log_event,
+            bodies=self._longest_bodies(),
+        )
         self.neighbourhood.own_record = self._see_own
         self.neighbourhood.met = self.presence.directory.met
-        self.looking = PeerDiscovery(self.presence, self.neighbourhood, len(manifest.stages), self.notify)
+        self.looking = PeerDiscovery(
+            presence=self.presence,
+            neighbourhood=self.neighbourhood,
+            stages=len(manifest.stages),
+            notify=self.notify,
+        )
         self.digests = SignedDigests(
-            self.identity, self.signed, self.stage, self.neighbourhood, self._resynchronise, self.log_event
+            identity=self.identity,
+            signed=self.signed,
+            stage=self.stage,
+            neighbourhood=self.neighbourhood,
+            wrong=self._resynchronise,
+            log_event=self.log_event,
         )
         self.receipts = Receipts(
-            self.identity, self.signed, self.stage, self.settings.receipts, self.neighbourhood,
-            self.presence.directory.now, self.log_event,
-        )  # fmt: skip
+            identity=self.identity,
+            signed=self.signed,
+            stage=self.stage,
+            path=self.settings.receipts,
+            neighbourhood=self.neighbourhood,
+            now=self.presence.directory.now,
+            log_event=self.log_event,
+        )
         self.disk = CheckpointWriter(
-            self.settings.checkpoints,
-            self.signed,
-            self.stage,
-            self.part,
-            self.compute,
-            self.log_event,
-            self.notify,
-            self.digests,
-            self._past,
+            folder=self.settings.checkpoints,
+            signed=self.signed,
+            stage=self.stage,
+            part=self.part,
+            compute=self.compute,
+            log_event=self.log_event,
+            notify=self.notify,
+            digests=self.digests,
+            past=self._past,
         )
         self.snapshots = Snapshots(
-            self.identity, self.signed.run_id, self.stage, manifest.rounds, self.settings.checkpoints
+            identity=self.identity,
+            run_id=self.signed.run_id,
+            stage=self.stage,
+            rules=manifest.rounds,
+            folder=self.settings.checkpoints,
         )
         self.states = SnapshotService(
-            self.snapshots, self.neighbourhood, self.part.state.size * 4, self.log_event, self.notify
+            snapshots=self.snapshots,
+            neighbourhood=self.neighbourhood,
+            state_bytes=self.part.state.size * 4,
+            log_event=self.log_event,
+            notify=self.notify,
         )
         self.states.signed = self.digests.roots
         self.states.start = start_digest(manifest, self.stage)
         self.recovery = StateRecovery(
-            self.disk,
-            self.states,
-            self.presence,
-            self.neighbourhood,
-            self.compute,
-            self.log_event,
-            self.notify,
-            lambda: self.elsewhere.waits(self.disk.lost_round),
-            self.settings.start,
+            disk=self.disk,
+            states=self.states,
+            presence=self.presence,
+            neighbourhood=self.neighbourhood,
+            compute=self.compute,
+            log_event=self.log_event,
+            notify=self.notify,
+            elsewhere=lambda: self.elsewhere.waits(self.disk.lost_round),
+            model=self.settings.start,
         )
         self.data = PipelineService(
-            manifest, self.stage, self.compute, self.part, self.neighbourhood, text, self.chance,
-            self.settings.slots, self.settings.in_flight, self._committed, self._round, self.log_event,
-            self.settings.line,
-        )  # fmt: skip
+            manifest=manifest,
+            stage=self.stage,
+            compute=self.compute,
+            part=self.part,
+            neighbourhood=self.neighbourhood,
+            text=text,
+            chance=self.chance,
+            slots=self.settings.slots,
+            in_flight=self.settings.in_flight,
+            committed=self._committed,
+            round=self._round,
+            log_event=self.log_event,
+            line=self.settings.line,
+        )
         self.inference = Inference(
-            manifest, self.stage, self.snapshots, self.part, self.compute, self.neighbourhood, self.log_event,
-            self.chance,
-        )  # fmt: skip
+            manifest=manifest,
+            stage=self.stage,
+            snapshots=self.snapshots,
+            part=self.part,
+            compute=self.compute,
+            neighbourhood=self.neighbourhood,
+            log_event=self.log_event,
+            chance=self.chance,
+        )
         self.neighbourhood.answer_visitor = self.inference.visitors.post
         # A restarted peer keeps its identity and must not reuse names of microbatches, which other peers
         # would take for duplicates. No peer starts a thousand in a second.
         self.data.next_counter = int(self.presence.directory.now() * 1000)
         self.moving = StageMover(
-            self.presence, self.neighbourhood, self, self.chance, self.log_event, self.notify
+            presence=self.presence,
+            neighbourhood=self.neighbourhood,
+            worker=self,
+            chance=self.chance,
+            log_event=self.log_event,
+            notify=self.notify,
         )
         self._record()
         self.transport.on_address_change(self.presence.announce_now)
@@ -351,7 +433,9 @@ class Worker(WorkerContext):
         old = self.update
         weights = await until_left(self._leaving, self.recovery.weights(old, lambda: self._given_up))
         await self.disk.chunks.remove()  # A peer that leaves during a download resumes it another time.
-        given_up, self._given_up, self.elsewhere.why = self._given_up, None, ""
+        given_up = self._given_up
+        self._given_up = None
+        self.elsewhere.why = ""
         self._behind.clear()
         if old is not None:
             old.close()  # Devices have one replica, and queued work of the old one comes first.
@@ -362,10 +446,18 @@ class Worker(WorkerContext):
         draw = reduced.draw if reduced is not None else None
         offers = old.rounds.offers if old is not None else OwnContributions(self.manifest.rounds, draw)
         work = UpdateWork(
-            self.signed.run_id, self.stage, self.identity, self.part.compute, self.part.method,
-            replica, self.data.work, partial(self._settled, replica),
-            RoundCounts(), offers.open, self.manifest.rounds.snapshot_interval,
-        )  # fmt: skip
+            run_id=self.signed.run_id,
+            stage=self.stage,
+            identity=self.identity,
+            stage_compute=self.part.compute,
+            method=self.part.method,
+            replica=replica,
+            gathered=self.data.work,
+            settled=partial(self._settled, replica),
+            counts=RoundCounts(),
+            undecided=offers.open,
+            signs_every=self.manifest.rounds.snapshot_interval,
+        )
         if self.part.method.own is not None:
             self.data.work.after_gradient = work.step_if_due
         if old is not None:
@@ -374,11 +466,21 @@ class Worker(WorkerContext):
                 offers.replaced(given_up, old.rounds.histories, weights.settled_round, weights.chain)
         offers.restored(weights.past.sets)
         offers.jumped(weights.settled_round)
-        update = self.update = RoundService(
-            self.manifest, work, self.compute, self.neighbourhood, weights, offers, self.contributors.counts,
-            self._resynchronise, self.log_event, self.orders.book.order.rates, self.settings.checkpoints,
-            self.audits,
-        )  # fmt: skip
+        update = RoundService(
+            manifest=self.manifest,
+            work=work,
+            compute=self.compute,
+            neighbourhood=self.neighbourhood,
+            weights=weights,
+            offers=offers,
+            has_weight=self.contributors.counts,
+            resynchronise=self._resynchronise,
+            log_event=self.log_event,
+            rates=self.orders.book.order.rates,
+            folder=self.settings.checkpoints,
+            audits=self.audits,
+        )
+        self.update = update
         if old is not None:
             update.take_over(old)
         rounds, began = update.rounds, weights.settled_round

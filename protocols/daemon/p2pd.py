@@ -44,8 +44,13 @@ OPEN_FILES = 4096
 """Limit of open files. A stream takes two in p2pd and one here; 512 streams and the DHT fit four times."""
 STOP_SECONDS = 5.0
 """p2pd ends 20-100 ms after SIGTERM; after this many seconds it is killed."""
-IN_OWN_SESSION = (sys.executable, "-I", "-S", "-c",
-                  "import os, sys; os.setsid(); os.execv(sys.argv[1], sys.argv[1:])")  # fmt: skip
+IN_OWN_SESSION = (
+    sys.executable,
+    "-I",
+    "-S",
+    "-c",
+    "import os, sys; os.setsid(); os.execv(sys.argv[1], sys.argv[1:])",
+)
 """Command that becomes p2pd in a new session, so that Ctrl+C in the terminal does not end it. A peer still
 needs p2pd while it leaves the swarm properly."""
 CHECK_SECONDS = 1.0
@@ -83,9 +88,7 @@ class DaemonOptions:
     garbage_percent: str = "50"
 
 
-LOOPBACK = DaemonOptions(
-    listen=("/ip4/127.0.0.1/tcp/0",), auto_nat=False, nat_port_map=False, relay=False
-)  # fmt: skip
+LOOPBACK = DaemonOptions(listen=("/ip4/127.0.0.1/tcp/0",), auto_nat=False, nat_port_map=False, relay=False)
 """Options for peers on one machine only: p2pd contacts no routers or relays."""
 
 
@@ -102,7 +105,8 @@ class Daemon:
     """A running p2pd. Create it with `Daemon.start`."""
 
     def __init__(self, p2p: P2P, peer: PeerId, folder: Path) -> None:
-        self.p2p, self.peer = p2p, peer
+        self.p2p = p2p
+        self.peer = peer
         self._folder = folder
         self._control = p2p._daemon_listen_maddr["unix"]
         self._addresses = tuple(str(address) for address in p2p._visible_maddrs)
@@ -342,8 +346,10 @@ def _reason(error: BaseException, deadline_seconds: float) -> str:
         return NOT_TRIED
     other = _OTHER_PEER.search(text)
     if other is not None:
-        return (f"another peer answers at that address: its id is {other[1]}; take the address anew from "
-                "whoever runs it")  # fmt: skip
+        return (
+            f"another peer answers at that address: its id is {other[1]}; take the address anew from "
+            "whoever runs it"
+        )
     dial_reasons = _DIAL.findall(text)  # libp2p wraps the reason of each address in three others.
     listed = "; ".join(dict.fromkeys(reason.strip() for reason in dial_reasons))
     return listed or text or type(error).__name__

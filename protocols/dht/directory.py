@@ -88,7 +88,8 @@ class DhtDirectory:
     """One peer's access to hivemind's DHT. Create it with `start`."""
 
     def __init__(self, gate: ValidatedP2P, node: DHTNode, refusals: Counter[str]) -> None:
-        self._gate, self._node = gate, node
+        self._gate = gate
+        self._node = node
         self._remembered = Remembered()
         self._named: dict[str, None] = {}
         """Peers that were passed to `bootstrap`."""
@@ -277,7 +278,8 @@ class DhtDirectory:
                 per_range[address_range] += 1
         # The first peer of each range comes before the second of any.
         witnesses = sorted(number_in_range, key=lambda peer: number_in_range[peer])[:WITNESSES]
-        self._gate.witnesses, self._gate.offsets = frozenset(witnesses), {}
+        self._gate.witnesses = frozenset(witnesses)
+        self._gate.offsets = {}
         await asyncio.gather(*(self._node.protocol.call_ping(PeerID.from_base58(peer)) for peer in witnesses))
         if self._gate.offsets:
             await self._set_clock()

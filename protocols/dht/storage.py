@@ -92,7 +92,8 @@ class Storage:
     def __init__(self, evict: Callable[[Name], None], protected: Callable[[], Collection[bytes]]) -> None:
         """Create the accounting. `evict` removes a value from hivemind's storage. `protected` returns the
         subkeys whose records are never evicted."""
-        self._evict, self._protected_subkeys = evict, protected
+        self._evict = evict
+        self._protected_subkeys = protected
         self._values: dict[Name, StoredValue] = {}
         self._pools = {False: _Pool(STORAGE_LIMIT - SHARED_LIMIT), True: _Pool(SHARED_LIMIT)}
         """Limits by kind: True for values without subkey (orders and manifests), False for records."""

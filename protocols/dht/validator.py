@@ -88,7 +88,8 @@ class ValidatedP2P:
     def __init__(self, daemon: Daemon, refused: Callable[[str, str], None], ways: Sequence[str] = ()) -> None:
         """Create the gate. `refused(peer, reason)` is called for everything that is removed. `ways` are relay
         circuits by which peers may be reached that cannot be dialled directly."""
-        self._daemon, self._circuits = daemon, ways
+        self._daemon = daemon
+        self._circuits = ways
         self._refused = refused
         self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._verified: OrderedDict[bytes, VerifiedValue] = OrderedDict()
@@ -113,7 +114,8 @@ class ValidatedP2P:
         """Peers whose clocks are believed."""
         self.offsets: dict[str, float] = {}
         """The last offset that each witness reported, like `clock_offset`."""
-        self.sent_bytes = self.received_bytes = 0
+        self.sent_bytes = 0
+        self.received_bytes = 0
         """Bytes of DHT requests and responses, without libp2p's overhead."""
         self.acknowledged: Counter[bytes] = Counter()
         """Number of other nodes that stored each key that this node is storing now."""
@@ -281,8 +283,13 @@ class ValidatedP2P:
             try:
                 if request.in_cache[index]:
                     raise Malformed("it asks for the cache, which is not used")
-                for item in split_values(index, request.keys[index], request.subkeys[index],
-                                   request.values[index], request.expiration_time[index]):  # fmt: skip
+                for item in split_values(
+                    index,
+                    request.keys[index],
+                    request.subkeys[index],
+                    request.values[index],
+                    request.expiration_time[index],
+                ):
                     self._check(item, storer)
                     accepted.append(item)
             except WireError as error:

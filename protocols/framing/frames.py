@@ -75,7 +75,8 @@ class Outgoing:
         self.check = hashlib.sha256(header)
         self.body = body
         self.body_offset = 0
-        self.remaining = self.whole = len(self.head) + len(body) + CHECK_BYTES
+        self.remaining = len(self.head) + len(body) + CHECK_BYTES
+        self.whole = self.remaining
 
     def content(self, max_bytes: int) -> list[Body]:
         """Return the next bytes to send as a list of parts, at most `max_bytes` in total. The checksum is
@@ -265,7 +266,8 @@ class FrameReader:
             part = view[offset : offset + self._needed - len(self._collected)]
             self._collected += bytes(part)
             if len(self._collected) == self._needed:
-                collected, self._collected = self._collected, b""
+                collected = self._collected
+                self._collected = b""
                 self._needed = self._parser.send(memoryview(collected))
             return offset + len(part)
         message_bytes = self._consume_whole_message(view, offset)

@@ -22,7 +22,7 @@ class Inflow:
     stream must call `count` after each read."""
 
     def __init__(
-        self, intake: Intake, number: int, peer: PeerId, slot: ReceiverSlot, end_stream: Callable[[], None]
+        self, *, intake: Intake, number: int, peer: PeerId, slot: ReceiverSlot, end_stream: Callable[[], None]
     ) -> None:
         """Create the inflow of stream `number` of `intake`, which `peer` opened. `slot` has the receiver and
         its limits, and `end_stream` closes the stream."""
@@ -32,7 +32,10 @@ class Inflow:
         """Why the stream was cut, or None."""
         self.waiting_bytes = 0
         """Bytes that were read but not consumed yet."""
-        self._intake, self._number, self._slot, self._end_stream = intake, number, slot, end_stream
+        self._intake = intake
+        self._number = number
+        self._slot = slot
+        self._end_stream = end_stream
         self._greeted = False
         self._reported_bytes = 0
         """Number of held bytes last reported to the intake."""
@@ -79,7 +82,8 @@ class Intake:
     def open(self, peer: PeerId, slot: ReceiverSlot, end_stream: Callable[[], None]) -> Inflow:
         """Return the inflow of a new stream from a peer. `end_stream` is called if the stream is cut."""
         number = next(self._numbers)
-        inflow = self._inflows[number] = Inflow(self, number, peer, slot, end_stream)
+        inflow = Inflow(intake=self, number=number, peer=peer, slot=slot, end_stream=end_stream)
+        self._inflows[number] = inflow
         return inflow
 
     def holds(self, number: int, held: int, longest: int) -> None:

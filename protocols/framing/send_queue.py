@@ -23,7 +23,8 @@ class BoundedLink:
 
     def __init__(self, peer: PeerId, lane: Lane, backlog_bytes: int = BACKLOG_BYTES) -> None:
         """Create a link to `peer`. At most `backlog_bytes` bytes may be queued on it."""
-        self.peer, self.lane = peer, lane
+        self.peer = peer
+        self.lane = lane
         self._backlog_bytes = backlog_bytes
         self.closed = False
         self._end = ""
@@ -76,7 +77,8 @@ class BoundedLink:
         """End the link: drop the queue, and raise PeerGone in waiting tasks. False if it had ended before."""
         if self.closed:
             return False
-        self.closed, self._end = True, reason
+        self.closed = True
+        self._end = reason
         self._drop()
         for _, waiter in self._waiters:
             if not waiter.done():
@@ -129,11 +131,13 @@ class ReceiverSlot:
     keep the old receiver in memory, for instance a paused peer's stage."""
 
     def __init__(self, receiver: Receiver | None = None, terms: Terms = ANYTHING) -> None:
-        self.receiver, self.terms = receiver, terms
+        self.receiver = receiver
+        self.terms = terms
 
     def close(self) -> None:
         """Detach the receiver, because another one has replaced it."""
-        self.receiver, self.terms = None, ANYTHING
+        self.receiver = None
+        self.terms = ANYTHING
 
 
 class LocalLink(QueuedLink):
@@ -142,6 +146,7 @@ class LocalLink(QueuedLink):
 
     def __init__(
         self,
+        *,
         peer: PeerId,
         lane: Lane,
         receiver: Receiver,

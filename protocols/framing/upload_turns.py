@@ -23,7 +23,8 @@ class Upload:
     async def turn(self, size: int, priority: int) -> None:
         """Wait until `size` bytes of a message of this priority may be sent. Cancelling ends the request."""
         ticket = self._share.ask(size, priority, self._loop.time())
-        turn = self._waiting[ticket] = self._loop.create_future()
+        turn = self._loop.create_future()
+        self._waiting[ticket] = turn
         self._grant()
         try:
             await turn

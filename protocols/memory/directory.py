@@ -42,7 +42,8 @@ class MemoryDirectory:
     """The `Directory` of one peer of a `MemoryNetwork`. Its time is the event loop's."""
 
     def __init__(self, network: ReachableNetwork, peer: PeerId) -> None:
-        self._network, self._peer = network, peer
+        self._network = network
+        self._peer = peer
         self._remembered = Remembered()
 
     def now(self) -> float:

@@ -37,6 +37,7 @@ class MemoryLink(QueuedLink):
 
     def __init__(
         self,
+        *,
         network: MemoryNetwork,
         source: MemoryTransport,
         target: MemoryTransport,
@@ -45,7 +46,9 @@ class MemoryLink(QueuedLink):
     ) -> None:
         """Create a link that is open at both ends."""
         super().__init__(target.peer, lane, source.backlog_bytes)
-        self.source, self.target, self.direction = source, target, direction
+        self.source = source
+        self.target = target
+        self.direction = direction
         self._network = network
         self._inflow = target.intake.open(source.peer, target.ear, self._cut)
         self._timers = network.timers
@@ -194,7 +197,8 @@ class MemoryTransport:
 
     def __init__(self, network: MemoryNetwork, peer: PeerId, backlog_bytes: int) -> None:
         """Create the transport of `peer`. Each of its links queues at most `backlog_bytes` bytes."""
-        self.peer, self.backlog_bytes = peer, backlog_bytes
+        self.peer = peer
+        self.backlog_bytes = backlog_bytes
         self.ear = ReceiverSlot()
         self.intake = Intake()
         self.subflows: dict[str, int] = {}
@@ -222,7 +226,8 @@ class MemoryTransport:
         return self.ear.receiver
 
     def listen(self, receiver: Receiver, terms: Terms = ANYTHING) -> None:
-        self.ear.receiver, self.ear.terms = receiver, terms
+        self.ear.receiver = receiver
+        self.ear.terms = terms
         self._context = copy_context()
 
     def receive(self, action: Callable[[], None]) -> None:
@@ -249,7 +254,13 @@ class MemoryTransport:
         if peer == self.peer:
             if self.receiver is None:
                 raise PeerGone("this peer does not listen yet")
-            return LocalLink(peer, lane, self.receiver, self.ear.terms, self.backlog_bytes)
+            return LocalLink(
+                peer=peer,
+                lane=lane,
+                receiver=self.receiver,
+                terms=self.ear.terms,
+                backlog_bytes=self.backlog_bytes,
+            )
         there, back = self._network.direction(self.peer, peer), self._network.direction(peer, self.peer)
         if not there.links:
             round_trip = there.conditions.latency_seconds + back.conditions.latency_seconds
@@ -260,7 +271,7 @@ class MemoryTransport:
         target = self._network.transports.get(peer)
         if target is None or target.receiver is None or target.closed:
             raise PeerGone(f"{peer} refuses: nothing listens there")
-        link = MemoryLink(self._network, self, target, lane, there)
+        link = MemoryLink(network=self._network, source=self, target=target, lane=lane, direction=there)
         there.links[link] = None
         return link
 
@@ -309,7 +320,8 @@ class MemoryNetwork:
         """Return the direction from `source` to `target`. It is created at its first use."""
         direction = self._directions.get((source, target))
         if direction is None:
-            direction = self._directions[source, target] = Direction(self.conditions)
+            direction = Direction(self.conditions)
+            self._directions[source, target] = direction
             direction.channel.bytes_per_second = self.conditions.bytes_per_second
         return direction
 
@@ -410,7 +422,13 @@ class MemoryNetwork:
     def inject(self, source: PeerId, target: PeerId, lane: Lane, data: bytes) -> None:
         """Open a link from `source` and send raw bytes on it that no honest peer would send."""
         direction = self.direction(source, target)
-        link = MemoryLink(self, self.transports[source], self.transports[target], lane, direction)
+        link = MemoryLink(
+            network=self,
+            source=self.transports[source],
+            target=self.transports[target],
+            lane=lane,
+            direction=direction,
+        )
         link.inject(data)
 
     def _links_of(self, transport: MemoryTransport) -> list[MemoryLink]:

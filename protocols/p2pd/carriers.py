@@ -118,7 +118,8 @@ class Carriers:
 
     async def close(self) -> None:
         """End all carriers. Call it when no more are being started; it may be called more than once."""
-        ending, self._running = self._running, []
+        ending = self._running
+        self._running = []
         await asyncio.gather(*(daemon.stop() for daemon in ending))
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

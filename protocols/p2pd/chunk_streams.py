@@ -113,11 +113,18 @@ class ChunkCarriers:
     """The newcomer's side: fetches chunks from holders, over one stream per holder and carrier."""
 
     def __init__(
-        self, carriers: Carriers, daemons: Sequence[Daemon], arrived: Arrived, progressed: Progressed,
-        *, resolve: Resolve,
-    ) -> None:  # fmt: skip
-        self._carriers, self._daemons = carriers, daemons
-        self._arrived, self._progressed = arrived, progressed
+        self,
+        *,
+        carriers: Carriers,
+        daemons: Sequence[Daemon],
+        arrived: Arrived,
+        progressed: Progressed,
+        resolve: Resolve,
+    ) -> None:
+        self._carriers = carriers
+        self._daemons = daemons
+        self._arrived = arrived
+        self._progressed = progressed
         self._resolve = resolve
         self._requests: dict[PeerId, asyncio.Queue[tuple[bytes, int]]] = {}
         """Maps each holder to the requests (digest, index) that are not sent yet."""
@@ -125,14 +132,25 @@ class ChunkCarriers:
 
     @classmethod
     async def start(
-        cls, count: int, options: DaemonOptions, arrived: Arrived, progressed: Progressed,
-        *, resolve: Resolve,
-    ) -> ChunkCarriers:  # fmt: skip
+        cls,
+        count: int,
+        options: DaemonOptions,
+        arrived: Arrived,
+        progressed: Progressed,
+        *,
+        resolve: Resolve,
+    ) -> ChunkCarriers:
         """Start `count` carriers. `arrived(holder, digest, index, chunk)` is called for each request; the
         chunk is None if it failed. `progressed(holder)` is called for each part. Raises CannotStart."""
         carriers = Carriers(options)
         try:
-            return cls(carriers, await carriers.start(count), arrived, progressed, resolve=resolve)
+            return cls(
+                carriers=carriers,
+                daemons=await carriers.start(count),
+                arrived=arrived,
+                progressed=progressed,
+                resolve=resolve,
+            )
         except BaseException:
             await carriers.close()
             raise
@@ -147,16 +165,20 @@ class ChunkCarriers:
         The first request to a holder starts one task per carrier, which share the holder's queue."""
         queue = self._requests.get(holder)
         if queue is None:
-            queue = self._requests[holder] = asyncio.Queue()
+            queue = asyncio.Queue()
+            self._requests[holder] = queue
             for daemon in self._daemons:
                 fetching = self._fetch(daemon, holder, tuple(addresses), queue)
                 self._fetchers.append(asyncio.create_task(fetching, name=f"carrier {holder}"))
         queue.put_nowait((digest, index))
 
     async def _fetch(
-        self, daemon: Daemon, holder: PeerId, addresses: Sequence[str],
+        self,
+        daemon: Daemon,
+        holder: PeerId,
+        addresses: Sequence[str],
         queue: asyncio.Queue[tuple[bytes, int]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Take requests from the queue and fetch their chunks over one stream, at most `ASKED_PER_STREAM` in
         flight. If the stream fails, all its requests fail, and the next request opens a new one."""
         stream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None

@@ -81,6 +81,7 @@ class Subflow:
 
     def __init__(
         self,
+        *,
         name: str,
         stream: Stream,
         acknowledged: bool,
@@ -96,7 +97,8 @@ class Subflow:
         """The piece that waits until the upload limit lets it pass; empty if none waits."""
         self._reader, self._stream = stream
         self._stream.transport.set_write_buffer_limits(high=2 * PIECE_BYTES)
-        self._acknowledged, self._owner = acknowledged, owner
+        self._acknowledged = acknowledged
+        self._owner = owner
         self._clock = asyncio.get_running_loop().time
         self.writer = FrameWriter()
         self.on_its_way = 0
@@ -262,6 +264,7 @@ class P2pdLink(BoundedLink):
 
     def __init__(
         self,
+        *,
         peer: PeerId,
         lane: Lane,
         stream: Stream,
@@ -275,9 +278,12 @@ class P2pdLink(BoundedLink):
         `slow(link)` to request another subflow. `upload` is the upload limit shared by all links."""
         super().__init__(peer, lane, backlog_bytes)
         self.addresses = tuple(addresses)
-        self._on_end, self._request_subflow, self._upload = ended, slow, upload
+        self._on_end = ended
+        self._request_subflow = slow
+        self._upload = upload
         self._epoch_began = asyncio.get_running_loop().time()
-        self._messages, self._seconds = 0, 0.0
+        self._messages = 0
+        self._seconds = 0.0
         """Number of long messages acknowledged in this epoch, and the sum of their times in seconds."""
         self._slow_epochs = 0
         self.repeated = 0
@@ -285,7 +291,15 @@ class P2pdLink(BoundedLink):
         self.broke_at = float("-inf")
         """Time when a subflow last broke or could not be opened."""
         self._broken: list[Subflow] = []
-        self._subflows = [Subflow(f"{lane} {peer}", stream, lane in ACKNOWLEDGED, self, upload)]
+        self._subflows = [
+            Subflow(
+                name=f"{lane} {peer}",
+                stream=stream,
+                acknowledged=lane in ACKNOWLEDGED,
+                owner=self,
+                upload=upload,
+            )
+        ]
 
     @property
     def queued_bytes(self) -> int:
@@ -304,7 +318,11 @@ class P2pdLink(BoundedLink):
     def add(self, carrier: PeerId, stream: Stream) -> None:
         """Add a subflow over the stream that `carrier` opened."""
         name = f"{self.lane} {self.peer} over {carrier}"
-        self._subflows.append(Subflow(name, stream, True, self, self._upload, carrier))
+        self._subflows.append(
+            Subflow(
+                name=name, stream=stream, acknowledged=True, owner=self, upload=self._upload, carrier=carrier
+            )
+        )
 
     def _queue(self, message: Message, body: Body) -> int:
         """Post the message on the least loaded subflow and return its bytes on the wire. Subflows that have
@@ -337,7 +355,9 @@ class P2pdLink(BoundedLink):
             return
         is_slow = self._seconds / self._messages > SLOW_SECONDS
         self._slow_epochs = self._slow_epochs + 1 if is_slow else 0
-        self._epoch_began, self._messages, self._seconds = now, 0, 0.0
+        self._epoch_began = now
+        self._messages = 0
+        self._seconds = 0.0
         if self._slow_epochs >= SLOW_EPOCHS:
             self._slow_epochs = 0
             self._request_subflow(self)

@@ -43,6 +43,7 @@ class StreamReader:
 
     def __init__(
         self,
+        *,
         intake: Intake,
         slot: ReceiverSlot,
         peer: PeerId,
@@ -52,7 +53,10 @@ class StreamReader:
     ) -> None:
         """Prepare to read. `introduced` is True if the sender is already known. Otherwise a message and
         `Hello` must come within `FIRST_MESSAGE_SECONDS`."""
-        self.intake, self.slot, self.peer, self.lane = intake, slot, peer, lane
+        self.intake = intake
+        self.slot = slot
+        self.peer = peer
+        self.lane = lane
         self.reader, self.writer = stream
         self.inflow = intake.open(peer, slot, self.writer.transport.abort)
         self.clock = asyncio.get_running_loop().time
@@ -97,7 +101,8 @@ class StreamReader:
             self.idle_until = self.clock() + IDLE_SECONDS
             if self.slot.receiver is None:  # No receiver any more: read without limits, and drop all.
                 self.inflow.end()
-                self.pace, self.first_message_until = Pace(), float("inf")
+                self.pace = Pace()
+                self.first_message_until = float("inf")
                 continue
             body_bytes_before = frames.body_bytes
             await self._deliver(data)

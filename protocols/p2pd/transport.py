@@ -88,7 +88,7 @@ class P2pdTransport:
         self.upload: Upload | None = None
         """Upload limit shared by all links; None if there is no limit. Set it before the first link opens."""
         self.speed = SpeedService()
-        self.checks = (DialBackService(daemon.peer), self.speed)
+        self.checks = (DialBackService(peer=daemon.peer), self.speed)
         """Services that answer `swarmnet doctor` of other peers."""
         self._backlog_bytes = backlog_bytes
         self._intake = Intake()
@@ -155,7 +155,10 @@ class P2pdTransport:
 
     def limit_upload(self, upload: Upload) -> None:
         """Make all links, and everything that this peer serves to others, share one upload limit."""
-        self.upload = self.chunks.upload = self.circuits.upload = self.speed.upload = upload
+        self.upload = upload
+        self.chunks.upload = upload
+        self.circuits.upload = upload
+        self.speed.upload = upload
 
     def seen_range(self, peer: PeerId) -> str:
         """Return the public /24 or /48 from which the peer's links come, or that of its relay. Empty for a
@@ -192,7 +195,13 @@ class P2pdTransport:
             slot = self._receiver_slot
             if slot.receiver is None:
                 raise PeerGone("this peer does not listen yet")
-            return LocalLink(peer, lane, slot.receiver, slot.terms, self._backlog_bytes)
+            return LocalLink(
+                peer=peer,
+                lane=lane,
+                receiver=slot.receiver,
+                terms=slot.terms,
+                backlog_bytes=self._backlog_bytes,
+            )
         until = asyncio.get_running_loop().time() + deadline_seconds
         addresses = await self._resolve(addresses)
         seconds_left = max(0.0, until - asyncio.get_running_loop().time())
@@ -202,14 +211,14 @@ class P2pdTransport:
         if relayed:  # No subflows, which need direct addresses: they would share the relay's bandwidth.
             direct = []
         link = P2pdLink(
-            peer,
-            lane,
-            (stream.reader, stream.writer),
-            self._link_ended,
-            self._subflow_dialer.want,
-            direct,
-            self._backlog_bytes,
-            self.upload,
+            peer=peer,
+            lane=lane,
+            stream=(stream.reader, stream.writer),
+            ended=self._link_ended,
+            slow=self._subflow_dialer.want,
+            addresses=direct,
+            backlog_bytes=self._backlog_bytes,
+            upload=self.upload,
         )
         self._links.add(link)
         if relayed:
@@ -254,7 +263,9 @@ class P2pdTransport:
             subflows = self._subflows.setdefault(peer, _Subflows()) if lane in ACKNOWLEDGED else None
             if subflows is not None:
                 subflows.links += 1  # While there are links, the peer's carriers may open subflows.
-            error, reason = await StreamReader(self._intake, slot, peer, lane, (reader, writer)).read()
+            error, reason = await StreamReader(
+                intake=self._intake, slot=slot, peer=peer, lane=lane, stream=(reader, writer)
+            ).read()
         if subflows is not None:
             self._cut_subflows(peer, subflows)
         if error is not None:
@@ -291,7 +302,9 @@ class P2pdTransport:
                 subflows.writers.add(writer)
                 stream = (reader, writer)
                 try:
-                    reading = StreamReader(self._intake, slot, peer, "data", stream, introduced=True)
+                    reading = StreamReader(
+                        intake=self._intake, slot=slot, peer=peer, lane="data", stream=stream, introduced=True
+                    )
                     error, _ = await reading.read()
                 finally:
                     subflows.writers.discard(writer)
@@ -361,7 +374,8 @@ class P2pdTransport:
         links = list(self._links)
         for link in links:
             link.close()
-        self._closed = self._intake.closed = True
+        self._closed = True
+        self._intake.closed = True
         accepted = self._drop_accepted()
         self.chunks.close()
         await self._dialling.close()

@@ -93,11 +93,19 @@ class DialBackService:
     """Answers dial-back requests on streams that others open."""
 
     def __init__(
-        self, peer: PeerId, dials: Dials = dial, able: Callable[[], bool] = can_dial, names: LookUp = look_up
+        self,
+        *,
+        peer: PeerId,
+        dials: Dials = dial,
+        able: Callable[[], bool] = can_dial,
+        names: LookUp = look_up,
     ) -> None:
         """Create the service. `peer` is this peer. `dials` dials addresses from a new process, and `able`
         returns True if it can. `names` resolves a name."""
-        self._peer, self._dials, self._able, self._look_up = peer, dials, able, names
+        self._peer = peer
+        self._dials = dials
+        self._able = able
+        self._look_up = names
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._work: asyncio.Task[tuple[DialOutcome, ...]] | None = None
         """The task that dials for the request being served; None if none is."""

@@ -83,10 +83,14 @@ async def dial(peer: PeerId, addresses: Sequence[str], program: Path = _PROGRAM)
     failure = "the process that dials could not be started"
     with contextlib.suppress(OSError):
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", str(program),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            sys.executable,
+            "-I",
+            str(program),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
             limit=_ANSWER_BYTES,
-        )  # fmt: skip
+        )
         try:
             async with asyncio.timeout(START_SECONDS + DIAL_SECONDS):
                 failure = await _collect(process, Dial(peer, addresses, DIAL_SECONDS), outcomes)

@@ -42,10 +42,25 @@ CLOSE_SECONDS = 1.0
 NICENESS = 10
 """Low priority, because the peer that starts this program is training."""
 FOREIGN = (
-    BaseLibp2pError, OSError, EOFError, ValueError, RuntimeError, TypeError, AttributeError, LookupError,
-    MemoryError, OverflowError, InvalidSignature, InvalidTag, DecodeError, NoiseHandshakeError,
-    NoiseInvalidMessage, NoiseValueError, trio.BrokenResourceError, trio.ClosedResourceError,
-)  # fmt: skip
+    BaseLibp2pError,
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OverflowError,
+    InvalidSignature,
+    InvalidTag,
+    DecodeError,
+    NoiseHandshakeError,
+    NoiseInvalidMessage,
+    NoiseValueError,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+)
 """Exceptions that untrusted bytes can raise or were seen to raise (a length near 2^63: OverflowError)."""
 REFUSED = {errno.ECONNREFUSED: "refused", errno.ECONNRESET: "refused"}
 NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EADDRNOTAVAIL)

@@ -74,10 +74,16 @@ WRITE_SECONDS = 30.0
 """Timeout for writing in seconds: the other side is connected but reads nothing."""
 _READ_BYTES = 64 * 1024
 _STATUS = {
-    "slots_full": REFUSED, "address_full": REFUSED, "relayed": REFUSED, "no_slot": NO_RESERVATION,
-    "circuits_full": LIMIT_EXCEEDED, "range_full": LIMIT_EXCEEDED, "peer_full": LIMIT_EXCEEDED,
-    "not_reached": CONNECTION_FAILED, "malformed": MALFORMED,
-}  # fmt: skip
+    "slots_full": REFUSED,
+    "address_full": REFUSED,
+    "relayed": REFUSED,
+    "no_slot": NO_RESERVATION,
+    "circuits_full": LIMIT_EXCEEDED,
+    "range_full": LIMIT_EXCEEDED,
+    "peer_full": LIMIT_EXCEEDED,
+    "not_reached": CONNECTION_FAILED,
+    "malformed": MALFORMED,
+}
 """The status sent to a refused peer, by reason (peers/telemetry/reasons.py, RELAYING)."""
 
 
@@ -106,7 +112,8 @@ class RelayService:
     """Answers relay requests on streams that others open."""
 
     def __init__(self, daemon: OpensStreams, now: Callable[[], float] = time.time) -> None:
-        self._daemon, self._now = daemon, now
+        self._daemon = daemon
+        self._now = now
         self.upload: Upload | None = None
         """Upload limit shared by all links of this process, circuits included; None if there is no limit."""
         self.carried_bytes = 0

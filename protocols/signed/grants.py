@@ -48,9 +48,15 @@ class Reduction:
         id of its contribution from `tokens` tokens. `shards` are those of which it sends slices."""
         bits = sum(1 << shard for shard in shards)  # One bit for each shard.
         head = _STATEMENT.pack(
-            _DOMAIN, run_bytes(self.run_id), contributor, public_key_bytes(self.reducer), self.stage,
-            self.round, contribution, min(max(0, tokens), MAX_TOKENS),
-        )  # fmt: skip
+            _DOMAIN,
+            run_bytes(self.run_id),
+            contributor,
+            public_key_bytes(self.reducer),
+            self.stage,
+            self.round,
+            contribution,
+            min(max(0, tokens), MAX_TOKENS),
+        )
         return head + bits.to_bytes(-(-bits.bit_length() // 8), "little")
 
 

@@ -21,17 +21,43 @@ reference has 5 items in about 80 bytes."""
 # After the leading byte follow either _SKIP bytes to skip, or a length field of _LENGTH bytes and the content
 # that it counts.
 _BYTES, _ITEMS, _PAIRS, _EXTENSION = range(4)
-_SKIP = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2,
-         0xD2: 4, 0xD3: 8}  # fmt: skip
-_LENGTH = {0xC4: (1, _BYTES), 0xC5: (2, _BYTES), 0xC6: (4, _BYTES), 0xD9: (1, _BYTES), 0xDA: (2, _BYTES),
-           0xDB: (4, _BYTES), 0xDC: (2, _ITEMS), 0xDD: (4, _ITEMS), 0xDE: (2, _PAIRS), 0xDF: (4, _PAIRS),
-           0xC7: (1, _EXTENSION), 0xC8: (2, _EXTENSION), 0xC9: (4, _EXTENSION)}  # fmt: skip
+_SKIP = {
+    0xC0: 0,
+    0xC2: 0,
+    0xC3: 0,
+    0xCA: 4,
+    0xCB: 8,
+    0xCC: 1,
+    0xCD: 2,
+    0xCE: 4,
+    0xCF: 8,
+    0xD0: 1,
+    0xD1: 2,
+    0xD2: 4,
+    0xD3: 8,
+}
+_LENGTH = {
+    0xC4: (1, _BYTES),
+    0xC5: (2, _BYTES),
+    0xC6: (4, _BYTES),
+    0xD9: (1, _BYTES),
+    0xDA: (2, _BYTES),
+    0xDB: (4, _BYTES),
+    0xDC: (2, _ITEMS),
+    0xDD: (4, _ITEMS),
+    0xDE: (2, _PAIRS),
+    0xDF: (4, _PAIRS),
+    0xC7: (1, _EXTENSION),
+    0xC8: (2, _EXTENSION),
+    0xC9: (4, _EXTENSION),
+}
 _FIXED_EXTENSION = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 _WHOLE = bytes(
     1 + (first & 0x1F if 0xA0 <= first <= 0xBF else _SKIP.get(first, 0))
-    if first <= 0x7F or first >= 0xE0 or 0xA0 <= first <= 0xBF or first in _SKIP else 0
+    if first <= 0x7F or first >= 0xE0 or 0xA0 <= first <= 0xBF or first in _SKIP
+    else 0
     for first in range(256)
-)  # fmt: skip
+)
 """Size in bytes of items whose leading byte determines it; 0 for all others. Most items of a header are such.
 """
 _SHORT_BYTES = 0xC4
@@ -80,9 +106,13 @@ def _enter_extension(
 
 
 def check(
-    data: Body, limit_bytes: int, *, depth_limit: int = DEPTH_LIMIT, item_limit: int = ITEM_LIMIT,
+    data: Body,
+    limit_bytes: int,
+    *,
+    depth_limit: int = DEPTH_LIMIT,
+    item_limit: int = ITEM_LIMIT,
     extensions: Iterable[int] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Raise Malformed or TooLarge unless `data` is exactly one MessagePack object within the limits.
     `extensions` lists the allowed extension types. Their contents are checked too, one level deeper."""
     if len(data) > limit_bytes:

@@ -48,9 +48,14 @@ def open_receipt(data: Body, run_id: RunId, block_rounds: int) -> tuple[Receipt,
     try:
         body = _decoder.decode(payload)
         receipt = Receipt(
-            signer=envelope.sender, contributor=PeerId(body.contributor), stage=envelope.stage,
-            first=body.first, last=envelope.round, contributions=body.contributions, tokens=body.tokens,
-        )  # fmt: skip
+            signer=envelope.sender,
+            contributor=PeerId(body.contributor),
+            stage=envelope.stage,
+            first=body.first,
+            last=envelope.round,
+            contributions=body.contributions,
+            tokens=body.tokens,
+        )
         check(receipt, block_rounds)
     except (msgspec.DecodeError, UnicodeDecodeError, ReceiptError) as error:
         raise Malformed(f"no receipt: {error}") from None

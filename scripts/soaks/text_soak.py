@@ -83,7 +83,7 @@ async def alone(folder: Path, size: int) -> dict[str, object]:
     await asyncio.to_thread(write_text, books, SHARDS, size // SHARDS)
     config = PeerFile(run=signed.run_id, state=folder / "state", data_paths={"books": str(books)})
     process, opened, read = TextProcess(config), asyncio.Event(), []
-    text = TextReader(process, signed, opened.set, print)
+    text = TextReader(process=process, signed=signed, opened=opened.set, ended=print)
     began, (before, _), warm, most, most_of_files = time.monotonic(), memory_of("self"), 0, 0, 0
     await text.open(frozenset())
     microbatches = 0

@@ -310,9 +310,11 @@ class Requests:
         free = [
             (known_peer.failures, known_peer.in_flight, self.chance.random(), peer)
             for peer, known_peer in self._peers.items()
-            if known_peer.stage == stage and peer not in without
-            and known_peer.in_flight < ASKED_AT_ONCE and known_peer.rest_until <= now
-        ]  # fmt: skip
+            if known_peer.stage == stage
+            and peer not in without
+            and known_peer.in_flight < ASKED_AT_ONCE
+            and known_peer.rest_until <= now
+        ]
         if not free:
             return None
         *_, peer = min(free)

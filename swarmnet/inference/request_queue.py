@@ -52,7 +52,9 @@ class RequestQueue(Generic[Item]):
     """The waiting requests of one peer, bounded in number and in bytes."""
 
     def __init__(self, max_requests: int, max_bytes: int, chance: Random) -> None:
-        self._max_requests, self._max_bytes, self._chance = max_requests, max_bytes, chance
+        self._max_requests = max_requests
+        self._max_bytes = max_bytes
+        self._chance = chance
         self._waiting: list[WaitingRequest[Item]] = []
         self._turns: OrderedDict[str, int] = OrderedDict()
         """Range or client -> the turn in which it was last served, or in which it came to the queue."""

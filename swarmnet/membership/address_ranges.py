@@ -16,9 +16,18 @@ from functools import lru_cache
 IP = ipaddress.IPv4Address | ipaddress.IPv6Address
 RANGE_BITS = {4: 24, 6: 48}
 """Prefix length of a range by IP version: what one customer gets at least (RFC 6177, BEP 42, go-ethereum)."""
-PRIVATE_BLOCKS = tuple(map(ipaddress.ip_network, (
-    "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7",
-)))  # fmt: skip
+PRIVATE_BLOCKS = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "10.0.0.0/8",
+            "172.16.0.0/12",
+            "192.168.0.0/16",
+            "100.64.0.0/10",
+            "fc00::/7",
+        ),
+    )
+)
 """Private blocks: RFC 1918, RFC 6598 (also overlays such as Tailscale's) and RFC 4193. An overlay or a
 cluster spreads its machines over the whole block, so no smaller part of it identifies neighbours."""
 

@@ -125,9 +125,14 @@ class Membership:
     is *ready* if it takes part in training, and has *worked* if it has contributed to a settled set here."""
 
     def __init__(
-        self, me: PeerId, stage: int, chance: Random, beside: Collection[int] | None = None,
+        self,
+        *,
+        me: PeerId,
+        stage: int,
+        chance: Random,
+        beside: Collection[int] | None = None,
         by_invite: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`beside`: the other stages that exchange microbatches with this one; None: the adjacent ones.
         `by_invite`: only peers that the run's owner has invited belong to a group."""
         self.me = me
@@ -161,9 +166,17 @@ class Membership:
     # -- events ---------------------------------------------------------------------------------------
 
     def recorded(
-        self, peer: PeerId, stage: int, role: str, addresses: tuple[str, ...], sequence: int, record: bytes,
-        now: float, teller: PeerId | None = None, invited: bool = False,
-    ) -> bool:  # fmt: skip
+        self,
+        peer: PeerId,
+        stage: int,
+        role: str,
+        addresses: tuple[str, ...],
+        sequence: int,
+        record: bytes,
+        now: float,
+        teller: PeerId | None = None,
+        invited: bool = False,
+    ) -> bool:
         """Store a verified record that a peer (`teller`) or the directory (None) sent. `invited`: the owner's
         invite for the peer was seen. Returns True if the record is news and was stored.
 
@@ -186,9 +199,8 @@ class Membership:
         if known is None:
             if len(self.peers) >= MAX_PEERS and not self._make_room():
                 return False
-            known = self.peers[peer] = PeerInfo(
-                stage, role, addresses, sequence, record, now, invited=invited, met_at=now
-            )
+            known = PeerInfo(stage, role, addresses, sequence, record, now, invited=invited, met_at=now)
+            self.peers[peer] = known
             if teller is not None:
                 self._add_teller(known, teller)
         else:
@@ -208,9 +220,16 @@ class Membership:
             known.heard_at = now
 
     def beat(
-        self, peer: PeerId, stage: int, ready: bool, round: int, service_seconds: float, now: float,
-        moving_to: int = -1, has_seen: int = -1,
-    ) -> None:  # fmt: skip
+        self,
+        peer: PeerId,
+        stage: int,
+        ready: bool,
+        round: int,
+        service_seconds: float,
+        now: float,
+        moving_to: int = -1,
+        has_seen: int = -1,
+    ) -> None:
         """Store the contents of a peer's heartbeat (fields of `PeerInfo`). Unknown peers are ignored."""
         known = self.peers.get(peer)
         if known is not None:
@@ -241,7 +260,8 @@ class Membership:
         for peer in peers:
             known = self.peers.get(peer)
             if known is not None and not known.worked:
-                known.worked, self._wanted = True, None
+                known.worked = True
+                self._wanted = None
                 self.guests.left(peer)
 
     def dialing(self, peer: PeerId, begins: bool) -> None:
@@ -256,7 +276,8 @@ class Membership:
         for peer in peers:
             known = self.peers.get(peer)
             if known is not None and not known.met:
-                known.met, self._wanted = True, None
+                known.met = True
+                self._wanted = None
 
     def begin_dials(self, now: float) -> list[PeerId]:
         """Return the peers to dial now, and mark their dials as begun. Peers that are no strangers come
@@ -287,7 +308,8 @@ class Membership:
         self._lost_since = float("inf") if has_link else min(self._lost_since, now)
         seeks = now >= self._lost_since + SEEK_SECONDS
         if seeks != self._seeks:
-            self._seeks, self._wanted = seeks, None
+            self._seeks = seeks
+            self._wanted = None
 
     def linked(self, peer: PeerId, now: float) -> None:
         """Record that a link to a known peer was established."""
@@ -387,7 +409,8 @@ class Membership:
             if not any(self.peers[peer].worked for peer in group):  # Active peers lead to contributors.
                 ready = self._select(self.stage, self._takes_part)
                 self._group_neighbours |= choose_some(self.me, ready, MAX_ADJACENT)
-            self._wanted = self._chosen = wanted | self._group_neighbours
+            self._wanted = wanted | self._group_neighbours
+            self._chosen = self._wanted
             reached = sum(self.peers[peer].reached for peer in group)
             self._is_large = len(group) >= FULL_GROUP and reached >= FEWEST_ON_RINGS
         return self._wanted
@@ -397,7 +420,8 @@ class Membership:
         case, if they are known."""
         known = {peer for peer in reducers if peer in self.peers or peer == self.me}
         if known != self._reducers:
-            self._reducers, self._wanted = frozenset(known), None
+            self._reducers = frozenset(known)
+            self._wanted = None
 
     def candidates(self) -> list[PeerId]:
         """Return the other peers of this group that were reached, answered in the DHT, or whose record a

@@ -21,7 +21,8 @@ class RequestBudget(Generic[Key]):
 
     def __init__(self, refill_seconds: float, burst: int = BURST) -> None:
         """Allow `burst` answers for each key, and then one more each `refill_seconds`."""
-        self._refill_seconds, self._burst = refill_seconds, burst
+        self._refill_seconds = refill_seconds
+        self._burst = burst
         self._full_at: dict[Key, float] = {}
         """When each key has its whole burst again."""
         self._prune_at = 64

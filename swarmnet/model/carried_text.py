@@ -42,7 +42,8 @@ class TextCodec:
     def __init__(self, manifest: Manifest) -> None:
         self.size = manifest.text_bytes
         """Size of the encoded text in bytes."""
-        self._sequences, self._tokens = manifest.data.micro_batch_size, manifest.data.seq_len
+        self._sequences = manifest.data.micro_batch_size
+        self._tokens = manifest.data.seq_len
         self._vocabulary = manifest.model.vocab_size
         self._token_bytes = token_bytes(self._vocabulary)
         self._is_narrow = manifest.model.boundary.is_narrow

@@ -158,10 +158,8 @@ class NormTracker:
         one among `peers`. Peers are compared with each other, because the usual norm may change for all at
         once. False if too few peers have enough ratios."""
         typical_ratios = {
-            other: median(self._ratios[other])
-            for other in peers
-            if len(self._ratios.get(other, ())) >= FEW
-        }  # fmt: skip
+            other: median(self._ratios[other]) for other in peers if len(self._ratios.get(other, ())) >= FEW
+        }
         if peer not in typical_ratios or len(typical_ratios) < MIN_PEERS:
             return False
         difference = abs(typical_ratios[peer] - median(typical_ratios.values()))

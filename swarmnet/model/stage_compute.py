@@ -64,19 +64,33 @@ class StageCompute:
     """The model's slice `span`, with its open graphs and its summed gradient."""
 
     def __init__(
-        self, shape: ModelShape, span: Span, layout: Layout, computing: Computing = PLAIN,
-        device: torch.device | None = None, frozen: Layout = NOTHING, weights: StageWeights | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        shape: ModelShape,
+        span: Span,
+        layout: Layout,
+        computing: Computing = PLAIN,
+        device: torch.device | None = None,
+        frozen: Layout = NOTHING,
+        weights: StageWeights | None = None,
+    ) -> None:
         """Create the stage. `layout` has the trained parameters, and `frozen` the others, which `freeze`
         sets. `weights` is this device's part if several hold the stage; None if `device` holds all of it."""
-        self._shape, self._span, self._layout = shape, span, layout
+        self._shape = shape
+        self._span = span
+        self._layout = layout
         self._frozen_layout = frozen
         self._values_per_token = shape.crossing
         self._recomputes_stage = computing.activation_checkpointing == "stage"
         # The number of tokens per expert varies.
         self._compiles = computing.compile and not shape.experts.num_experts
         self._weights: StageWeights = weights or WholeWeights(
-            shape, span, layout, computing, device or torch.device("cpu"), frozen
+            shape=shape,
+            span=span,
+            layout=layout,
+            computing=computing,
+            device=device or torch.device("cpu"),
+            frozen=frozen,
         )
         self._graphs: dict[Hashable, _Graph] = {}
 

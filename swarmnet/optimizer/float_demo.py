@@ -81,17 +81,28 @@ class FloatMethod:
     own = held = reduced = None
 
     def __init__(
-        self, manifest: Manifest, layout: Layout, device: torch.device, codec: ValueCodec = FLOAT32
+        self, manifest: Manifest, layout: Layout, device: torch.device, *, codec: ValueCodec = FLOAT32
     ) -> None:
         sync = manifest.sync
         self._manifest = manifest
-        self._sync, self.state, self._device = sync, layout, device
-        self._whole, self._cut = layout, cut_of(sync.chunking, layout)
-        self._layout = layout = self._cut.layout
+        self._sync = sync
+        self.state = layout
+        self._device = device
+        self._whole = layout
+        self._cut = cut_of(sync.chunking, layout)
+        self._layout = self._cut.layout
+        layout = self._layout
         self._target_tokens = manifest.rounds.global_batch_tokens
         self._transforms, self._selections = how_of(sync, self._cut, device)
-        self._momentum = Momentum(layout, self._transforms, sync.momentum, sync.max_grad_norm, device)
-        self._codec, self.lookahead_accuracy = codec, codec.lookahead_accuracy
+        self._momentum = Momentum(
+            layout=layout,
+            transforms=self._transforms,
+            decay=sync.momentum,
+            clip=sync.max_grad_norm,
+            device=device,
+        )
+        self._codec = codec
+        self.lookahead_accuracy = codec.lookahead_accuracy
         self.sections = [(each.index_bits, 8 * codec.bytes_of(1, each.kept)) for each in self._selections]
         pairs = list(zip(layout.planes, self._selections, strict=True))
         self.votes = sum(plane.chunks * selection.kept for plane, selection in pairs)
@@ -132,7 +143,7 @@ class FloatMethod:
             pass
 
     def tally(self, round: int) -> FloatTally:
-        return FloatTally(self, self._layout, self._device, round)
+        return FloatTally(method=self, layout=self._layout, device=self._device, round=round)
 
     def lookahead(self, round: int, factor: int = WHOLE) -> SignStep:
         return self.step_of(self._momentum.signs(round), round, factor)
@@ -177,8 +188,11 @@ class FloatMethod:
 class FloatTally:
     """The decoded contributions of one round. They are summed when a step is requested."""
 
-    def __init__(self, method: FloatMethod, layout: Layout, device: torch.device, round: int) -> None:
-        self._method, self._layout, self._device, self._round = method, layout, device, round
+    def __init__(self, *, method: FloatMethod, layout: Layout, device: torch.device, round: int) -> None:
+        self._method = method
+        self._layout = layout
+        self._device = device
+        self._round = round
         self._contributions: dict[PeerId, list[tuple[Tensor, Tensor]]] = {}
 
     def add(self, peer: PeerId, payload: bytes) -> None:

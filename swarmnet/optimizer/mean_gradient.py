@@ -21,7 +21,8 @@ class BlockClip:
     stage does not see the whole model's gradient."""
 
     def __init__(self, layout: Layout, clip: float, device: torch.device) -> None:
-        self._layout, self._clip = layout, clip
+        self._layout = layout
+        self._clip = clip
         self._blocks, self._block_of_chunk = blocks_of(layout, device)
         self.device_group: DeviceGroup = ALONE
         """Collectives of the devices of this stage. The norm of a block covers its shards on all of them."""

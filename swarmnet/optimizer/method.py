@@ -43,7 +43,7 @@ __all__ = [
     "add_own",
     "method_of",
     "should_flush_partial_step",
-]  # fmt: skip
+]
 
 
 class RoundAggregate(Protocol):

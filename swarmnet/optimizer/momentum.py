@@ -49,10 +49,12 @@ class Momentum:
     """The momentum of all planes of one stage, and what the last contribution took of it."""
 
     def __init__(
-        self, layout: Layout, transforms: list[Transform], decay: float, clip: float, device: torch.device
+        self, *, layout: Layout, transforms: list[Transform], decay: float, clip: float, device: torch.device
     ) -> None:
-        self._layout, self._transforms = layout, transforms
-        self._decay, self.clip = decay, BlockClip(layout, clip, device)
+        self._layout = layout
+        self._transforms = transforms
+        self._decay = decay
+        self.clip = BlockClip(layout, clip, device)
         self._flat = torch.zeros(layout.size, device=device)
         self._last: tuple[int, list[Sent]] | None = None
 

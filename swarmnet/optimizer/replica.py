@@ -52,9 +52,15 @@ class Replica:
     """Settled weights, open rounds and live weights of one stage."""
 
     def __init__(
-        self, layout: Layout, method: Method, units: Tensor, settled_round: int = -1,
-        frozen: Tensor | None = None, merging: ExpertMerging | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        layout: Layout,
+        method: Method,
+        units: Tensor,
+        settled_round: int = -1,
+        frozen: Tensor | None = None,
+        merging: ExpertMerging | None = None,
+    ) -> None:
         """`units` is the settled state after `settled_round` (-1: the start), int32 [method.state.size].
 
         `frozen` are parameters that never change, int32 in host memory, stored after it. `merging` merges
@@ -63,7 +69,9 @@ class Replica:
         size = method.state.size
         if units.shape != (size,) or units.dtype != torch.int32:
             raise ReplicaError(f"weights are {units.dtype} {tuple(units.shape)}, not int32 ({size},)")
-        self._layout, self._method, self._merging = layout, method, merging
+        self._layout = layout
+        self._method = method
+        self._merging = merging
         self._settled = units.clone()
         self._weights = self._settled[: layout.size]
         self._momentum = self._settled[layout.size :] if size > layout.size else None

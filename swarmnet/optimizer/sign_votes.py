@@ -38,12 +38,22 @@ class VoteMethod:
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         sync = manifest.sync
-        self._manifest, self._run_id = manifest, manifest.run_id()
-        self.state, self._device = layout, device
-        self._whole, self._cut = layout, cut_of(sync.chunking, layout)
-        self._layout = layout = self._cut.layout
+        self._manifest = manifest
+        self._run_id = manifest.run_id()
+        self.state = layout
+        self._device = device
+        self._whole = layout
+        self._cut = cut_of(sync.chunking, layout)
+        self._layout = self._cut.layout
+        layout = self._layout
         self._transforms, self._selections = how_of(sync, self._cut, device)
-        self._momentum = Momentum(layout, self._transforms, sync.momentum, sync.max_grad_norm, device)
+        self._momentum = Momentum(
+            layout=layout,
+            transforms=self._transforms,
+            decay=sync.momentum,
+            clip=sync.max_grad_norm,
+            device=device,
+        )
         self.sections = [(each.index_bits + each.kept,) for each in self._selections]
         self.payload_bytes = sum(
             packed_bytes(plane.chunks, selection.index_bits + selection.kept)
@@ -113,7 +123,7 @@ class VoteMethod:
             pass
 
     def tally(self, round: int) -> VoteTally:
-        return VoteTally(self, self._layout, self._device, round)
+        return VoteTally(method=self, layout=self._layout, device=self._device, round=round)
 
     def lookahead(self, round: int, factor: int = WHOLE) -> SignStep:
         return self.step_of(self._momentum.signs(round), round, factor)
@@ -159,8 +169,11 @@ class VoteTally:
     """The votes of one round, and until it is applied their sums. These are int16, because no group has 32768
     peers."""
 
-    def __init__(self, method: VoteMethod, layout: Layout, device: torch.device, round: int) -> None:
-        self._method, self._layout, self._device, self._round = method, layout, device, round
+    def __init__(self, *, method: VoteMethod, layout: Layout, device: torch.device, round: int) -> None:
+        self._method = method
+        self._layout = layout
+        self._device = device
+        self._round = round
         self._payloads: dict[PeerId, bytes] = {}
         self._sums: Tensor | None = None
 

@@ -62,10 +62,14 @@ def sign_step(signs: Tensor, layout: Layout, manifest: Manifest, round: int, fac
     rate = learning_rate(manifest.sync, round)
     empty_padding(signs, layout)
     stretches = (
-        RateRange(entry.offset, entry.offset + entry.size, entry.offset,
-                scaled(learning_rate_units(rate * residual_init_scale(manifest.model, entry.name)), factor))
+        RateRange(
+            entry.offset,
+            entry.offset + entry.size,
+            entry.offset,
+            scaled(learning_rate_units(rate * residual_init_scale(manifest.model, entry.name)), factor),
+        )
         for entry in layout.entries
-    )  # fmt: skip
+    )
     return SignStep(signs, tuple(stretches))
 
 

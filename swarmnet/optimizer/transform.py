@@ -120,7 +120,8 @@ class _Pair:
     rounding of a chunk must not depend on its neighbours, because stages may be cut anywhere."""
 
     def __init__(self, left_PP: Tensor, right_QQ: Tensor) -> None:
-        self._left_PP, self._right_QQ = left_PP, right_QQ
+        self._left_PP = left_PP
+        self._right_QQ = right_QQ
 
     def accumulate(self, momentum_CN: Tensor, values_CN: Tensor, keep: float) -> None:
         half_CPQ = torch.bmm(self._chunks(values_CN), self._right_QQ.t().expand(len(values_CN), -1, -1))

@@ -179,6 +179,4 @@ class Forget:
     key: MicrobatchId
 
 
-Effect = (
-    ComputeForward | ComputeBackward | SendAct | SendGrad | SendBusy | SendNack | SendCancel | Forget
-)  # fmt: skip
+Effect = ComputeForward | ComputeBackward | SendAct | SendGrad | SendBusy | SendNack | SendCancel | Forget

@@ -96,7 +96,8 @@ class Flow:
         """Create the control. The window never exceeds `limit`."""
         self.limit = limit
         self.window = max(1, min(FIRST_WINDOW, limit))
-        self.least_waiting, self.most_waiting = MIN_WAITING, MAX_WAITING
+        self.least_waiting = MIN_WAITING
+        self.most_waiting = MAX_WAITING
         """Bounds for the number of microbatches that wait for compute; see `aim`."""
         self.network_floor: float | None = None
         """Mean network seconds of a microbatch in the fastest epoch; None before the first epoch."""
@@ -108,7 +109,9 @@ class Flow:
         """Number of next answers to ignore, because their microbatches started before the window changed."""
         self._answers = 0
         """Number of answers in this epoch. The next four are sums over these."""
-        self._total = self._queue = self._network = 0.0
+        self._total = 0.0
+        self._queue = 0.0
+        self._network = 0.0
         self._under_way = 0
 
     def aim(self, stages: int, peers_here: int, peers_below: int) -> None:
@@ -154,10 +157,15 @@ class Flow:
             growth_divisor = 2 if self._grew_only else 8  # Faster until it shrinks once (slow start).
             window += max(1, window // growth_divisor)
         if self._full_epochs >= PROBE_EPOCHS:
-            window, self.network_floor = min(FIRST_WINDOW, window), None
-            self._grew_only, self._full_epochs = True, 0
+            window = min(FIRST_WINDOW, window)
+            self.network_floor = None
+            self._grew_only = True
+            self._full_epochs = 0
         window = max(1, min(window, self.limit))
         self._answers_to_ignore = self.window if window != self.window else 0
         self.window = window
-        self._answers = self._under_way = 0
-        self._total = self._queue = self._network = 0.0
+        self._answers = 0
+        self._under_way = 0
+        self._total = 0.0
+        self._queue = 0.0
+        self._network = 0.0

@@ -98,6 +98,7 @@ class Pipeline:
 
     def __init__(
         self,
+        *,
         stages_below: int,
         router: Router,
         candidates: Callable[[MicrobatchId | None, Collection[PeerId]], Collection[PeerId]],
@@ -232,7 +233,9 @@ class Pipeline:
             self._begin(act.key, job)
         elif self.guide is not None and self.guide.expects(act.key, act.peer):
             job.phase = "door"
-            self.jobs[act.key] = self._open[act.key] = self._queued[act.key] = job
+            self.jobs[act.key] = job
+            self._open[act.key] = job
+            self._queued[act.key] = job
         else:
             self.ledger.refused += 1
             self._effects.append(events.SendBusy(act.key, act.peer, act.attempt))
@@ -450,7 +453,8 @@ class Pipeline:
         self._forget(key)
 
     def _begin(self, key: MicrobatchId, job: Job) -> None:
-        self.jobs[key] = self._open[key] = job
+        self.jobs[key] = job
+        self._open[key] = job
         self._effects.append(events.ComputeForward(key))
 
     def _forget(self, key: MicrobatchId) -> None:

@@ -195,7 +195,8 @@ class Mover:
             if min(view.capacities) <= 0:  # A peer that announced a move to an empty stage may fail to go.
                 self._due = min(self._due, now + self.chance.uniform(*PATIENT_STARVING_SECONDS))
             return effects
-        self.phase, self._due = "announced", now + self.chance.uniform(*self.rules.recheck_seconds)
+        self.phase = "announced"
+        self._due = now + self.chance.uniform(*self.rules.recheck_seconds)
         self._confirming_peers.clear()
         return [AnnounceMove(self.intent.target)]
 
@@ -236,21 +237,25 @@ class Mover:
         _, moving_peers = apply_announced_moves(with_own_move, self.rules, self.download_seconds)
         if self.me not in moving_peers:
             return self._end_attempt(now, "not_needed")
-        self.phase, self._due = "confirming", now + self.rules.confirm_seconds
+        self.phase = "confirming"
+        self._due = now + self.rules.confirm_seconds
         return self._move_if_confirmed()
 
     def _move_if_confirmed(self) -> list[MoveEffect]:
         """Return the move to carry out if it was checked and a peer that stays has confirmed it."""
         if self.phase != "confirming" or self.intent is None or not self._confirming_peers:
             return []
-        self.phase, self._due = "gone", float("inf")
+        self.phase = "gone"
+        self._due = float("inf")
         return [MoveToStage(self.intent.target)]
 
     def _end_attempt(self, now: float, code: str) -> list[MoveEffect]:
         """End the attempt to move, and look again after about a period. If a move was announced, the result
         withdraws it for the reason `code`; otherwise the result is empty."""
-        announced, self.intent = self.intent, None
+        announced = self.intent
+        self.intent = None
         next_look = now + self._period * self.chance.uniform(0.8, 1.2)
-        self.phase, self._due = "resting", next_look
+        self.phase = "resting"
+        self._due = next_look
         self._confirming_peers.clear()
         return [Withdraw(code)] if announced is not None else []

@@ -351,9 +351,16 @@ def _poorest_stages(capacities: Sequence[float], excluded: frozenset[int]) -> li
 
 
 def choose_move(
-    view: View, me: PeerId, stage: int, rate: float, rules: MoveRules, download_seconds: float,
-    chance: Random, passed_over: int = 0, on_disk: frozenset[int] = frozenset(),
-) -> Intent | None:  # fmt: skip
+    view: View,
+    me: PeerId,
+    stage: int,
+    rate: float,
+    rules: MoveRules,
+    download_seconds: float,
+    chance: Random,
+    passed_over: int = 0,
+    on_disk: frozenset[int] = frozenset(),
+) -> Intent | None:
     """Return the move that this peer should announce, from `stage` to one of the poorest stages; None: stay.
 
     Peers of richer stages go first: this one stays while more than `passed_over` richer stages would send a
@@ -405,10 +412,15 @@ def move_rules(
 ) -> MoveRules:
     """Return the rules of a run, for a peer with that link that cannot serve the stages in `never`."""
     return MoveRules(
-        stage_work(manifest), never=never, paths=manifest.path_rules(), crossings=crossings(manifest),
-        gossip=gossip_per_peer(manifest), line=line, groups=manifest.model.experts.groups,
+        stage_work(manifest),
+        never=never,
+        paths=manifest.path_rules(),
+        crossings=crossings(manifest),
+        gossip=gossip_per_peer(manifest),
+        line=line,
+        groups=manifest.model.experts.groups,
         snapshot_interval=manifest.rounds.snapshot_interval,
-    )  # fmt: skip
+    )
 
 
 def stage_work(manifest: Manifest) -> tuple[float, ...]:

@@ -175,9 +175,11 @@ class Pace:
         if not unfinished:
             self.until = float("inf")
         elif self.until == float("inf") or self._received_bytes >= PACE_BYTES:
-            self.until, self._received_bytes = now + PACE_SECONDS, 0
+            self.until = now + PACE_SECONDS
+            self._received_bytes = 0
 
     def paused(self, now: float) -> None:
         """Restart the time limit after this peer itself has not read for a while."""
         if self.until != float("inf"):
-            self.until, self._received_bytes = now + PACE_SECONDS, 0
+            self.until = now + PACE_SECONDS
+            self._received_bytes = 0

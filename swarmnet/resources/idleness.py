@@ -54,7 +54,8 @@ class Idleness:
         if self._since is None:
             self._since = now
         if now - self._since >= delay:
-            self.idle, self._since = not self.idle, None
+            self.idle = not self.idle
+            self._since = None
         return self.idle
 
 
@@ -70,5 +71,6 @@ class Steady:
     def look(self, says: bool, now: float) -> bool:
         """Add a sample and return the stable value."""
         if self.says is None or says == self.says or now - self._since >= self.seconds:
-            self.says, self._since = says, now
+            self.says = says
+            self._since = now
         return self.says

@@ -28,7 +28,8 @@ class UploadShare:
             raise ValueError(f"{bytes_per_second} bytes per second is no rate")
         self.bytes_per_second = bytes_per_second
         self._burst = BURST_SECONDS * bytes_per_second
-        self._level, self._at = self._burst, now
+        self._level = self._burst
+        self._at = now
         """Bytes that may be sent now; below 0 after a larger piece until its time has passed."""
         self._waiting: list[tuple[int, float, int, int]] = []
         """A heap of (turn, deadline, ticket, size)."""

@@ -73,7 +73,8 @@ class Audits:
 
     def __init__(self, secret: bytes, window: int) -> None:
         """`secret`: known to this peer alone, it decides the draws. `window`: the one of the run's rounds."""
-        self.secret, self._window = secret, window
+        self.secret = secret
+        self._window = window
         self._open: dict[tuple[PeerId, Name], AuditQuery] = {}
         self.outcomes: Counter[str] = Counter()
         """Number of own requests by outcome code (peers/telemetry/reasons.py)."""

@@ -71,7 +71,8 @@ class RoundSet:
     def seal(self, now: float) -> None:
         """Seal the round unless it is sealed: this peer makes no more contributions for it."""
         if not self.sealed:
-            self.sealed, self.sealed_at = 1, now
+            self.sealed = 1
+            self.sealed_at = now
 
     def _reset_digest(self) -> None:
         """Reset the digest. Other peers have sealed the previous set, so `sealed` falls to 1 at most."""
@@ -175,9 +176,11 @@ class NeighbourView:
             # Before `chain.start` this peer knows only digests. A neighbour that is behind this round could
             # not catch up from it, so it does not count as a same-branch peer yet.
             if shared >= chain.start:
-                self.relation, self.fork = "same", None
+                self.relation = "same"
+                self.fork = None
             elif self.relation == "forked":
-                self.relation, self.fork = "unknown", None
+                self.relation = "unknown"
+                self.fork = None
             return
         if self.relation != "forked":
             self.fork = None
@@ -208,11 +211,13 @@ class NeighbourView:
                 compared[number] = pair
                 is_unchanged = pair == self._compared.get(number)
                 since[number] = self.differs_since[number] if is_unchanged else now
-        self.differs_since, self._compared = since, compared
+        self.differs_since = since
+        self._compared = compared
 
     def compare_anew(self) -> None:
         """Forget recorded differences, because the neighbour's sets belong to another branch."""
-        self.differs_since, self._compared = {}, {}
+        self.differs_since = {}
+        self._compared = {}
 
     def due(self, now: float, pulling: Callable[[int], bool]) -> tuple[int, ...]:
         """Return the rounds for which to request the ids of the neighbour's set now. Each is due again after

@@ -244,11 +244,30 @@ class TimePassed:
 
 
 Event = (
-    GradientAccumulated | Contributed | SlicesSent | SlicesArrived | ResultRead | ProgressArrived
-    | ChainSigned | ChainArrived | ChainAsked | Announced | ContributionArrived
-    | IdsAsked | NeighbourJoined | NeighbourLeft | GroupSizeChanged | RatesOrdered
-    | EndOrdered | ProcessSuspended | Convicted | Unanswered | UnknownPeersNamed | LeaveGroup | TimePassed
-)  # fmt: skip
+    GradientAccumulated
+    | Contributed
+    | SlicesSent
+    | SlicesArrived
+    | ResultRead
+    | ProgressArrived
+    | ChainSigned
+    | ChainArrived
+    | ChainAsked
+    | Announced
+    | ContributionArrived
+    | IdsAsked
+    | NeighbourJoined
+    | NeighbourLeft
+    | GroupSizeChanged
+    | RatesOrdered
+    | EndOrdered
+    | ProcessSuspended
+    | Convicted
+    | Unanswered
+    | UnknownPeersNamed
+    | LeaveGroup
+    | TimePassed
+)
 
 
 # -- effects --------------------------------------------------------------------------------------------

@@ -97,7 +97,8 @@ class FetchScheduler:
                 if len(self._pulls) >= MAX_PULLS or named_alone >= MAX_OF_ONE:
                     continue
                 named_alone += 1
-                pull = self._pulls[reference.id] = _Pull(reference, [], now)
+                pull = _Pull(reference, [], now)
+                self._pulls[reference.id] = pull
                 self._of_round[reference.round] += 1
             if peer not in pull.holders:
                 pull.holders.append(peer)

@@ -63,7 +63,8 @@ class Signed:
     def __init__(self) -> None:
         self._ahead: dict[int, set[bytes]] = {}
         """Round that has not settled here -> the values that were signed for it."""
-        self.ours = self.others = -1
+        self.ours = -1
+        self.others = self.ours
 
     def take(self, round: int, value: bytes, chain: Chain) -> None:
         """Record a signed chain value after `round`. `chain` is this peer's own, which shows the branch.
@@ -115,7 +116,7 @@ class ForkChoice:
     caller's views, which this class fills in from Progress."""
 
     def __init__(
-        self, rules: Rounds, chain: Chain, neighbours: dict[PeerId, NeighbourView], now: float
+        self, *, rules: Rounds, chain: Chain, neighbours: dict[PeerId, NeighbourView], now: float
     ) -> None:
         self.listens_until = now + LISTEN_SECONDS
         self.rules = rules

@@ -57,7 +57,8 @@ class Gossip:
         """Return whether the caller must send Progress now. If so, it counts as sent with these `tokens`."""
         if now < self._due_at:
             return False
-        self._sent_at, self._tokens_sent = now, tokens
+        self._sent_at = now
+        self._tokens_sent = tokens
         self._due_at = now + QUIET_SECONDS
         return True
 
@@ -83,7 +84,8 @@ class Gossip:
         if now < self._relay_at:
             return []
         due = self._relays
-        self._relays, self._relay_at = {}, float("inf")
+        self._relays = {}
+        self._relay_at = float("inf")
         announcements = []
         for peer, waiting in due.items():
             references = tuple(entry for entry in waiting.values() if entry.round > settled)

@@ -75,7 +75,9 @@ class Chain:
             return
         values = list(accumulate(earlier.sets, link, initial=earlier.before))
         if values[-1] == value:
-            self.base, self.values, self.sets = round - len(earlier.sets), values, list(earlier.sets)
+            self.base = round - len(earlier.sets)
+            self.values = values
+            self.sets = list(earlier.sets)
 
     @property
     def value(self) -> bytes:
@@ -159,9 +161,14 @@ def is_majority(supporters: int, in_sight: int, all_in_sight: bool) -> bool:
 
 
 def must_give_up_branch(
-    fork: Fork, my_settled: int, their_settled: int, my_supporters: int, their_supporters: int, in_sight: int,
+    fork: Fork,
+    my_settled: int,
+    their_settled: int,
+    my_supporters: int,
+    their_supporters: int,
+    in_sight: int,
     all_in_sight: bool = True,
-) -> bool:  # fmt: skip
+) -> bool:
     """Return whether this peer must give up its own branch for the other one, by the three rules at the top
     of this module.
 

@@ -64,11 +64,20 @@ class GroupRounds:
     contributions there (their *slices*). Sets then consist of such results. `reducing` is None without."""
 
     def __init__(
-        self, rules: Rounds, me: PeerId, settled: int, now: float, chain_value: bytes = START,
-        offers: OwnContributions | None = None, earlier: Earlier | None = None,
-        has_weight: HasWeight = lambda contributor, round: True, rates: Rates = (), draw: Draw | None = None,
+        self,
+        *,
+        rules: Rounds,
+        me: PeerId,
+        settled: int,
+        now: float,
+        chain_value: bytes = START,
+        offers: OwnContributions | None = None,
+        earlier: Earlier | None = None,
+        has_weight: HasWeight = lambda contributor, round: True,
+        rates: Rates = (),
+        draw: Draw | None = None,
         is_member: Callable[[PeerId], bool] = lambda peer: True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Continue after round `settled`, where the chain of settled sets has `chain_value`. `offers` and
         `earlier` come from an earlier state of this peer. `rates`: ordered so far; `draw`: of reducers, if
         there are any; `is_member`: whether a peer belongs to the group (results may name others)."""
@@ -78,12 +87,16 @@ class GroupRounds:
         """After this round this peer closes none on its own; None: the run does not end."""
         self.me = me
         self.neighbours: dict[PeerId, NeighbourView] = {}
-        self.histories = ForkChoice(rules, Chain(settled, chain_value, earlier), self.neighbours, now)
+        self.histories = ForkChoice(
+            rules=rules, chain=Chain(settled, chain_value, earlier), neighbours=self.neighbours, now=now
+        )
         self._same_branch_peers = self.histories.same_branch_peers
         self.agreement = FinalityRules(rules, self._same_branch_peers)
         self._following = SuspensionFollower(rules)
         self.applied = settled
-        self.open_round = CurrentRound(rules, settled + 1, self._same_branch_peers, now)
+        self.open_round = CurrentRound(
+            rules=rules, number=settled + 1, same_branch_peers=self._same_branch_peers, now=now
+        )
         self.contributed: set[int] = set()
         self.pending: set[int] = set()
         self.rounds: dict[int, RoundSet] = {}
@@ -99,7 +112,9 @@ class GroupRounds:
         self.offers = offers or OwnContributions(rules, draw)
         self.reducing: ReductionSchedule | None = None
         if draw is not None:
-            self.reducing = ReductionSchedule(rules, draw, me, self._same_branch_peers, self.chain)
+            self.reducing = ReductionSchedule(
+                rules=rules, draw=draw, me=me, same_branch_peers=self._same_branch_peers, chain=self.chain
+            )
         self._is_leaving = False
         """True while the gathered gradient waits to be contributed as soon as the round may close."""
         self.gossip = Gossip(now)
@@ -248,7 +263,8 @@ class GroupRounds:
         self.agreement = replace(self.agreement, hops=hops(peers))
         self.pulls.fair_share = SHARE_SLACK * peers / links(peers)
         self.open_round.peers = peers
-        self.open_round.all_in_sight = self.histories.all_in_sight = self.agreement.hops == 1
+        self.open_round.all_in_sight = self.agreement.hops == 1
+        self.histories.all_in_sight = self.open_round.all_in_sight
 
     def on_stall(self, seconds: float, now: float) -> None:
         """Follow the peers that continued while this process was suspended for `seconds`: settle nothing
@@ -457,7 +473,8 @@ class GroupRounds:
     def _close(self, now: float) -> None:
         """Close the current round, contribute what was gathered unless the round is sealed, and begin the
         next. A reducer also publishes results of rounds to which it contributes nothing."""
-        number, self._is_leaving = self.current, False
+        number = self.current
+        self._is_leaving = False
         self._set_of(number).closed_at = now
         contributes = self.open_round.tokens > 0 and not self._is_sealed(number)
         reducers = self.reducing.reducers(number) if self.reducing is not None else ()
@@ -533,7 +550,8 @@ class GroupRounds:
 
     def _settle(self, number: int, now: float) -> None:
         """Settle a round with the set that is held here, and forget what only its open state needed."""
-        state = self.history[number] = self.rounds.pop(number)
+        state = self.rounds.pop(number)
+        self.history[number] = state
         self.histories.settle(SettledSet(len(state.held), state.digest))  # Extends the chain.
         state.seal(now)
         self._following.took_up(number, now)  # While it follows others, there may be more to adopt.
@@ -594,7 +612,16 @@ class GroupRounds:
             return
         anchor_round, chain_value = self.histories.anchor()
         sets = list_open_sets(self.history | self.rounds, anchor_round, self.current)
-        self._effects.append(events.SendProgress(
-            tuple(self.neighbours), self.current, self.open_round.tokens, tuple(sorted(self.contributed)),
-            self.settled, self.in_step, anchor_round, chain_value, sets,
-        ))  # fmt: skip
+        self._effects.append(
+            events.SendProgress(
+                tuple(self.neighbours),
+                self.current,
+                self.open_round.tokens,
+                tuple(sorted(self.contributed)),
+                self.settled,
+                self.in_step,
+                anchor_round,
+                chain_value,
+                sets,
+            )
+        )

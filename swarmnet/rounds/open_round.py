@@ -22,7 +22,7 @@ class CurrentRound:
     """
 
     def __init__(
-        self, rules: Rounds, number: int, same_branch_peers: Mapping[PeerId, NeighbourView], now: float
+        self, *, rules: Rounds, number: int, same_branch_peers: Mapping[PeerId, NeighbourView], now: float
     ) -> None:
         self.rules = rules
         self.number = number
@@ -82,7 +82,8 @@ class CurrentRound:
         """Begin the next round. `tokens` is not reset: the caller sets it to 0 when it contributes, and what
         is left counts in the next round. The reported tokens of neighbours in earlier rounds are reset."""
         self.number += 1
-        self._opened_at, self._left_at = now, float("inf")
+        self._opened_at = now
+        self._left_at = float("inf")
         for view in self._same_branch_peers.values():
             if view.round < self.number:
                 view.tokens = 0

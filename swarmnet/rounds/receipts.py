@@ -62,7 +62,9 @@ class SettledContributors:
     """Counts how often each peer is in the settled sets of a block, as one peer has seen them."""
 
     def __init__(self, me: PeerId, stage: int, block_rounds: int) -> None:
-        self.me, self.stage, self.block_rounds = me, stage, block_rounds
+        self.me = me
+        self.stage = stage
+        self.block_rounds = block_rounds
         self._sets: dict[int, frozenset[PeerId]] = {}
 
     def settled(self, round: int, contributors: Collection[PeerId]) -> list[Receipt]:
@@ -105,13 +107,15 @@ class ContributionCounter:
 
     def __init__(self, stage: int, block_rounds: int, earlier: Iterable[tuple[int, int]] = ()) -> None:
         """`earlier`: (stage, block) pairs that earlier processes counted, in their order."""
-        self.stage, self.block_rounds = stage, block_rounds
+        self.stage = stage
+        self.block_rounds = block_rounds
         self._newest = list(earlier)[-(BLOCKS_BACK + 1) :]
         self._made: dict[int, int] = {}
         """Tokens of own contributions that have not settled here, by round."""
         self._block = -1
         """The block that is settling now."""
-        self._contributions = self._tokens = 0
+        self._contributions = 0
+        self._tokens = 0
         """Settled contributions and tokens of that block that were not returned yet."""
         self._checks: dict[tuple[int, int], Counter[PeerId]] = {}
         """Verified signatures of each signer, by (stage, block)."""
@@ -156,7 +160,8 @@ class ContributionCounter:
         if not self._contributions:
             return []
         counted = CreditedBlock(self.stage, self._block, self._contributions, self._tokens)
-        self._contributions = self._tokens = 0
+        self._contributions = 0
+        self._tokens = 0
         return [counted]
 
     def takes(self, stage: int, round: int) -> bool:
@@ -205,7 +210,8 @@ class ReceiptBook:
         """(stage, block) -> signer -> receipt, in order of arrival."""
         self.older = 0
         """Contributions of blocks that are no longer kept."""
-        self._accepted = self._receipts = 0
+        self._accepted = 0
+        self._receipts = 0
         """Accepted contributions and number of the receipts that are kept."""
         self._signers: Counter[PeerId] = Counter()
         """Number of receipts kept of each signer."""

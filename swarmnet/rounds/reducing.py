@@ -41,9 +41,12 @@ class SeedSearch:
     one. Values from before the state that this peer fetched are requested from neighbours."""
 
     def __init__(self, draw: Draw, same_branch_peers: Mapping[PeerId, NeighbourView], chain: Chain) -> None:
-        self._draw, self._same_branch_peers, self._chain = draw, same_branch_peers, chain
+        self._draw = draw
+        self._same_branch_peers = same_branch_peers
+        self._chain = chain
         self._asked: Counter[PeerId] = Counter()
-        self._began = self._ask_at = float("inf")
+        self._began = float("inf")
+        self._ask_at = self._began
         """When the search began, and when the next request is due; infinite while nothing is missing."""
         self._is_over = False
 
@@ -63,11 +66,13 @@ class SeedSearch:
         over."""
         is_seed_unknown = 0 <= self._draw.seed_round(round) < self._chain.base
         if self._is_over or not is_seed_unknown:
-            self._began = self._ask_at = float("inf")
+            self._began = float("inf")
+            self._ask_at = self._began
             return None
         self._began = min(self._began, now)
         if now >= self._began + SEARCH_SECONDS:
-            self._is_over, self._ask_at = True, float("inf")
+            self._is_over = True
+            self._ask_at = float("inf")
             return None
         if now < self._ask_at < float("inf"):  # The last request is too recent.
             return None
@@ -86,6 +91,7 @@ class ReductionSchedule:
 
     def __init__(
         self,
+        *,
         rules: Rounds,
         draw: Draw,
         me: PeerId,
@@ -93,7 +99,9 @@ class ReductionSchedule:
         chain: Chain,
     ) -> None:
         """`chain` is this peer's chain of settled sets, which seeds the draws of later rounds."""
-        self.rules, self.draw, self.me = rules, draw, me
+        self.rules = rules
+        self.draw = draw
+        self.me = me
         self._chain = chain
         self._search = SeedSearch(draw, same_branch_peers, chain)
         self.members: frozenset[PeerId] = frozenset((me,))

@@ -241,9 +241,10 @@ class Router:
     def forget_others(self, known: Collection[PeerId], now: float) -> None:
         """Drop peers that are not in `known`, have nothing in flight and are in no pause."""
         gone = [
-            peer for peer, estimate in self.peers.items()
+            peer
+            for peer, estimate in self.peers.items()
             if peer not in known and not estimate.in_flight and estimate.blocked_until <= now
-        ]  # fmt: skip
+        ]
         for peer in gone:
             del self.peers[peer]
 
@@ -251,7 +252,8 @@ class Router:
         """Return the estimate of `peer`. A new peer starts at the present virtual time: it is next."""
         estimate = self.peers.get(peer)
         if estimate is None:
-            estimate = self.peers[peer] = Estimate(clock=self.clock)
+            estimate = Estimate(clock=self.clock)
+            self.peers[peer] = estimate
         return estimate
 
     def _cost(self, estimate: Estimate, default_seconds: float) -> float:

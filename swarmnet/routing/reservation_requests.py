@@ -116,7 +116,8 @@ class PathSearch:
         """Number of microbatches that got a place on the next stage."""
         self.visits: dict[int, float] = {}
         """Number of microbatches sent from here to each stage when there was a choice. Old ones decay."""
-        self.asked = self.refused = 0
+        self.asked = 0
+        self.refused = 0
 
     # -- knowledge about neighbours ----------------------------------------------------------------------
 
@@ -150,9 +151,12 @@ class PathSearch:
     # -- place requests -----------------------------------------------------------------------------------
 
     def seek(
-        self, key: MicrobatchId, live: Iterable[tuple[PeerId, int]], now: float,
+        self,
+        key: MicrobatchId,
+        live: Iterable[tuple[PeerId, int]],
+        now: float,
         avoid: Collection[PeerId] = (),
-    ) -> RequestToSend | None:  # fmt: skip
+    ) -> RequestToSend | None:
         """Return the next place request for a microbatch with a quest. It goes to the best peer in `live`
         (pairs of peer and stage); a peer in `avoid` only if no other can take the microbatch. Returns None if
         no known peer can, or after `GIVE_UP_QUESTIONS` requests."""

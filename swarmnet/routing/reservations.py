@@ -60,7 +60,8 @@ class ReservationTable:
         self.memory = 1 if is_last else slots
         self.most = max(2, min(MAX_PLACES, PLACES_PER_SLOT * slots))
         self.is_last = is_last
-        self.forward_seconds = self.backward_seconds = 0.0
+        self.forward_seconds = 0.0
+        self.backward_seconds = 0.0
         self.held: dict[MicrobatchId, HeldReservation] = {}
         self._failed_senders: dict[PeerId, tuple[int, float]] = {}
         """Maps a sender to (times in a row that bodies did not come, end of its pause); newest last."""
@@ -116,7 +117,8 @@ class ReservationTable:
         place = self.held.get(key)
         if place is None:
             seconds = min(LONGEST_SECONDS, self.load.compute_seconds + rest)
-            place = self.held[key] = HeldReservation(sender, header, Booking(now, now + seconds))
+            place = HeldReservation(sender, header, Booking(now, now + seconds))
+            self.held[key] = place
         place.asker, place.header, place.came = sender, header, True
         self._failed_senders.pop(sender, None)
 
@@ -156,9 +158,10 @@ class ReservationTable:
         """Free the places whose time has passed without a body, and refuse places to their senders for a
         while. Returns their microbatches."""
         late = [
-            key for key, place in self.held.items()
+            key
+            for key, place in self.held.items()
             if not place.came and now >= place.booking.release + LATE_SECONDS
-        ]  # fmt: skip
+        ]
         for asker in {self.held.pop(key).asker for key in late}:
             self._shun(asker, now)
         return late

@@ -21,7 +21,7 @@ class Skipping:
     accept microbatches now."""
 
     def __init__(
-        self, rules: PathRules, stage: int, live: Live, round: Callable[[], int] = lambda: 0
+        self, *, rules: PathRules, stage: int, live: Live, round: Callable[[], int] = lambda: 0
     ) -> None:
         """Create the table. `round()` returns the current round and is needed where microbatches start."""
         self.rules = rules

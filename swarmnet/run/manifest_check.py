@@ -52,72 +52,126 @@ def check(manifest: Manifest) -> None:
     """Raise ManifestError, with the first problem, if keys contradict each other."""
     model, rounds, sync, paths = manifest.model, manifest.rounds, manifest.sync, manifest.paths
     problems = [
-        (manifest.wire_version != WIRE_VERSION,
-         f"wire_version is {manifest.wire_version}; this program supports only {WIRE_VERSION}"),
-        (re.fullmatch(r"[A-Za-z0-9.+-]{0,64}", manifest.license) is None,
-         f"license is {manifest.license[:80]!r}; write an SPDX identifier such as apache-2.0"),
-        (not manifest.stages or min(manifest.stages, default=0) < 1,
-         f"stages is {list(manifest.stages)}; every stage needs at least one layer"),
-        (sum(manifest.stages) != model.num_hidden_layers,
-         f"stages hold {sum(manifest.stages)} layers together, model.num_hidden_layers is "
-         f"{model.num_hidden_layers}; make them equal"),
-        (min(model.vocab_size, model.hidden_size, model.num_attention_heads, model.num_key_value_heads,
-             model.intermediate_size) < 1,
-         "model: sizes must be at least 1"),
-        (model.num_key_value_heads > 0 and model.num_attention_heads % model.num_key_value_heads != 0,
-         f"model.num_attention_heads ({model.num_attention_heads}) must be a multiple of "
-         f"num_key_value_heads ({model.num_key_value_heads})"),
-        (model.head_dim % 2 != 0,
-         f"model.head_dim is {model.head_dim}; it must be even, because rotary embedding turns pairs"),
-        (manifest.data.tokenizer == BYTES and model.vocab_size < 256,
-         f"model.vocab_size is {model.vocab_size}; with data.tokenizer: bytes it must be at least 256"),
-        (manifest.data.seq_len > model.max_position_embeddings,
-         f"data.seq_len is {manifest.data.seq_len}; it must be at most model.max_position_embeddings, "
-         f"{model.max_position_embeddings}"),
-        (min(manifest.data.seq_len, manifest.data.micro_batch_size) < 1,
-         "data: seq_len and micro_batch_size must be at least 1"),
-        (len(manifest.stages) > 1 and manifest.body_bytes > MAX_BODY_BYTES,
-         f"data: a microbatch takes {manifest.body_bytes:,} bytes from stage to stage, at most "
-         f"{MAX_BODY_BYTES:,} are allowed; reduce micro_batch_size or seq_len, or set a smaller "
-         "activation_codec"),
-        (manifest.gradient_rounding != "nearest" and manifest.effective_gradient_codec in ("fp32", "bf16"),
-         f"gradient_rounding: {manifest.effective_gradient_codec} supports only nearest; stochastic needs "
-         "gradient_codec: int8, int4-tiles or int6-tiles"),
+        (
+            manifest.wire_version != WIRE_VERSION,
+            f"wire_version is {manifest.wire_version}; this program supports only {WIRE_VERSION}",
+        ),
+        (
+            re.fullmatch(r"[A-Za-z0-9.+-]{0,64}", manifest.license) is None,
+            f"license is {manifest.license[:80]!r}; write an SPDX identifier such as apache-2.0",
+        ),
+        (
+            not manifest.stages or min(manifest.stages, default=0) < 1,
+            f"stages is {list(manifest.stages)}; every stage needs at least one layer",
+        ),
+        (
+            sum(manifest.stages) != model.num_hidden_layers,
+            f"stages hold {sum(manifest.stages)} layers together, model.num_hidden_layers is "
+            f"{model.num_hidden_layers}; make them equal",
+        ),
+        (
+            min(
+                model.vocab_size,
+                model.hidden_size,
+                model.num_attention_heads,
+                model.num_key_value_heads,
+                model.intermediate_size,
+            )
+            < 1,
+            "model: sizes must be at least 1",
+        ),
+        (
+            model.num_key_value_heads > 0 and model.num_attention_heads % model.num_key_value_heads != 0,
+            f"model.num_attention_heads ({model.num_attention_heads}) must be a multiple of "
+            f"num_key_value_heads ({model.num_key_value_heads})",
+        ),
+        (
+            model.head_dim % 2 != 0,
+            f"model.head_dim is {model.head_dim}; it must be even, because rotary embedding turns pairs",
+        ),
+        (
+            manifest.data.tokenizer == BYTES and model.vocab_size < 256,
+            f"model.vocab_size is {model.vocab_size}; with data.tokenizer: bytes it must be at least 256",
+        ),
+        (
+            manifest.data.seq_len > model.max_position_embeddings,
+            f"data.seq_len is {manifest.data.seq_len}; it must be at most model.max_position_embeddings, "
+            f"{model.max_position_embeddings}",
+        ),
+        (
+            min(manifest.data.seq_len, manifest.data.micro_batch_size) < 1,
+            "data: seq_len and micro_batch_size must be at least 1",
+        ),
+        (
+            len(manifest.stages) > 1 and manifest.body_bytes > MAX_BODY_BYTES,
+            f"data: a microbatch takes {manifest.body_bytes:,} bytes from stage to stage, at most "
+            f"{MAX_BODY_BYTES:,} are allowed; reduce micro_batch_size or seq_len, or set a smaller "
+            "activation_codec",
+        ),
+        (
+            manifest.gradient_rounding != "nearest" and manifest.effective_gradient_codec in ("fp32", "bf16"),
+            f"gradient_rounding: {manifest.effective_gradient_codec} supports only nearest; stochastic needs "
+            "gradient_codec: int8, int4-tiles or int6-tiles",
+        ),
         (not manifest.data.sources, "data.sources is empty; name at least one"),
         (any(source.bytes < 0 for source in manifest.data.sources), "data.sources: bytes cannot be negative"),
         *_data_rows(manifest.data),
-        (rounds.global_batch_tokens < 1 or rounds.window < 1 or rounds.snapshot_interval < 1,
-         "rounds: global_batch_tokens, window and snapshot_interval must be at least 1"),
+        (
+            rounds.global_batch_tokens < 1 or rounds.window < 1 or rounds.snapshot_interval < 1,
+            "rounds: global_batch_tokens, window and snapshot_interval must be at least 1",
+        ),
         (not 0.0 <= paths.skip_ratio < 1.0, f"paths.skip_ratio is {paths.skip_ratio}; it must lie in [0, 1)"),
-        (0.0 < paths.skip_ratio < 1.0 and manifest.path_rules().most_skipped == 0,
-         f"paths.skip_ratio {paths.skip_ratio:.3g} of {len(manifest.stages)} stages skips none; write 0 or a "
-         "larger ratio"),
-        (manifest.path_rules().trains_no_middle,
-         f"paths.skip_ratio {paths.skip_ratio:.3g} of {len(manifest.stages)} stages lets every microbatch "
-         "skip all middle stages, so no peer would train them; write a smaller ratio"),
-        (paths.full_path_warmup_rounds < 0,
-         f"paths.full_path_warmup_rounds is {paths.full_path_warmup_rounds}; it cannot be negative"),
-        (not 0.0 <= paths.full_path_fraction < 1.0,
-         f"paths.full_path_fraction is {paths.full_path_fraction:g}; it must lie in [0, 1)"),
-        ((paths.full_path_warmup_rounds > 0 or paths.full_path_fraction > 0)
-         and not manifest.path_rules().most_skipped,
-         "paths.full_path_warmup_rounds and paths.full_path_fraction have no effect without "
-         "paths.skip_ratio; set it, or leave them out"),
-        (not 0 <= paths.swaps <= len(manifest.stages),
-         f"paths.swaps is {paths.swaps}; it must lie between 0 and the number of stages"),
-        (paths.swaps > 0 and len(manifest.stages) < 4,
-         f"paths.swaps is {paths.swaps}; the first and the last stage cannot be swapped, so there must be 4 "
-         f"stages, and there are {len(manifest.stages)}"),
+        (
+            0.0 < paths.skip_ratio < 1.0 and manifest.path_rules().most_skipped == 0,
+            f"paths.skip_ratio {paths.skip_ratio:.3g} of {len(manifest.stages)} stages skips none; write 0 "
+            "or a larger ratio",
+        ),
+        (
+            manifest.path_rules().trains_no_middle,
+            f"paths.skip_ratio {paths.skip_ratio:.3g} of {len(manifest.stages)} stages lets every microbatch "
+            "skip all middle stages, so no peer would train them; write a smaller ratio",
+        ),
+        (
+            paths.full_path_warmup_rounds < 0,
+            f"paths.full_path_warmup_rounds is {paths.full_path_warmup_rounds}; it cannot be negative",
+        ),
+        (
+            not 0.0 <= paths.full_path_fraction < 1.0,
+            f"paths.full_path_fraction is {paths.full_path_fraction:g}; it must lie in [0, 1)",
+        ),
+        (
+            (paths.full_path_warmup_rounds > 0 or paths.full_path_fraction > 0)
+            and not manifest.path_rules().most_skipped,
+            "paths.full_path_warmup_rounds and paths.full_path_fraction have no effect without "
+            "paths.skip_ratio; set it, or leave them out",
+        ),
+        (
+            not 0 <= paths.swaps <= len(manifest.stages),
+            f"paths.swaps is {paths.swaps}; it must lie between 0 and the number of stages",
+        ),
+        (
+            paths.swaps > 0 and len(manifest.stages) < 4,
+            f"paths.swaps is {paths.swaps}; the first and the last stage cannot be swapped, so there must be "
+            f"4 stages, and there are {len(manifest.stages)}",
+        ),
         *_experts_rows(model, sync),
         *_initial_weights_rows(manifest),
         *_sync_rows(sync),
-        (not 0.0 <= manifest.model.residual_init_scale <= 1.0,
-         f"model.residual_init_scale is {manifest.model.residual_init_scale:g}; it must lie in [0, 1]"),
-        *((True, problem) for problem in contradictions(
-            model.boundary, width=model.hidden_size, vocabulary=model.vocab_size, stages=manifest.stages,
-            leaves_order=paths.skip_ratio > 0.0 or paths.swaps > 0,
-        )),
-    ]  # fmt: skip
+        (
+            not 0.0 <= manifest.model.residual_init_scale <= 1.0,
+            f"model.residual_init_scale is {manifest.model.residual_init_scale:g}; it must lie in [0, 1]",
+        ),
+        *(
+            (True, problem)
+            for problem in contradictions(
+                model.boundary,
+                width=model.hidden_size,
+                vocabulary=model.vocab_size,
+                stages=manifest.stages,
+                leaves_order=paths.skip_ratio > 0.0 or paths.swaps > 0,
+            )
+        ),
+    ]
     for is_wrong, message in problems:
         if is_wrong:
             raise ManifestError(message)
@@ -127,43 +181,70 @@ def _experts_rows(model: ModelShape, sync: Sync) -> list[tuple[bool, str]]:
     """Return (is wrong, message) for each rule about `model.experts`, the mixture of experts."""
     experts = model.experts
     return [
-        (not experts.num_experts and experts != Experts(),
-         "model.experts: its keys have no effect without num_experts; set model.experts.num_experts"),
-        (not 0 <= experts.num_experts <= MAX_EXPERTS,
-         f"model.experts.num_experts is {experts.num_experts}; it must lie in 0 to {MAX_EXPERTS}"),
-        (experts.num_experts > 0 and not 1 <= experts.top_k <= experts.num_experts,
-         f"model.experts.top_k is {experts.top_k}; it must lie between 1 and num_experts, "
-         f"{experts.num_experts}"),
-        (not 0.0 <= experts.aux_loss_coef <= 1.0,
-         f"model.experts.aux_loss_coef is {experts.aux_loss_coef:g}; it must lie in [0, 1]"),
-        (not 1 <= experts.groups <= MAX_GROUPS or experts.num_experts % experts.groups != 0,
-         f"model.experts.groups is {experts.groups}; it must lie in 1 to {MAX_GROUPS} and divide "
-         f"num_experts, {experts.num_experts}"),
-        (experts.groups > 1 and sync.local_steps is None,
-         f"model.experts.groups is {experts.groups}; more than 1 needs a local-step method: set "
-         f"sync.method to one of {', '.join(PRESETS)}"),
-        (not 0.0 < sync.expert_lr_scale <= MAX_EXPERT_RATE
-         or (experts.groups == 1 and sync.expert_lr_scale != 1.0),
-         f"sync.expert_lr_scale is {sync.expert_lr_scale:g}; it must lie above 0, up to "
-         f"{MAX_EXPERT_RATE:g}, and has no effect where model.experts.groups is 1"),
-        ((experts.groups > 1 or experts.merge_rounds > 0) and (bool(sync.trainable) or model.lora.rank > 0),
-         "model.experts: groups and merge_rounds cannot be combined with sync.trainable or model.lora; "
-         "leave one of them out"),
-        (experts.merge_rounds < 0 or not 0.0 <= experts.merge_share <= 1.0 or experts.merge_until < 1,
-         "model.experts: merge_rounds cannot be negative, merge_share must lie in [0, 1], merge_until be at "
-         "least 1"),
-        (experts.merge_rounds > 0 and not 1 <= experts.merge_nearest < experts.num_experts,
-         f"model.experts.merge_nearest is {experts.merge_nearest}; it must lie between 1 and "
-         f"num_experts - 1, {experts.num_experts - 1}"),
-        (experts.merge_rounds > 0 and model.hidden_size * model.intermediate_size > LARGEST_COMPARED,
-         f"model.experts.merge_rounds: only experts of up to {LARGEST_COMPARED:,} values per matrix can be "
-         "compared exactly; set it to 0, or reduce model.intermediate_size"),
-        (experts.num_experts > 0 and not model.qk_norm,
-         "model.experts: needs qk_norm: true, as in Qwen3-MoE; without it no export is possible"),
-        (experts.num_experts > 0 and model.boundary.is_narrow,
-         "model.experts: cannot be combined with narrow boundaries, because no export is possible; set "
-         "model.boundary.kind: full"),
-    ]  # fmt: skip
+        (
+            not experts.num_experts and experts != Experts(),
+            "model.experts: its keys have no effect without num_experts; set model.experts.num_experts",
+        ),
+        (
+            not 0 <= experts.num_experts <= MAX_EXPERTS,
+            f"model.experts.num_experts is {experts.num_experts}; it must lie in 0 to {MAX_EXPERTS}",
+        ),
+        (
+            experts.num_experts > 0 and not 1 <= experts.top_k <= experts.num_experts,
+            f"model.experts.top_k is {experts.top_k}; it must lie between 1 and num_experts, "
+            f"{experts.num_experts}",
+        ),
+        (
+            not 0.0 <= experts.aux_loss_coef <= 1.0,
+            f"model.experts.aux_loss_coef is {experts.aux_loss_coef:g}; it must lie in [0, 1]",
+        ),
+        (
+            not 1 <= experts.groups <= MAX_GROUPS or experts.num_experts % experts.groups != 0,
+            f"model.experts.groups is {experts.groups}; it must lie in 1 to {MAX_GROUPS} and divide "
+            f"num_experts, {experts.num_experts}",
+        ),
+        (
+            experts.groups > 1 and sync.local_steps is None,
+            f"model.experts.groups is {experts.groups}; more than 1 needs a local-step method: set "
+            f"sync.method to one of {', '.join(PRESETS)}",
+        ),
+        (
+            not 0.0 < sync.expert_lr_scale <= MAX_EXPERT_RATE
+            or (experts.groups == 1 and sync.expert_lr_scale != 1.0),
+            f"sync.expert_lr_scale is {sync.expert_lr_scale:g}; it must lie above 0, up to "
+            f"{MAX_EXPERT_RATE:g}, and has no effect where model.experts.groups is 1",
+        ),
+        (
+            (experts.groups > 1 or experts.merge_rounds > 0)
+            and (bool(sync.trainable) or model.lora.rank > 0),
+            "model.experts: groups and merge_rounds cannot be combined with sync.trainable or model.lora; "
+            "leave one of them out",
+        ),
+        (
+            experts.merge_rounds < 0 or not 0.0 <= experts.merge_share <= 1.0 or experts.merge_until < 1,
+            "model.experts: merge_rounds cannot be negative, merge_share must lie in [0, 1], merge_until be "
+            "at least 1",
+        ),
+        (
+            experts.merge_rounds > 0 and not 1 <= experts.merge_nearest < experts.num_experts,
+            f"model.experts.merge_nearest is {experts.merge_nearest}; it must lie between 1 and "
+            f"num_experts - 1, {experts.num_experts - 1}",
+        ),
+        (
+            experts.merge_rounds > 0 and model.hidden_size * model.intermediate_size > LARGEST_COMPARED,
+            f"model.experts.merge_rounds: only experts of up to {LARGEST_COMPARED:,} values per matrix can "
+            "be compared exactly; set it to 0, or reduce model.intermediate_size",
+        ),
+        (
+            experts.num_experts > 0 and not model.qk_norm,
+            "model.experts: needs qk_norm: true, as in Qwen3-MoE; without it no export is possible",
+        ),
+        (
+            experts.num_experts > 0 and model.boundary.is_narrow,
+            "model.experts: cannot be combined with narrow boundaries, because no export is possible; set "
+            "model.boundary.kind: full",
+        ),
+    ]
 
 
 def _initial_weights_rows(manifest: Manifest) -> list[tuple[bool, str]]:
@@ -173,36 +254,56 @@ def _initial_weights_rows(manifest: Manifest) -> list[tuple[bool, str]]:
     keys_besides_path = init_checkpoint.sha256, init_checkpoint.origin, init_checkpoint.digests
     hashes = [digest for digest in (init_checkpoint.sha256, *init_checkpoint.digests) if digest]
     return [
-        (not init_checkpoint.path and keys_besides_path != ("", "", ()),
-         "init_checkpoint: sha256 and origin have no effect without a path; set init_checkpoint.path"),
-        (any(len(digest) != 64 or not set(digest) <= HEXADECIMAL for digest in hashes)
-         or "" in init_checkpoint.digests,
-         "init_checkpoint: sha256 is no SHA-256 (64 hexadecimal digits); leave it out, and publishing "
-         "fills it in"),
-        (bool(init_checkpoint.digests) and len(init_checkpoint.digests) != len(manifest.stages),
-         f"init_checkpoint.digests has {len(init_checkpoint.digests)} entries; the run has "
-         f"{len(manifest.stages)} stages"),
-        (bool(init_checkpoint.path) and (model.experts.num_experts > 0 or model.boundary.is_narrow),
-         "init_checkpoint: only a plain Llama or Qwen3 can be loaded; leave out model.experts and "
-         "model.boundary"),
-        (lora.rank == 0 and lora != Lora(),
-         "model.lora: alpha and targets have no effect without a rank; set model.lora.rank"),
+        (
+            not init_checkpoint.path and keys_besides_path != ("", "", ()),
+            "init_checkpoint: sha256 and origin have no effect without a path; set init_checkpoint.path",
+        ),
+        (
+            any(len(digest) != 64 or not set(digest) <= HEXADECIMAL for digest in hashes)
+            or "" in init_checkpoint.digests,
+            "init_checkpoint: sha256 is no SHA-256 (64 hexadecimal digits); leave it out, and publishing "
+            "fills it in",
+        ),
+        (
+            bool(init_checkpoint.digests) and len(init_checkpoint.digests) != len(manifest.stages),
+            f"init_checkpoint.digests has {len(init_checkpoint.digests)} entries; the run has "
+            f"{len(manifest.stages)} stages",
+        ),
+        (
+            bool(init_checkpoint.path) and (model.experts.num_experts > 0 or model.boundary.is_narrow),
+            "init_checkpoint: only a plain Llama or Qwen3 can be loaded; leave out model.experts and "
+            "model.boundary",
+        ),
+        (
+            lora.rank == 0 and lora != Lora(),
+            "model.lora: alpha and targets have no effect without a rank; set model.lora.rank",
+        ),
         (not 0 <= lora.rank <= MAX_RANK, f"model.lora.rank is {lora.rank}; it must lie in 0 to {MAX_RANK}"),
-        (not 0 < lora.alpha <= MAX_RANK,
-         f"model.lora.alpha is {lora.alpha:g}; it must lie above 0, up to {MAX_RANK}"),
-        (not targets or len(set(targets)) < len(targets) or not set(targets) <= set(PROJECTIONS),
-         f"model.lora.targets is {list(targets)[:9]}; name at least one of "
-         f"{', '.join(PROJECTIONS)}, each once"),
-        (lora.rank > 0 and not init_checkpoint.path,
-         "model.lora: needs init_checkpoint.path; without it the frozen matrices would stay random"),
-        (len(patterns) > MAX_PATTERNS
-         or any(not 0 < len(pattern) <= MAX_PATTERN_CHARACTERS for pattern in patterns),
-         f"sync.trainable: at most {MAX_PATTERNS} patterns of 1 to {MAX_PATTERN_CHARACTERS} characters are "
-         "allowed"),
-        (bool(patterns) and model.num_hidden_layers > MAX_LAYERS,
-         f"sync.trainable: the model has {model.num_hidden_layers} layers; patterns work with up to "
-         f"{MAX_LAYERS}"),
-    ]  # fmt: skip
+        (
+            not 0 < lora.alpha <= MAX_RANK,
+            f"model.lora.alpha is {lora.alpha:g}; it must lie above 0, up to {MAX_RANK}",
+        ),
+        (
+            not targets or len(set(targets)) < len(targets) or not set(targets) <= set(PROJECTIONS),
+            f"model.lora.targets is {list(targets)[:9]}; name at least one of "
+            f"{', '.join(PROJECTIONS)}, each once",
+        ),
+        (
+            lora.rank > 0 and not init_checkpoint.path,
+            "model.lora: needs init_checkpoint.path; without it the frozen matrices would stay random",
+        ),
+        (
+            len(patterns) > MAX_PATTERNS
+            or any(not 0 < len(pattern) <= MAX_PATTERN_CHARACTERS for pattern in patterns),
+            f"sync.trainable: at most {MAX_PATTERNS} patterns of 1 to {MAX_PATTERN_CHARACTERS} characters "
+            "are allowed",
+        ),
+        (
+            bool(patterns) and model.num_hidden_layers > MAX_LAYERS,
+            f"sync.trainable: the model has {model.num_hidden_layers} layers; patterns work with up to "
+            f"{MAX_LAYERS}",
+        ),
+    ]
 
 
 def _data_rows(data: Data) -> list[tuple[bool, str]]:
@@ -211,21 +312,33 @@ def _data_rows(data: Data) -> list[tuple[bool, str]]:
     indexes = [source.index for source in data.sources if source.index]
     has_library_index = any(source.index and source.path == STANDARD_LIBRARY for source in data.sources)
     return [
-        (data.sampling == "random" and any(weights),
-         "data.sampling is random, which ignores the weights in data.sources; set it to epoch, or leave "
-         "them out"),
-        (not all(0 <= weight < inf for weight in weights),
-         "data.sources: weight cannot be negative or infinite"),
-        (any(weights) and not all(weights),
-         "data.sources: weight is for all sources or for none: a source of weight 0 would never be read"),
-        (any(len(index) != 64 or not set(index) <= HEXADECIMAL for index in indexes),
-         "data.sources: index is no SHA-256 (64 hexadecimal digits); `swarmnet index FOLDER` prints it"),
-        (has_library_index,
-         f"data.sources: {STANDARD_LIBRARY} differs between versions of Python, so it has no index; leave it "
-         "out"),
-        (len({source.name for source in data.sources}) < len(data.sources),
-         "data.sources: each needs a name of its own; two have the same"),
-    ]  # fmt: skip
+        (
+            data.sampling == "random" and any(weights),
+            "data.sampling is random, which ignores the weights in data.sources; set it to epoch, or leave "
+            "them out",
+        ),
+        (
+            not all(0 <= weight < inf for weight in weights),
+            "data.sources: weight cannot be negative or infinite",
+        ),
+        (
+            any(weights) and not all(weights),
+            "data.sources: weight is for all sources or for none: a source of weight 0 would never be read",
+        ),
+        (
+            any(len(index) != 64 or not set(index) <= HEXADECIMAL for index in indexes),
+            "data.sources: index is no SHA-256 (64 hexadecimal digits); `swarmnet index FOLDER` prints it",
+        ),
+        (
+            has_library_index,
+            f"data.sources: {STANDARD_LIBRARY} differs between versions of Python, so it has no index; leave "
+            "it out",
+        ),
+        (
+            len({source.name for source in data.sources}) < len(data.sources),
+            "data.sources: each needs a name of its own; two have the same",
+        ),
+    ]
 
 
 def _sync_rows(sync: Sync) -> list[tuple[bool, str]]:

@@ -120,6 +120,7 @@ class SnapshotFetch:
 
     def __init__(
         self,
+        *,
         hashes: Sequence[bytes],
         holders: Sequence[PeerId],
         asked_at_once: int = ASKED_AT_ONCE,

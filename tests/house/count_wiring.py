@@ -1,6 +1,6 @@
 """Count how the objects of the product are wired, to compare before and after a change.
 
-    .venv/bin/python tests/house/count_wiring.py [ROOT]
+.venv/bin/python tests/house/count_wiring.py [ROOT]
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ async def test_a_thousand_peers_make_no_slow_frame_and_no_endless_table(tmp_path
         live(5.0)
     made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot), (), lambda: None)
     living = asyncio.create_task(live_on())
-    server = PageServer(("127.0.0.1", 0), made, "observer.listen")
+    server = PageServer(address=("127.0.0.1", 0), pages=made, key="observer.listen")
     try:
         async with Browser(tmp_path / "browser") as browser:
             await browser.look_like(1200, 900)
@@ -226,7 +226,7 @@ async def test_a_website_whose_name_points_to_this_machine_reads_nothing_through
     board = Board(sign(tiny_manifest()), "swarmnet join RUN", "0.1.0")
     made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot), (), lambda: None)
     status = "fetch('/metrics').then(answer => answer.status)"
-    with PageServer(("127.0.0.1", 0), made, "observer.listen") as server:
+    with PageServer(address=("127.0.0.1", 0), pages=made, key="observer.listen") as server:
         async with Browser(tmp_path / "browser", resolves="rebound.example") as browser:
             await browser.open(f"http://rebound.example:{server.address[1]}/")
             await browser.until("document.body?.innerText.startsWith('asked by another name')")
@@ -273,7 +273,7 @@ async def test_a_run_that_its_owner_holds_says_so_with_the_reason_and_whom_to_as
     )
     show(order, Pause(NOON - 7200, "a look at the data " + HOSTILE))
     made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot), (), lambda: None)
-    server = PageServer(("127.0.0.1", 0), made, "observer.listen")
+    server = PageServer(address=("127.0.0.1", 0), pages=made, key="observer.listen")
     try:
         async with Browser(tmp_path / "browser") as browser:
             await browser.look_like(1200, 900)
@@ -320,7 +320,7 @@ async def test_a_run_with_experts_shows_who_trains_which_and_what_nobody_trains(
     show(0, 1, 1)
     table = "[...$('groups').rows].map(row => [...row.cells].map(cell => cell.textContent))"
     made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot), (), lambda: None)
-    server = PageServer(("127.0.0.1", 0), made, "observer.listen")
+    server = PageServer(address=("127.0.0.1", 0), pages=made, key="observer.listen")
     try:
         async with Browser(tmp_path / "browser") as browser:
             await browser.look_like(1200, 900)
@@ -344,7 +344,7 @@ async def test_a_run_without_groups_of_experts_has_no_such_table(tmp_path):
     board = held_board()
     made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot), (), lambda: None)
     board.show(snapshot_of(PeerObservations(3), board.signed, NOON, walked_at=NOON))
-    with PageServer(("127.0.0.1", 0), made, "observer.listen") as server:
+    with PageServer(address=("127.0.0.1", 0), pages=made, key="observer.listen") as server:
         async with Browser(tmp_path / "browser") as browser:
             await browser.open(server.url)
             await browser.until("document.getElementById('name')?.textContent === 'held'")

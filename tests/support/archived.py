@@ -60,18 +60,47 @@ async def archived(
     """An archivist in the swarm, opened. `model`: that the run starts from."""
     said: list[str] = []
     identity = Identity.from_seed(b"archivist")
-    book = OrderBook(swarm.signed, None, lambda *_, **__: None, lambda *_: None)
+    book = OrderBook(signed=swarm.signed, kept=None, log_event=lambda *_, **__: None, notify=lambda *_: None)
     me = identity.peer_id
     transport, directory = swarm.network.transport(me), swarm.network.directory(me)
     archive = Archive(open_store(place))
     quiet = lambda *_, **__: None  # noqa: E731 - what is noted is not looked at
-    presence = RecordAnnouncer(swarm.signed, identity, transport, directory, "1", quiet)
+    presence = RecordAnnouncer(
+        signed=swarm.signed,
+        identity=identity,
+        transport=transport,
+        directory=directory,
+        version="1",
+        log_event=quiet,
+    )
     record = partial(presence.record, NO_STAGE, Claims("serving", "", "archivist"))
-    serving = NewcomerService(archive, swarm.signed, transport, OpenToAll(), record, quiet, model)
-    circle = ArchivistLinks(book, transport, directory, b"", Random(1), quiet, serving)
+    serving = NewcomerService(
+        archive=archive,
+        signed=swarm.signed,
+        transport=transport,
+        admission=OpenToAll(),
+        record=record,
+        log_event=quiet,
+        model=model,
+    )
+    circle = ArchivistLinks(
+        book=book,
+        transport=transport,
+        directory=directory,
+        invite=b"",
+        chance=Random(1),
+        log_event=quiet,
+        serving=serving,
+    )
     await directory.announce(swarm.signed.run_id, NO_STAGE, record(), 10.0)
     archivist = Archivist(
-        archive, policy, identity, book, circle, lambda *_, **__: None, lambda _, text: said.append(text)
+        archive=archive,
+        policy=policy,
+        identity=identity,
+        book=book,
+        circle=circle,
+        log_event=lambda *_, **__: None,
+        notify=lambda _, text: said.append(text),
     )
     circle.listen()
     await archivist.open()
@@ -121,8 +150,15 @@ class Desk:
         me = Identity.from_seed(b"archivist")
         note = lambda event: self.notes.append((event.name, event.fields))  # noqa: E731 - a name for a line
         transport = self.network.transport(me.peer_id)
-        self.serving = NewcomerService(self.archive, SIGNED, transport, OpenToAll(), bytes, note)
-        self.snapshots = Snapshots(me, SIGNED.run_id, STAGE, MANIFEST.rounds)
+        self.serving = NewcomerService(
+            archive=self.archive,
+            signed=SIGNED,
+            transport=transport,
+            admission=OpenToAll(),
+            record=bytes,
+            log_event=note,
+        )
+        self.snapshots = Snapshots(identity=me, run_id=SIGNED.run_id, stage=STAGE, rules=MANIFEST.rounds)
         self.serving.snapshots[STAGE] = (self.snapshots, LAYOUT)
 
     def put(self, at: int, damaged: bool = False) -> None:
@@ -136,7 +172,14 @@ class Desk:
         identity = Identity.from_seed(name.encode())
         peer = identity.peer_id
         transport, directory = self.network.transport(peer), self.network.directory(peer)
-        presence = RecordAnnouncer(SIGNED, identity, transport, directory, "1", lambda *_, **__: None)
+        presence = RecordAnnouncer(
+            signed=SIGNED,
+            identity=identity,
+            transport=transport,
+            directory=directory,
+            version="1",
+            log_event=lambda *_, **__: None,
+        )
         record = presence.record(STAGE, Claims("starting", "", "worker"))
         self.serving.greeted(peer, Hello(WIRE_VERSION, run_bytes(SIGNED.run_id), record), QuietLink(peer))
         await self.done()

@@ -43,21 +43,28 @@ class Holder:
         self.identity, self.stage = Identity.from_seed(name.encode()), stage
         self.transport = holders.network.transport(self.identity.peer_id)
         self.part = build_stage_part(manifest, stage)
-        self.snapshots = Snapshots(self.identity, signed.run_id, stage, manifest.rounds)
+        self.snapshots = Snapshots(
+            identity=self.identity, run_id=signed.run_id, stage=stage, rules=manifest.rounds
+        )
         self.compute = InlineCompute(lambda _priority: COMPUTE_SECONDS)
-        membership = Membership(self.identity.peer_id, stage, Random(0))
+        membership = Membership(me=self.identity.peer_id, stage=stage, chance=Random(0))
         self.neighbourhood = PeerLinks(
-            self.transport, signed.run_id, membership, self, signed.wire(), lambda *_, **__: None
+            transport=self.transport,
+            run_id=signed.run_id,
+            membership=membership,
+            listener=self,
+            signed_manifest=signed.wire(),
+            log_event=lambda *_, **__: None,
         )
         self.inference = Inference(
-            manifest,
-            stage,
-            self.snapshots,
-            self.part,
-            self.compute,
-            self.neighbourhood,
-            lambda *_, **__: None,
-            Random(0),
+            manifest=manifest,
+            stage=stage,
+            snapshots=self.snapshots,
+            part=self.part,
+            compute=self.compute,
+            neighbourhood=self.neighbourhood,
+            log_event=lambda *_, **__: None,
+            chance=Random(0),
         )
         for round in rounds:
             self.settle(round)
@@ -116,9 +123,13 @@ class Holders:
     def visitor(self, name: str = "visitor", exact: bool = True) -> SwarmClient:
         peer = Identity.from_seed(name.encode()).peer_id
         client = SwarmClient(
-            self.signed, self.network.transport(peer), self.network.directory(peer), Random(name),
-            lambda event, text: said.append((event, text)), exact,
-        )  # fmt: skip
+            signed=self.signed,
+            transport=self.network.transport(peer),
+            directory=self.network.directory(peer),
+            chance=Random(name),
+            notify=lambda event, text: said.append((event, text)),
+            exact=exact,
+        )
         said: list[tuple[str, str]] = []
         client.said = said  # for the tests
         return client

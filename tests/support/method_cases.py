@@ -57,7 +57,7 @@ def moved_by(method, layout, applied=-1):
 
 
 def replica_of(method, layout):
-    return Replica(layout, method, torch.zeros(method.state.size, dtype=torch.int32))
+    return Replica(layout=layout, method=method, units=torch.zeros(method.state.size, dtype=torch.int32))
 
 
 def bent(honest, data):

@@ -16,7 +16,13 @@ KEY = MicrobatchId(PeerId("origin"), 7)
 
 
 def machine(*below: PeerId, stages_below: int = 1, slots: int = 2) -> Pipeline:
-    return Pipeline(stages_below, Router(Random(1)), lambda _key, _tried: below, slots, MicrobatchLedger())
+    return Pipeline(
+        stages_below=stages_below,
+        router=Router(Random(1)),
+        candidates=lambda _key, _tried: below,
+        slots=slots,
+        ledger=MicrobatchLedger(),
+    )
 
 
 def waiting(*below: PeerId) -> tuple[Pipeline, SendAct]:

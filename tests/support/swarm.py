@@ -98,9 +98,14 @@ def expert_manifest(exchange: TopologyName = "all-gather", **experts: Any) -> Ma
     manifest = tiny_manifest()
     model = replace(TINY_MODEL, qk_norm=True, intermediate_size=32, experts=Experts(**experts))
     sync = Sync(
-        method="local-steps", learning_rate=1e-2, warmup_rounds=1, decay_rounds=1000, inner_batch_tokens=64,
-        topology=exchange, shards=3,
-    )  # fmt: skip
+        method="local-steps",
+        learning_rate=1e-2,
+        warmup_rounds=1,
+        decay_rounds=1000,
+        inner_batch_tokens=64,
+        topology=exchange,
+        shards=3,
+    )
     return replace(manifest, model=model, sync=sync, rounds=replace(manifest.rounds, global_batch_tokens=512))
 
 
@@ -148,12 +153,13 @@ class TextProcess(SimpleNamespace):
         self.events: list[object] = []
         self.lines: list[str] = []
         super().__init__(
-            config=config, identity=identity or Identity.from_seed(b"origin"),
+            config=config,
+            identity=identity or Identity.from_seed(b"origin"),
             notify_event=self.events.append,
             log=SimpleNamespace(record=self.events.append),
             notify=lambda _topic, line: self.lines.append(line),
             report=SimpleNamespace(notify=lambda _topic, line, level: self.lines.append(f"{level}: {line}")),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,10 +263,18 @@ class Swarm:
 
         def worker(settings: Settings) -> Worker:
             return Worker(
-                signed or self.signed, identity, transport, directory,
-                InlineCompute(compute or COST_SECONDS.__getitem__), text, settings,
-                Random(f"{self.seed}/{name}"), note, lambda event, line: said.append((event, line)), part,
-            )  # fmt: skip
+                signed=signed or self.signed,
+                identity=identity,
+                transport=transport,
+                directory=directory,
+                compute=InlineCompute(compute or COST_SECONDS.__getitem__),
+                load_text=text,
+                settings=settings,
+                chance=Random(f"{self.seed}/{name}"),
+                log_event=note,
+                notify=lambda event, line: said.append((event, line)),
+                make_part=part,
+            )
 
         async def life() -> None:
             """One worker, and another wherever it moves to."""

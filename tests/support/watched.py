@@ -49,7 +49,9 @@ class Watched(Swarm):
         member = super().start(name, *arguments, **more)
         metrics = self.metrics.setdefault(name, PeerMetrics(process=False))
         silent = Silent()
-        observer = self.observers[name] = WorkerSampler(member.worker, metrics, silent, silent)
+        observer = self.observers[name] = WorkerSampler(
+            worker=member.worker, metrics=metrics, report=silent, log=silent
+        )
         counted = member.worker.presence.directory
         directory = DirectoryObserver(counted, seen(measured_offset=None), metrics)
         self.watching += [self.loop.create_task(part.run()) for part in (observer, directory)]

@@ -68,7 +68,7 @@ def test_one_score_is_the_same_in_metrics_top_the_event_log_the_record_and_the_o
             transport=holders.network.transport(ME.peer_id), directory=holders.network.directory(ME.peer_id)
         )
         signed, model = holders.signed, holders.signed.manifest.model
-        with EventLog(tmp_path / "events.jsonl", lambda: 1e9, lambda: 0.0) as log:
+        with EventLog(path=tmp_path / "events.jsonl", clock=lambda: 1e9, monotonic=lambda: 0.0) as log:
             role = SwarmEvaluator(process_of(tmp_path, log))
             assert role.loss is None
             async with holders.visitor() as client:
@@ -80,7 +80,14 @@ def test_one_score_is_the_same_in_metrics_top_the_event_log_the_record_and_the_o
         (event,) = [event for event in read(tmp_path / "events.jsonl") if event.name == "evaluated"]
         assert event.fields["loss"] == local.loss
         assert event.fields["bits_per_byte"] == local.bits_per_byte
-        presence = RecordAnnouncer(signed, ME, network.transport, network.directory, "1", lambda _: None)
+        presence = RecordAnnouncer(
+            signed=signed,
+            identity=ME,
+            transport=network.transport,
+            directory=network.directory,
+            version="1",
+            log_event=lambda _: None,
+        )
         claims = ObserverRole(role.process, role).claims()
         record = open_record(presence.record(NO_STAGE, claims), signed.run_id)
         assert record.record.loss == local.loss
@@ -101,7 +108,7 @@ def test_one_score_is_the_same_in_metrics_top_the_event_log_the_record_and_the_o
 def test_a_swarm_that_does_not_answer_is_said_and_leaves_the_score_before(tmp_path):
     async def story():
         holders = Holders(tiny_manifest(), FOUR, (4,))
-        with EventLog(tmp_path / "events.jsonl", lambda: 1e9, lambda: 0.0) as log:
+        with EventLog(path=tmp_path / "events.jsonl", clock=lambda: 1e9, monotonic=lambda: 0.0) as log:
             role = SwarmEvaluator(process_of(tmp_path, log))
             async with holders.visitor() as client:
                 await role._once(client, TEXT)

@@ -58,7 +58,13 @@ class Shots:
 def visitor(swarm: Swarm) -> SwarmClient:
     peer, network = Identity.from_seed(b"visitor").peer_id, swarm.network
     transport, directory = network.transport(peer), network.directory(peer)
-    return SwarmClient(swarm.signed, transport, directory, Random(0), lambda event, text: None)
+    return SwarmClient(
+        signed=swarm.signed,
+        transport=transport,
+        directory=directory,
+        chance=Random(0),
+        notify=lambda event, text: None,
+    )
 
 
 def play(

@@ -76,7 +76,13 @@ def test_a_visitor_gets_the_text_of_the_local_model_with_the_same_weights():
         peer = Identity.from_seed(b"visitor").peer_id
         transport, directory = swarm.network.transport(peer), swarm.network.directory(peer)
         talk = Conversation()
-        visitor = SwarmClient(swarm.signed, transport, directory, Random(0), lambda event, text: None)
+        visitor = SwarmClient(
+            signed=swarm.signed,
+            transport=transport,
+            directory=directory,
+            chance=Random(0),
+            notify=lambda event, text: None,
+        )
         async with visitor as client:
             text = await text_of(client, b"def f", 8, talk)
         await swarm.close()

@@ -61,18 +61,31 @@ def spread_part(
         """Return each device's first order. `store` is the file through which the devices find each other."""
         return [
             orders.Begin(
-                manifest.canonical(), stage, rank, str(device), len(devices), store, threads, computing.dtype,
-                computing.activation_checkpointing, computing.optimizer_state,
+                manifest.canonical(),
+                stage,
+                rank,
+                str(device),
+                len(devices),
+                store,
+                threads,
+                computing.dtype,
+                computing.activation_checkpointing,
+                computing.optimizer_state,
             )
             for rank, device in enumerate(devices)
-        ]  # fmt: skip
+        ]
 
     processes = Processes(first_orders)
-    method = SpreadMethod(manifest, layout, processes, shares)
+    method = SpreadMethod(manifest=manifest, layout=layout, processes=processes, shares=shares)
     part = StagePart(
-        layout, SpreadCompute(processes), method, partial(first_state, manifest, stage), computing=computing,
-        hold=lambda units, round: SpreadReplica(method, units, round), kind=devices[0].type,
-    )  # fmt: skip
+        layout,
+        SpreadCompute(processes),
+        method,
+        partial(first_state, manifest, stage),
+        computing=computing,
+        hold=lambda units, round: SpreadReplica(method, units, round),
+        kind=devices[0].type,
+    )
     return part, processes
 
 
@@ -146,9 +159,10 @@ class SpreadCompute:
         # Each device has computed some sequences; those of the next device follow them.
         gradients = [gradient for _, of_device in answers for gradient in of_device]
         return LastStageResult(
-            sum(done.loss_sum for done, _ in answers), sum(done.tokens for done, _ in answers),
+            sum(done.loss_sum for done, _ in answers),
+            sum(done.tokens for done, _ in answers),
             torch.cat(gradients) if gradients else None,
-        )  # fmt: skip
+        )
 
     def backward(self, key: Hashable, hidden_gradient: Tensor) -> Tensor | None:
         answers = self._processes.ask(orders.Backward(repr(key)), [hidden_gradient])
@@ -174,11 +188,12 @@ class SpreadMethod:
 
     held = reduced = None
 
-    def __init__(self, manifest: Manifest, layout: Layout, processes: Processes, shares: Shares) -> None:
+    def __init__(self, *, manifest: Manifest, layout: Layout, processes: Processes, shares: Shares) -> None:
         self.whole = method_of(manifest, layout, "meta")
         assert isinstance(self.whole, Divisible)
         self._sections = self.whole.sections
-        self.processes, self.shares = processes, shares
+        self.processes = processes
+        self.shares = shares
         self.gradient_norm: float | None = None
         self.momentum_norm: float | None = None
         own = self.whole.own
@@ -235,7 +250,8 @@ class SpreadSteps:
     """Implements `LocalOptimizer` of `swarmnet/optimizer/method.py` for all shares."""
 
     def __init__(self, tokens: int, method: SpreadMethod) -> None:
-        self.tokens, self.method = tokens, method
+        self.tokens = tokens
+        self.method = method
 
     def step(self, gradient: Tensor, tokens: int, round: int, factor: int = WHOLE) -> None:
         self.method.processes.ask(orders.LocalStep(tokens, round, factor))
@@ -257,11 +273,14 @@ class SpreadReplica:
     """Implements `HasReplica` of `peers/compute/stage_part.py` for all shares."""
 
     def __init__(self, method: SpreadMethod, units: Tensor, settled_round: int) -> None:
-        self._method, self._processes, self._shares = method, method.processes, method.shares
+        self._method = method
+        self._processes = method.processes
+        self._shares = method.shares
         self._copies = method.state.size // self._shares.whole.size
         """Number of vectors that follow one another in the state. Each device has its share of each."""
         self.size = self._shares.whole.size
-        self.settled_round = self.applied_round = settled_round
+        self.settled_round = settled_round
+        self.applied_round = settled_round
         self._factors: dict[int, int] = {}
         each: list[list[Tensor]] = [[] for _ in range(self._shares.devices)]
         for device, start, stop in self._device_ranges():

@@ -33,14 +33,16 @@ END_SECONDS = 5.0
 """A process whose connection is closed ends itself. After this time it is killed."""
 ENVIRONMENT = {
     # Read when torch is imported; the peer file's `threads` are applied later.
-    "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive",
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "passive",
     # Layers come and go, and glibc leaves gaps between them. With a stage of 77 million parameters, each of
     # two processes took 14.7 bytes per parameter after one microbatch, and 5.4 without gaps
     # (docs/benchmarks/memory.md).
     "MALLOC_MMAP_THRESHOLD_": str(4 << 20),
     # Loopback only: all devices are in one machine, and no other machine can reach them.
-    "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo",
-}  # fmt: skip
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+}
 LAST_SECONDS = 1.0
 """Maximum time between the end of a process's connection and its exit."""
 
@@ -71,10 +73,14 @@ class Processes:
             self._processes.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "peers.compute.devices.rank", str(process_end.fileno())],
-                    pass_fds=(process_end.fileno(),), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                    env={**os.environ, **ENVIRONMENT}, start_new_session=True,
+                    pass_fds=(process_end.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env={**os.environ, **ENVIRONMENT},
+                    start_new_session=True,
                 )
-            )  # fmt: skip
+            )
         self._channels.append(Channel(own_end, received=Answer, seconds=ANSWER_SECONDS))
 
     @property

@@ -57,17 +57,24 @@ class Device:
             torch.cuda.set_device(device)
         group.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            store=FileStore(begin.store, begin.devices), rank=begin.rank, world_size=begin.devices,
+            store=FileStore(begin.store, begin.devices),
+            rank=begin.rank,
+            world_size=begin.devices,
             timeout=timedelta(seconds=OTHERS_SECONDS),
-        )  # fmt: skip
+        )
         span = manifest.span(begin.stage)
         # All parameters: runs with frozen ones are refused before.
         whole = trained_layout(manifest, begin.stage)
         computing = Computing(begin.dtype, begin.activation_checkpointing)
-        weights = SpreadWeights(manifest.model, span, whole, computing, device)
-        self.compute = StageCompute(manifest.model, span, whole, computing, device, weights=weights)
+        weights = SpreadWeights(
+            shape=manifest.model, span=span, layout=whole, computing=computing, device=device
+        )
+        self.compute = StageCompute(
+            shape=manifest.model, span=span, layout=whole, computing=computing, device=device, weights=weights
+        )
         shares = Shares(whole, begin.devices)
-        self.layout, self.device = shares.layout(begin.rank), device
+        self.layout = shares.layout(begin.rank)
+        self.device = device
         self.method = method_of(manifest, self.layout, device)
         assert isinstance(self.method, Divisible), "peers/compute/devices/part.py refuses all others"
         self.method.use_device_group(MultiDevice(shares, begin.rank, total))
@@ -124,7 +131,9 @@ class Device:
             case orders.Hold(settled_round):
                 units = tensors[0].to(self.device)
                 self._replica = None  # The old replica is freed first: memory may not suffice for both.
-                self._replica = Replica(self.layout, method, units, settled_round)
+                self._replica = Replica(
+                    layout=self.layout, method=method, units=units, settled_round=settled_round
+                )
             case orders.Publish(ahead):
                 # Compute with these weights from now on; `ahead` adds the expected step of the next round.
                 self.compute.publish(self.replica.live_tiles(ahead))

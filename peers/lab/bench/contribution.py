@@ -138,8 +138,9 @@ class FloatDemo:
     senders by scatter_reduce, and take the sign.
     """
 
-    def __init__(self, chunks: int, kept: int, decay: float, device: torch.device = CPU) -> None:
-        self._kept, self._decay = kept, decay
+    def __init__(self, *, chunks: int, kept: int, decay: float, device: torch.device = CPU) -> None:
+        self._kept = kept
+        self._decay = decay
         self._basis = torch.tensor(
             [
                 [sqrt((2 if i else 1) / 64) * cos(pi * (2 * j + 1) * i / 128) for i in range(64)]
@@ -183,7 +184,9 @@ def _measure(
     medians in nanoseconds per parameter."""
     manifest = replace(Manifest("bench", PeerId("bench")), sync=sync)
     method = method_of(manifest, layout, device)
-    baseline = FloatDemo(-(-layout.parameters // CHUNK), sync.topk_per_chunk, sync.momentum, device)
+    baseline = FloatDemo(
+        chunks=-(-layout.parameters // CHUNK), kept=sync.topk_per_chunk, decay=sync.momentum, device=device
+    )
     generator = torch.Generator(device).manual_seed(0)
     gradient = torch.randn(layout.size, generator=generator, device=device)
     matrix = torch.randn(baseline.residual.shape, generator=generator, device=device)
@@ -195,12 +198,14 @@ def _measure(
         for start, stop in layout.padding:
             gradient[start:stop] = 0
         matrix.normal_(generator=generator)
-        times.append((
-            _seconds(device, lambda: method.contribute(gradient, 1, repeat, PeerId("peer"))),  # noqa: B023
-            _seconds(device, lambda: _decode(method, payloads)),
-            _seconds(device, lambda: baseline.encode(matrix, sync.learning_rate)),
-            _seconds(device, lambda: baseline.decode(values)),
-        ))  # fmt: skip
+        times.append(
+            (
+                _seconds(device, lambda: method.contribute(gradient, 1, repeat, PeerId("peer"))),  # noqa: B023
+                _seconds(device, lambda: _decode(method, payloads)),
+                _seconds(device, lambda: baseline.encode(matrix, sync.learning_rate)),
+                _seconds(device, lambda: baseline.decode(values)),
+            )
+        )
     # The first repeat warms caches and allocators up.
     sizes = (layout.parameters, layout.parameters, matrix.numel(), matrix.numel())
     medians = [
@@ -209,9 +214,14 @@ def _measure(
     ]
     total = method.payload_bytes + overhead_bytes
     return ContributionRow(
-        sync.selection, sync.transform, sync.topk_per_chunk, total, 8 * total / method.votes,
-        4 * layout.parameters / total, *medians,
-    )  # fmt: skip
+        sync.selection,
+        sync.transform,
+        sync.topk_per_chunk,
+        total,
+        8 * total / method.votes,
+        4 * layout.parameters / total,
+        *medians,
+    )
 
 
 def _decode(method: Method, payloads: list[bytes]) -> Step:

@@ -109,7 +109,7 @@ class StubGroup:
     """
 
     def __init__(
-        self, peers: int, contribution_bytes: int, seed: int, shards: int = 0, kills: bool = False
+        self, *, peers: int, contribution_bytes: int, seed: int, shards: int = 0, kills: bool = False
     ) -> None:
         self.chance = Random(seed)
         self.draw = Draw(bytes([seed]), BLOCK_ROUNDS, shards, WINDOW) if shards else None
@@ -130,10 +130,15 @@ class StubGroup:
         self.now = 0.0
         self.queue: list[tuple[float, int, PeerId, object]] = []
         self.sequence = 0
-        names = [PeerId(f"12D3KooW{hashlib.sha256(bytes([seed]) + n.to_bytes(4)).hexdigest()[:44]}")
-                 for n in range(peers)]  # fmt: skip
+        names = [
+            PeerId(f"12D3KooW{hashlib.sha256(bytes([seed]) + n.to_bytes(4)).hexdigest()[:44]}")
+            for n in range(peers)
+        ]
         self.members = frozenset(names)
-        self.machines = {name: GroupRounds(self.rules, name, -1, 0.0, draw=self.draw) for name in names}
+        self.machines = {
+            name: GroupRounds(rules=self.rules, me=name, settled=-1, now=0.0, draw=self.draw)
+            for name in names
+        }
         self.links = {name: choose_neighbours(name, names) for name in names}
         self.timers = dict.fromkeys(names, float("inf"))
         self.delays: dict[tuple[PeerId, PeerId], float] = {}
@@ -144,7 +149,8 @@ class StubGroup:
         self.references: dict[ContributionId, events.Reference] = {}
         self.settled: dict[int, dict[PeerId, tuple[tuple[ContributionId, ...], float]]] = {}
         self.closed: dict[int, float] = {}
-        self.late = self.twice = 0
+        self.late = 0
+        self.twice = 0
         for name in names:
             self.handle(name, events.GroupSizeChanged(peers, self.members))
             for other in sorted(self.links[name]):
@@ -161,9 +167,8 @@ class StubGroup:
         self.sent[sender] += wire_bytes(len(encode(message)), body)
         pair = (sender, receiver)
         if pair not in self.delays:
-            self.delays[pair] = self.delays[pair[::-1]] = self.chance.uniform(
-                MIN_DELAY_SECONDS, MAX_DELAY_SECONDS
-            )
+            self.delays[pair] = self.chance.uniform(MIN_DELAY_SECONDS, MAX_DELAY_SECONDS)
+            self.delays[pair[::-1]] = self.delays[pair]
         due = max(self.now + self.delays[pair] * self.chance.uniform(1.0, 1.2), self.last_due.get(pair, 0.0))
         self.last_due[pair] = due
         self.post_at(due, receiver, event)
@@ -311,7 +316,9 @@ def measure(
     peers: int, contribution_bytes: int, seconds: float, seed: int, shards: int = 0, kills: bool = False
 ) -> GroupRow:
     """Simulate one group for `seconds`. Raises AssertionError if two peers settled different sets."""
-    group = StubGroup(peers, contribution_bytes, seed, shards, kills)
+    group = StubGroup(
+        peers=peers, contribution_bytes=contribution_bytes, seed=seed, shards=shards, kills=kills
+    )
     group.run(seconds)
     living = group.machines.keys() - group.dead.keys()
     whole = [number for number, of_round in group.settled.items() if living <= of_round.keys()]
@@ -328,13 +335,24 @@ def measure(
     volume = sum(group.references[identity].size for identity in group.held_by)
     per_round = contribution_bytes * max(1, len(group.closed))
     return GroupRow(
-        peers, sum(map(len, group.links.values())) / peers, hops(peers), len(whole), _share(pairs, 0.5),
-        _share(pairs, 0.999), _share(everywhere, 0.999), _share(settled, 0.5), group.twice,
-        sum(group.sent.values()) / peers / volume, max(group.sent.values()) / volume,
-        group.late / max(1, len(pairs)), sum(group.sent.values()) / peers / per_round,
-        max(group.sent.values()) / per_round, _share(_held_after(group, whole), 0.5), _counted(group, whole),
+        peers,
+        sum(map(len, group.links.values())) / peers,
+        hops(peers),
+        len(whole),
+        _share(pairs, 0.5),
+        _share(pairs, 0.999),
+        _share(everywhere, 0.999),
+        _share(settled, 0.5),
+        group.twice,
+        sum(group.sent.values()) / peers / volume,
+        max(group.sent.values()) / volume,
+        group.late / max(1, len(pairs)),
+        sum(group.sent.values()) / peers / per_round,
+        max(group.sent.values()) / per_round,
+        _share(_held_after(group, whole), 0.5),
+        _counted(group, whole),
         len(group.dead),
-    )  # fmt: skip
+    )
 
 
 def _held_after(group: StubGroup, whole: Sequence[int]) -> list[float]:
@@ -366,9 +384,13 @@ def _share(values: Sequence[float], share: float) -> float:
 
 
 def bench(
-    sizes: Sequence[int], contribution_bytes: int, seconds: float, seed: int, shards: int = 0,
+    sizes: Sequence[int],
+    contribution_bytes: int,
+    seconds: float,
+    seed: int,
+    shards: int = 0,
     kills: bool = False,
-) -> list[GroupRow]:  # fmt: skip
+) -> list[GroupRow]:
     """Return one row for each group size."""
     return [measure(peers, contribution_bytes, seconds, seed, shards, kills) for peers in sizes]
 

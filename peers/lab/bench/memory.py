@@ -141,7 +141,8 @@ class _Peer:
     """Runs microbatches and rounds as a peer's compute thread does."""
 
     def __init__(self, manifest: Manifest, stage: int, part: StagePart) -> None:
-        self._manifest, self._part = manifest, part
+        self._manifest = manifest
+        self._part = part
         self._span = manifest.span(stage)
         self._replica = part.replica(part.first_units(), -1)
         self._generator = torch.Generator().manual_seed(0)

@@ -107,7 +107,9 @@ class Delayed:
     """`Receiver` that delays each body by the time of its hop, and counts all messages."""
 
     def __init__(self, receiver: Receiver, seconds: Callable[[PeerId], float], counts: Counter[str]) -> None:
-        self._receiver, self._seconds, self._counts = receiver, seconds, counts
+        self._receiver = receiver
+        self._seconds = seconds
+        self._counts = counts
 
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
         self._counts[type(message).__name__] += 1
@@ -139,24 +141,28 @@ class ZeroText:
 def manifest_of(topology: Topology, skip_ratio: float) -> Manifest:
     """Return a manifest with bodies of 32 Ki two-byte numbers, whose first round outlasts the benchmark."""
     return Manifest(
-        name="skipping", owner=Identity.from_seed(b"the owner of the run").peer_id,
+        name="skipping",
+        owner=Identity.from_seed(b"the owner of the run").peer_id,
         stages=(1,) * topology.stages,
         model=ModelShape(hidden_size=128, num_hidden_layers=topology.stages),
         data=Data(seq_len=64, micro_batch_size=4),
         rounds=Rounds(global_batch_tokens=10**9, max_seconds=1e6),
         paths=Paths(skip_ratio),
-    )  # fmt: skip
+    )
 
 
 class TopologyRun:
     """A swarm of one topology, from its start to its end."""
 
-    def __init__(self, topology: Topology, skip_ratio: float, lines: Lines, seed: int) -> None:
+    def __init__(self, *, topology: Topology, skip_ratio: float, lines: Lines, seed: int) -> None:
         owner = Identity.from_seed(b"the owner of the run")
-        manifest = self.manifest = manifest_of(topology, skip_ratio)
+        manifest = manifest_of(topology, skip_ratio)
+        self.manifest = manifest
         run_id = manifest.run_id()
         self.signed = SignedManifest(manifest, owner.sign(owner_statement(run_id)), run_id)
-        self.topology, self.lines, self.seed = topology, lines, seed
+        self.topology = topology
+        self.lines = lines
+        self.seed = seed
         self.loop = asyncio.get_running_loop()
         self.network = MemoryNetwork(Random(seed))
         self.identities = [Identity.from_seed(f"peer {n}".encode()) for n in range(len(topology.stage))]
@@ -167,7 +173,8 @@ class TopologyRun:
         self.committed: list[tuple[float, int, MicrobatchId]] = []
         """Committed microbatches: time, number of the peer, and id."""
         self.sent: Counter[str] = Counter()
-        self._since, self._counted = 0.0, Counter[str]()
+        self._since = 0.0
+        self._counted = Counter[str]()
         self.escaped: list[BaseException] = []
         self.loop.set_exception_handler(
             lambda _, context: self.escaped.append(
@@ -209,7 +216,8 @@ class TopologyRun:
 
         def part(manifest: Manifest, _stage: int) -> StagePart:
             made = stub_part(manifest, note, number << 32)
-            held = self.held[number] = OpenGraphCounter(manifest)
+            held = OpenGraphCounter(manifest)
+            self.held[number] = held
             return replace(made, compute=held, most_graphs=topology.memory)
 
         async def text(_withdrawn: frozenset[bytes]) -> ZeroText:
@@ -217,11 +225,20 @@ class TopologyRun:
 
         transport = self.network.transport(identity.peer_id)
         self._overhear(transport, number)
-        worker = self.workers[number] = Worker(
-            self.signed, identity, transport, self.network.directory(identity.peer_id), TimedCompute(cost),
-            text, Settings(stage=stage, in_flight=SLOTS, slots=SLOTS, checkpoint_seconds=0.0),
-            Random(f"{self.seed}/{number}"), note, lambda _event, _line: None, part,
-        )  # fmt: skip
+        worker = Worker(
+            signed=self.signed,
+            identity=identity,
+            transport=transport,
+            directory=self.network.directory(identity.peer_id),
+            compute=TimedCompute(cost),
+            load_text=text,
+            settings=Settings(stage=stage, in_flight=SLOTS, slots=SLOTS, checkpoint_seconds=0.0),
+            chance=Random(f"{self.seed}/{number}"),
+            log_event=note,
+            notify=lambda _event, _line: None,
+            make_part=part,
+        )
+        self.workers[number] = worker
         self.tasks[number] = self.loop.create_task(worker.run(), name=str(number))
 
     def _overhear(self, transport: MemoryTransport, number: int) -> None:
@@ -274,7 +291,8 @@ class TopologyRun:
 
     def watch(self) -> None:
         """Start the measurement."""
-        self._since, self._counted = self.loop.time(), self._counts()
+        self._since = self.loop.time()
+        self._counted = self._counts()
 
     def _counts(self) -> Counter[str]:
         """Return the numbers of re-routed and dropped microbatches, refusals and messages, by name."""
@@ -296,9 +314,12 @@ class TopologyRun:
         counts = self._counts()
         counts.subtract(self._counted)
         return Finding(
-            SHARE * seconds / own, tuple(stages.count(stage) for stage in range(self.topology.stages)), own,
-            dict(+counts), max(held.most for held in self.held.values()),
-        )  # fmt: skip
+            SHARE * seconds / own,
+            tuple(stages.count(stage) for stage in range(self.topology.stages)),
+            own,
+            dict(+counts),
+            max(held.most for held in self.held.values()),
+        )
 
 
 def play(main: Callable[[], Coroutine[Any, Any, Finding]]) -> Finding:
@@ -308,14 +329,19 @@ def play(main: Callable[[], Coroutine[Any, Any, Finding]]) -> Finding:
 
 
 def measure(
-    topology: Topology, rule: Rule, lines: Lines = "alone", seed: int = 0, skip_ratio: float = 1 / 3,
-    warm: float = WARM_SECONDS, watched: float = WATCHED_SECONDS,
-) -> Finding:  # fmt: skip
+    topology: Topology,
+    rule: Rule,
+    lines: Lines = "alone",
+    seed: int = 0,
+    skip_ratio: float = 1 / 3,
+    warm: float = WARM_SECONDS,
+    watched: float = WATCHED_SECONDS,
+) -> Finding:
     """Measure one rule on one topology."""
 
     async def scenario() -> Finding:
         torch.set_num_threads(1)
-        swarm = TopologyRun(topology, skip_ratio, lines, seed)
+        swarm = TopologyRun(topology=topology, skip_ratio=skip_ratio, lines=lines, seed=seed)
         swarm.start()
         await swarm.assembled()
         if rule == "router":
@@ -364,19 +390,33 @@ def render(rows: Sequence[TopologyRow], lines: Lines) -> Table:
     title = f"Seconds for {SHARE} microbatches in a steady swarm of real workers, links {lines}"
     table = Table(title=title)
     names = [
-        "seed", "memory", "router", "ahead", "ahead to router", "full for router", "requests", "refusals",
-        "kB reported", "per stage", "router's",
-    ]  # fmt: skip
+        "seed",
+        "memory",
+        "router",
+        "ahead",
+        "ahead to router",
+        "full for router",
+        "requests",
+        "refusals",
+        "kB reported",
+        "per stage",
+        "router's",
+    ]
     for name in names:
         table.add_column(name, justify="right")
     for row in rows:
         ahead, router = row.ahead, row.router
         table.add_row(
-            str(row.seed), str(row.memory), *_figures(router.seconds, ahead.seconds),
-            str(router.counts.get("re-routed: busy", 0)), str(ahead.counts.get("Ask", 0)),
-            str(ahead.counts.get("refused", 0)), f"{row.kilobytes:.0f}",
-            " ".join(map(str, ahead.visits)), " ".join(map(str, router.visits)),
-        )  # fmt: skip
+            str(row.seed),
+            str(row.memory),
+            *_figures(router.seconds, ahead.seconds),
+            str(router.counts.get("re-routed: busy", 0)),
+            str(ahead.counts.get("Ask", 0)),
+            str(ahead.counts.get("refused", 0)),
+            f"{row.kilobytes:.0f}",
+            " ".join(map(str, ahead.visits)),
+            " ".join(map(str, router.visits)),
+        )
     if len(rows) > 1:
         means = (mean(row.router.seconds for row in rows), mean(row.ahead.seconds for row in rows))
         table.add_row("mean", str(rows[0].memory), *_figures(*means), end_section=True)

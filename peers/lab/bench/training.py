@@ -137,9 +137,13 @@ def _bench(manifest: Manifest, microbatches: int, repeats: int, place: ComputeSe
     alone = replace(manifest, stages=(manifest.model.num_hidden_layers,))
     own, inner_batch_tokens = manifest.sync.local_steps, step_tokens_of(manifest)
     first = first_state(alone, 0)
-    loops: dict[Loop, _Trains] = {"plain": Plain(alone, first, inner_batch_tokens, place)}
+    loops: dict[Loop, _Trains] = {
+        "plain": Plain(manifest=alone, first=first, inner_batch_tokens=inner_batch_tokens, place=place)
+    }
     if own is not None and own.inner_optimizer == "muon":
-        loops["plain-muon"] = Plain(alone, first, inner_batch_tokens, place, is_muon=True)
+        loops["plain-muon"] = Plain(
+            manifest=alone, first=first, inner_batch_tokens=inner_batch_tokens, place=place, is_muon=True
+        )
     peers: dict[Loop, StagesInOneThread] = {"peer": StagesInOneThread(alone, place)}
     if len(manifest.stages) > 1:
         peers["stages"] = StagesInOneThread(manifest, place)
@@ -161,9 +165,15 @@ def _bench(manifest: Manifest, microbatches: int, repeats: int, place: ComputeSe
     parts = {name: peer.parts() for name, peer in peers.items()}
     peak = _measure_peak(place.device) if place.device.type == "cuda" else 0.0
     return TrainingReport(
-        size, manifest.microbatch_tokens, inner_batch_tokens, microbatches, seconds, parts,
-        operations_per_token(alone, 0), peak,
-    )  # fmt: skip
+        size,
+        manifest.microbatch_tokens,
+        inner_batch_tokens,
+        microbatches,
+        seconds,
+        parts,
+        operations_per_token(alone, 0),
+        peak,
+    )
 
 
 def _measure_peak(gpu: torch.device) -> float:
@@ -242,6 +252,7 @@ class Plain:
 
     def __init__(
         self,
+        *,
         manifest: Manifest,
         first: Tensor,
         inner_batch_tokens: int,
@@ -249,8 +260,11 @@ class Plain:
         is_muon: bool = False,
     ) -> None:
         """Start from `first`: int32, the `first_state` of the whole model in one stage."""
-        self._shape, self._step_tokens, self._tokens = manifest.model, inner_batch_tokens, 0
-        self._place, self._run_layers = place, dict[int, RunLayer]()
+        self._shape = manifest.model
+        self._step_tokens = inner_batch_tokens
+        self._tokens = 0
+        self._place = place
+        self._run_layers = dict[int, RunLayer]()
         if place.computing.compile:
             compiled: RunLayer = torch.compile(one_layer, dynamic=False)
             self._run_layers = dict.fromkeys(range(manifest.model.num_hidden_layers), compiled)
@@ -310,15 +324,23 @@ class StagesInOneThread:
     """All stages of a run in one thread; each runs what a peer's compute thread runs, alone in its group."""
 
     def __init__(self, manifest: Manifest, place: ComputeSetup = HERE) -> None:
-        self._manifest, self._identity, self._count = manifest, Identity.generate(), 0
+        self._manifest = manifest
+        self._identity = Identity.generate()
+        self._count = 0
         self._place = place
-        self._text, self._tokens, self._round = TextCodec(manifest), 0, 0
-        self._in_all = self._in_steps = self._in_rounds = 0.0
+        self._text = TextCodec(manifest)
+        self._tokens = 0
+        self._round = 0
+        self._in_all = 0.0
+        self._in_steps = 0.0
+        self._in_rounds = 0.0
         self.stages = [self._stage(stage) for stage in range(len(manifest.stages))]
 
     def forget(self) -> None:
         """Discard the times measured before now."""
-        self._in_all = self._in_steps = self._in_rounds = 0.0
+        self._in_all = 0.0
+        self._in_steps = 0.0
+        self._in_rounds = 0.0
 
     def parts(self) -> TimeShares:
         """Return how the time since the last `forget` divides."""
@@ -332,10 +354,18 @@ class StagesInOneThread:
         replica = part.replica(part.first_units(), -1)
         work = MicrobatchWork(self._manifest, stage, part.compute)
         update = UpdateWork(
-            self._manifest.run_id(), stage, self._identity, part.compute, part.method, replica, work,
-            lambda settled: None, RoundCounts(), (),
+            run_id=self._manifest.run_id(),
+            stage=stage,
+            identity=self._identity,
+            stage_compute=part.compute,
+            method=part.method,
+            replica=replica,
+            gathered=work,
+            settled=lambda settled: None,
+            counts=RoundCounts(),
+            undecided=(),
             signs_every=self._manifest.rounds.snapshot_interval,
-        )  # fmt: skip
+        )
         if part.method.own is not None:
             work.after_gradient = partial(self._step, update)
         update.publish()

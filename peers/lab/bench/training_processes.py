@@ -29,9 +29,17 @@ from swarmnet.model.state_layout import first_state
 from swarmnet.run.manifest import Manifest
 
 LOOPBACK = {
-    "listen": ["/ip4/127.0.0.1/tcp/0"], "relay": False, "nat": False, "lan": False, "log": "json",
-    "metrics": {"listen": "off"}, "drain_seconds": 5, "auto_rebalance": False, "threads": 1, "device": "cpu",
-}  # fmt: skip
+    "listen": ["/ip4/127.0.0.1/tcp/0"],
+    "relay": False,
+    "nat": False,
+    "lan": False,
+    "log": "json",
+    "metrics": {"listen": "off"},
+    "drain_seconds": 5,
+    "auto_rebalance": False,
+    "threads": 1,
+    "device": "cpu",
+}
 TRAINING = "training"
 """State of a worker that is training, in its status."""
 BEGIN_SECONDS = 180.0
@@ -119,9 +127,14 @@ async def _of_a_swarm(folder: Path, run_file: Path, manifest: Manifest, seconds:
             await plain_run
     spent, of_daemons, of_loops = (then - now for now, then in zip(before, after, strict=True))
     return SwarmCost(
-        len(peers), tokens_then - tokens, spent + of_daemons, of_daemons, of_loops, plain.tokens,
+        len(peers),
+        tokens_then - tokens,
+        spent + of_daemons,
+        of_daemons,
+        of_loops,
+        plain.tokens,
         plain.seconds,
-    )  # fmt: skip
+    )
 
 
 async def _started(stack: AsyncExitStack, folder: Path, name: str, keys: dict[str, object]) -> DemoPeer:
@@ -175,9 +188,11 @@ class _PlainThread:
 
     def __init__(self, manifest: Manifest) -> None:
         first = first_state(replace(manifest, stages=(manifest.model.num_hidden_layers,)), 0)
-        self._loop = Plain(manifest, first, step_tokens_of(manifest))
+        self._loop = Plain(manifest=manifest, first=first, inner_batch_tokens=step_tokens_of(manifest))
         self._texts = texts_of(manifest)
-        self.tokens, self.seconds, self.ended = 0, 0.0, False
+        self.tokens = 0
+        self.seconds = 0.0
+        self.ended = False
 
     def run(self) -> None:
         while not self.ended:

@@ -199,10 +199,10 @@ def _restarts(seen: ScheduleRecord, number: int, stage: Stage, final: dict[int, 
                 other
                 for who, other in assembled
                 if killed_at < other.time < until
-                and stage_of[who] == number and other.name not in note.what.names
-            ]  # fmt: skip
-            disks = [_disk(stage, name, killed_at) for name in note.what.names
-                     if name not in note.what.lost]  # fmt: skip
+                and stage_of[who] == number
+                and other.name not in note.what.names
+            ]
+            disks = [_disk(stage, name, killed_at) for name in note.what.names if name not in note.what.lost]
             if others or not disks or _disturbed(seen, killed_at, until):
                 continue
             named = Counter(key for disk in disks for key in disk)
@@ -261,9 +261,10 @@ def _emptied(seen: ScheduleRecord) -> Iterator[Violation]:
             case Noticed("moves"):
                 stage = serving.pop(me, None)
                 stay = [
-                    other for other, held in serving.items()
+                    other
+                    for other, held in serving.items()
                     if held == stage and gone.get(other, note.time) >= note.time - UNNOTICED_SECONDS
-                ]  # fmt: skip
+                ]
                 if stage is not None and not stay:
                     text = f"{who} left stage {stage} at {note.time:.2f}, where no other peer was active"
                     yield Violation("a stage is never emptied by a move", text)
@@ -292,9 +293,13 @@ def _bounded(seen: ScheduleRecord) -> Iterator[Violation]:
     rounds = 2 * kept_rounds(seen.rules) + 2 * seen.rules.window
     peers = 2 * seen.peers
     most = {
-        "rounds": rounds, "history": kept_rounds(seen.rules), "stored": 2 * rounds * peers,
-        "pulls": rounds * peers, "jobs": 4096, "bodies": 4096,
-    }  # fmt: skip
+        "rounds": rounds,
+        "history": kept_rounds(seen.rules),
+        "stored": 2 * rounds * peers,
+        "pulls": rounds * peers,
+        "jobs": 4096,
+        "bodies": 4096,
+    }
     for name, limit in most.items():
         largest = max((sample.largest.get(name, 0) for sample in seen.samples), default=0)
         if largest > limit:

@@ -118,9 +118,14 @@ EXPERTS = Experts(num_experts=4, top_k=1, groups=2, merge_rounds=5, merge_until=
 
 
 def small_manifest(
-    stages: int, microbatches: int, rules: Rounds | None, seed: int, sharded: bool = False,
-    method: MethodName | None = None, experts: Experts | None = None,
-) -> Manifest:  # fmt: skip
+    stages: int,
+    microbatches: int,
+    rules: Rounds | None,
+    seed: int,
+    sharded: bool = False,
+    method: MethodName | None = None,
+    experts: Experts | None = None,
+) -> Manifest:
     """Return a manifest with the smallest model that the wire format accepts.
 
     A round has `microbatches` microbatches of 4 tokens.
@@ -145,11 +150,16 @@ def small_manifest(
     )
     fields = {name: getattr(times, name) for name in times.__dataclass_fields__}
     return Manifest(
-        name="simulated", owner=owner, seed=seed, stages=(1,) * stages, activation_codec="fp32", model=model,
+        name="simulated",
+        owner=owner,
+        seed=seed,
+        stages=(1,) * stages,
+        activation_codec="fp32",
+        model=model,
         data=Data(seq_len=4, micro_batch_size=1),
         rounds=Rounds(**{**fields, "global_batch_tokens": 4 * microbatches}),
         sync=sync,
-    )  # fmt: skip
+    )
 
 
 def play(options: Options) -> ScheduleRecord:
@@ -177,7 +187,7 @@ async def _play(options: Options, folder: Path) -> ScheduleRecord:
         stages, max(2, peers // stages), options.rules, options.seed, options.sharded, options.method, experts
     )
     faults = list(options.faults or _drawn(options, names))
-    world = World(manifest, options.seed, folder, options.real, options.moves)
+    world = World(manifest=manifest, seed=options.seed, disk=folder, real=options.real, moves=options.moves)
     seen = ScheduleRecord(options, stages, peers, manifest.rounds, faults)
     seen.reduced = StubReduced(draw_of(manifest)) if options.sharded and not options.real else None
     for number, name in enumerate(names):
@@ -322,7 +332,11 @@ def _sizes(member: Member) -> dict[str, int]:
     if update is None or data is None:
         return {}
     return {
-        "rounds": len(update.rounds.rounds), "history": len(update.rounds.history),
-        "stored": len(update.stored), "pulls": len(update.rounds.pulls), "jobs": len(data.pipeline.jobs),
-        "bodies": len(data.bodies), "own": len(update.work.own),
-    }  # fmt: skip
+        "rounds": len(update.rounds.rounds),
+        "history": len(update.rounds.history),
+        "stored": len(update.stored),
+        "pulls": len(update.rounds.pulls),
+        "jobs": len(data.pipeline.jobs),
+        "bodies": len(data.bodies),
+        "own": len(update.work.own),
+    }

@@ -38,10 +38,17 @@ def run_schedule(options: Options) -> Result:
     seen = play(options)
     kinds = Counter(type(fault).__name__ for fault in seen.faults)
     return Result(
-        options.seed, seen.peers, seen.stages, dict(sorted(kinds.items())),
-        dict(sorted(Counter(note.event for note in seen.notes).items())), _rounds(seen), seen.healed_at,
-        seen.ended_at, log_digest(seen), tuple(check(seen)),
-    )  # fmt: skip
+        options.seed,
+        seen.peers,
+        seen.stages,
+        dict(sorted(kinds.items())),
+        dict(sorted(Counter(note.event for note in seen.notes).items())),
+        _rounds(seen),
+        seen.healed_at,
+        seen.ended_at,
+        log_digest(seen),
+        tuple(check(seen)),
+    )
 
 
 def played(options: Sequence[Options], jobs: int) -> Iterator[Result]:

@@ -125,12 +125,22 @@ def _only_holder(chance: Random, at: float, names: Sequence[str]) -> list[Schedu
 
 
 KINDS: dict[str, tuple[Draw, int]] = {
-    "crash": (_crash, 6), "freeze": (_freeze, 5), "slow": (_slow, 2), "partition": (_partition, 4),
-    "one way": (_one_way, 2), "flap": (_flap, 2), "noise": (_noise, 4), "skew": (_skew, 1),
-    "join": (_join, 4), "leave": (_leave, 2), "lie": (_lie, 1), "outage": (_outage, 1),
-    "restart": (_restart, 0), "only holder": (_only_holder, 0),
+    "crash": (_crash, 6),
+    "freeze": (_freeze, 5),
+    "slow": (_slow, 2),
+    "partition": (_partition, 4),
+    "one way": (_one_way, 2),
+    "flap": (_flap, 2),
+    "noise": (_noise, 4),
+    "skew": (_skew, 1),
+    "join": (_join, 4),
+    "leave": (_leave, 2),
+    "lie": (_lie, 1),
+    "outage": (_outage, 1),
+    "restart": (_restart, 0),
+    "only holder": (_only_holder, 0),
     "bootstrap": (draw_bootstrap_away, 0),
-}  # fmt: skip
+}
 """Function that draws each kind of fault, and the kind's weight; weight 0: drawn separately."""
 RESTART_SHARE = 0.2
 """Share of the schedules with a stage restart; a separate draw keeps the other faults of known seeds."""
@@ -146,7 +156,7 @@ LOST_STAGE_SHARE = 0.3
 
 def schedule(
     seed: int, names: Sequence[str], seconds: float, kinds: Sequence[str] = (), moves: bool = False
-) -> list[ScheduledFault]:  # fmt: skip
+) -> list[ScheduledFault]:
     """Draw 2 to 10 faults in the first `seconds`, ordered by time, and sometimes a restart.
 
     `kinds`: draw only these kinds. `moves`: draw 1 to 6 moves as well, and sometimes the loss of a stage.

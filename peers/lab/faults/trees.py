@@ -123,7 +123,13 @@ def read(seen: ScheduleRecord) -> tuple[dict[int, Stage], list[Violation]]:
         if me not in stage_of:
             continue
         if me not in readers:
-            readers[me] = _Reader(me, note.name, stages[stage_of[me]], made_by_payload, seen.options)
+            readers[me] = _Reader(
+                me=me,
+                name=note.name,
+                stage=stages[stage_of[me]],
+                made_by_payload=made_by_payload,
+                options=seen.options,
+            )
         problems += readers[me].take(note)
     if not seen.options.real:
         peer_of = {name: peer for peer, name in seen.names.items()}
@@ -137,15 +143,19 @@ class _Reader:
 
     def __init__(
         self,
+        *,
         me: str,
         name: str,
         stage: Stage,
         made_by_payload: dict[bytes, MadeContribution],
         options: Options,
     ) -> None:
-        self.me, self.name, self.stage = me, name, stage
+        self.me = me
+        self.name = name
+        self.stage = stage
         self._made_by_payload = made_by_payload
-        self._is_reduced, self._is_real = options.sharded, options.real
+        self._is_reduced = options.sharded
+        self._is_real = options.real
         self._payloads: dict[int, bytes] = {}
         self._results: dict[int, bytes] = {}
         self._held: dict[int, set[str]] = defaultdict(set)
@@ -164,7 +174,8 @@ class _Reader:
                 self._held[round].add(id)
             case noted.ContributionMade(round, id):
                 made = MadeContribution(self.me, round, id, note.time, self._payloads.get(round, b""))
-                self.stage.made[id] = self._made_by_payload[made.payload] = made
+                self.stage.made[id] = made
+                self._made_by_payload[made.payload] = made
                 if not self._is_reduced:
                     self._held[round].add(id)
             case noted.ContributionAccepted(round, id):

@@ -57,8 +57,9 @@ def turnover(manifest: Manifest, question: PlanRequest, peers: Sequence[PeerSpec
 class Play:
     """Remove peers of a swarm at random and let others join in their places, from now until `until`."""
 
-    def __init__(self, swarm: Swarm, turnover: Turnover, seed: int, until: float) -> None:
-        self.swarm, self.until = swarm, until
+    def __init__(self, *, swarm: Swarm, turnover: Turnover, seed: int, until: float) -> None:
+        self.swarm = swarm
+        self.until = until
         self.away_seconds = turnover.away_seconds
         self.per_second = turnover.per_second * turnover.hastened()
         self.chance = Random(seed)

@@ -97,8 +97,9 @@ def exchange_of(manifest: Manifest) -> Exchange:
     return Exchange(
         tuple(contribution_bytes(manifest, stage) for stage in stages),
         tuple(result_bytes(manifest, stage) for stage in stages) if can_shard else (),
-        sync.topology, step,
-    )  # fmt: skip
+        sync.topology,
+        step,
+    )
 
 
 def result_bytes(manifest: Manifest, stage: int) -> int:

@@ -89,9 +89,15 @@ def plan(manifest: Manifest, question: PlanRequest, exchange: Exchange | None = 
     return PlanResult(
         peers=tuple(map(len, stages)),
         capacity=tuple(sum(capacity[peer] for peer in peers) * tokens for peers in stages),
-        visited=later.played.visited, simulated=later.simulated, most=beside,
-        tokens_per_second=later.tokens_per_second, churned=later.churned, churn=later.churn,
-        full_path_warmup_rounds=full_path_warmup_rounds, whole=whole, target=target,
+        visited=later.played.visited,
+        simulated=later.simulated,
+        most=beside,
+        tokens_per_second=later.tokens_per_second,
+        churned=later.churned,
+        churn=later.churn,
+        full_path_warmup_rounds=full_path_warmup_rounds,
+        whole=whole,
+        target=target,
         days=_seconds(manifest, target, full_path_warmup_rounds, whole, later.churned) / DAY,
         data_bytes=_data_bytes(later.layout, [rate / tokens for rate in committed]),
         update_bytes=tuple(rate * DAY for rate in updates),
@@ -102,7 +108,7 @@ def plan(manifest: Manifest, question: PlanRequest, exchange: Exchange | None = 
         alone=alone(manifest, question),
         memory=tuple(exchange.memory(manifest, stage) for stage in range(len(stages))),
         left_out=later.placement.left_out,
-    )  # fmt: skip
+    )
 
 
 def _target(manifest: Manifest) -> int:
@@ -143,9 +149,12 @@ def _stretch(
     if away is not None:
         away_of_all = turnover(manifest, question, peers)
         churn = Churn(
-            question.churn * len(peers), played.churn_costs,
-            computed(away_of_all, whole, way.visited, WINDOW * way.path), played.deaths, away.hastened(),
-        )  # fmt: skip
+            question.churn * len(peers),
+            played.churn_costs,
+            computed(away_of_all, whole, way.visited, WINDOW * way.path),
+            played.deaths,
+            away.hastened(),
+        )
     rate = min(1.0, played.rate / its_way.most) * bounds[-1]  # Over 1 by random compute times.
     found = PlanPhase(whole, placement, way, bounds, played, len(some), churn, rate)
     if found.churned <= 0:
@@ -190,10 +199,13 @@ def _layout(
     if rules is not None:  # The layout is for the time after the full-path warm-up.
         rules = replace(rules, full_path_warmup_rounds=0, most_swaps=0)
     return SwarmLayout(
-        tuple(peers), links.between(regions, question.seed), Work(wire_bytes(header, body), BACKWARD_RATIO),
-        cores=question.cores, rules=rules,
+        tuple(peers),
+        links.between(regions, question.seed),
+        Work(wire_bytes(header, body), BACKWARD_RATIO),
+        cores=question.cores,
+        rules=rules,
         connection=None if question.cores else links.carried(regions),
-    )  # fmt: skip
+    )
 
 
 def _updates(

@@ -147,7 +147,7 @@ def play(layout: SwarmLayout, way: Course, slots: int, seed: int, turnover: Turn
         affordable = VISITS / 2 / (way.most * way.stages)
         seconds = max(MEASURED_PATHS * way.slow_path, min(PLAYED_DEATHS / leaving, affordable))
         settled = swarm.events.now + CHURNED_PATHS * way.slow_path
-        churning = Play(swarm, turnover, seed, settled + seconds)
+        churning = Play(swarm=swarm, turnover=turnover, seed=seed, until=settled + seconds)
         swarm.run(settled)
         left, _ = _watched(swarm, seconds)
     costs = max(0.0, 1.0 - left / rate) / turnover.hastened()

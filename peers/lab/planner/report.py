@@ -44,9 +44,14 @@ def _table(answer: PlanResult) -> list[str]:
         f"{'microbatches':>15}{'contributions':>15}",
     ]
     table = zip(
-        answer.peers, answer.capacity, answer.visited, answer.memory, answer.data_bytes, answer.update_bytes,
+        answer.peers,
+        answer.capacity,
+        answer.visited,
+        answer.memory,
+        answer.data_bytes,
+        answer.update_bytes,
         strict=True,
-    )  # fmt: skip
+    )
     for stage, (count, capacity, part, memory, data, updates) in enumerate(table):
         visits = f"{part:>8.0%}" if skips else ""
         sent = f"{scaled(memory):>12}{scaled(data):>15}{scaled(updates):>15}"

@@ -117,9 +117,11 @@ class Machine:
 class SimulatedPeer:
     """One peer: the real pipeline with simulated compute."""
 
-    def __init__(self, swarm: Swarm, number: int, place: int, router: Router, flow: Flow) -> None:
+    def __init__(self, *, swarm: Swarm, number: int, place: int, router: Router, flow: Flow) -> None:
         """`place`: index in the layout. `number`: unique; a replacement at a place has a new number."""
-        self.swarm, self.number, self.place = swarm, number, place
+        self.swarm = swarm
+        self.number = number
+        self.place = place
         self.spec: PeerSpec = swarm.layout.peers[place]
         spec = self.spec
         self.id = PeerId(str(number))
@@ -127,10 +129,17 @@ class SimulatedPeer:
         self.known: dict[int, list[PeerId]] = {}
         """Live peers by stage, for the stages that microbatches can reach from here."""
         rules = swarm.layout.rules
-        self.ways = Skipping(rules, spec.stage, self._live) if rules is not None else None
+        self.ways = Skipping(rules=rules, stage=spec.stage, live=self._live) if rules is not None else None
         below = swarm.last_stage - spec.stage
         body = swarm.layout.work.body_bytes
-        self.pipeline = Pipeline(below, router, self._candidates, spec.slots, MicrobatchLedger(), body)
+        self.pipeline = Pipeline(
+            stages_below=below,
+            router=router,
+            candidates=self._candidates,
+            slots=spec.slots,
+            ledger=MicrobatchLedger(),
+            body_bytes=body,
+        )
         self.alive = True
         self.service_seconds = 0.0
         self.busy_seconds = 0.0
@@ -153,7 +162,8 @@ class SimulatedPeer:
         self._poll_is_due = False
         self.line = swarm.layout.line(place)
         self.line_seconds = seconds_on_line(self.line, swarm.layout.crossing(spec.stage))
-        self.up_free = self.down_free = 0.0
+        self.up_free = 0.0
+        self.down_free = 0.0
         """The times at which the two directions of the peer's link are free again."""
 
     @property
@@ -358,7 +368,9 @@ class Swarm:
 
     def _new(self, place: int) -> SimulatedPeer:
         chance, flow = Random(self.chance.getrandbits(32)), Flow(self.layout.peers[place].in_flight)
-        peer = SimulatedPeer(self, len(self.peers), place, self.router(chance), flow)
+        peer = SimulatedPeer(
+            swarm=self, number=len(self.peers), place=place, router=self.router(chance), flow=flow
+        )
         self.peers.append(peer)
         return peer
 
@@ -489,7 +501,8 @@ class Swarm:
 
     def join(self, place: int) -> None:
         """Add a new peer of the same kind at the place of one that is gone; its speed is still unknown."""
-        newcomer = self.here[place] = self._new(place)
+        newcomer = self._new(place)
+        self.here[place] = newcomer
         for other in self.places_below[place]:
             if self.here[other].alive:
                 self._know(newcomer, self.here[other])

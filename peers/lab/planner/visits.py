@@ -21,9 +21,7 @@ def max_rate_with_skips(capacities: Sequence[float], middle: int) -> float:
     middle stages for some k, and the other middle stages share the remaining visits.
     """
     between = sorted(capacities[1:-1])
-    rest = (
-        sum(between[: len(between) - richest]) / (middle - richest) for richest in range(middle)
-    )  # fmt: skip
+    rest = (sum(between[: len(between) - richest]) / (middle - richest) for richest in range(middle))
     return min(capacities[0], capacities[-1], *rest)
 
 

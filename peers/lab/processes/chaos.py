@@ -99,10 +99,14 @@ async def _run(options: ChaosOptions, console: Console) -> int:
         calm.append(chaos_report.read(again.folder))
     report = chaos_report.build(lives, swarm.faults, calm)
     report["run"] = {
-        "seed": options.seed, "peers": options.peers, "stages": options.stages, "seconds": options.seconds,
-        "sharded": options.sharded, "wall_seconds": round(time.monotonic() - began, 1),
+        "seed": options.seed,
+        "peers": options.peers,
+        "stages": options.stages,
+        "seconds": options.seconds,
+        "sharded": options.sharded,
+        "wall_seconds": round(time.monotonic() - began, 1),
         "load": os.getloadavg()[0],
-    }  # fmt: skip
+    }
     path = options.report or options.folder / "report.json"
     await asyncio.to_thread(write_atomically, path, (json.dumps(report, indent=1) + "\n").encode())
     failures = chaos_report.failures(report)
@@ -117,7 +121,9 @@ class ChaosSwarm:
     """A bootstrap and the peers of one run, in one folder."""
 
     def __init__(self, options: ChaosOptions, folder: Path, console: Console) -> None:
-        self.options, self.folder, self.console = options, folder, console
+        self.options = options
+        self.folder = folder
+        self.console = console
         self.chance = Random(f"victims {options.seed}")
         self.peers: list[DemoPeer] = []
         self.boot: DemoPeer | None = None
@@ -175,8 +181,11 @@ class ChaosSwarm:
         """Return the keys of the run file."""
         seed, layers = self.options.seed, stage_layers(self.options.stages)
         run: dict[str, object] = {
-            "name": "chaos", "seed": seed, "stages": layers, "model": {"num_hidden_layers": sum(layers)}
-        }  # fmt: skip
+            "name": "chaos",
+            "seed": seed,
+            "stages": layers,
+            "model": {"num_hidden_layers": sum(layers)},
+        }
         return run | by_method("local-steps", sharded=True) if self.options.sharded else run
 
     def _publish(self) -> None:
@@ -192,9 +201,16 @@ class ChaosSwarm:
         name = name or f"peer-{len(self.peers) + 1}"
         prefix, more = self.place(name)
         keys = {
-            "run": "run.json", "bootstrap": self.boot.addresses, "stage": stage, "in_flight": 2, "slots": 8,
-            **LOOPBACK, "drain_seconds": DRAIN_SECONDS, "checkpoint_seconds": 10, **more,
-        }  # fmt: skip
+            "run": "run.json",
+            "bootstrap": self.boot.addresses,
+            "stage": stage,
+            "in_flight": 2,
+            "slots": 8,
+            **LOOPBACK,
+            "drain_seconds": DRAIN_SECONDS,
+            "checkpoint_seconds": 10,
+            **more,
+        }
         peer = await start(self.folder, name, keys, prefix)
         self.peers = [known for known in self.peers if known.name != peer.name] + [peer]
         return peer
@@ -253,14 +269,17 @@ class ChaosSwarm:
             hurt = {fault.name for fault in self.faults if fault.kind != "kill" and fault.until is None}
             stages = [
                 [
-                    peer for peer in self.living()
-                    if peer.status.get("state") == "training" and peer.status.get("stage") == stage
+                    peer
+                    for peer in self.living()
+                    if peer.status.get("state") == "training"
+                    and peer.status.get("stage") == stage
                     and peer.name not in hurt
                 ]
                 for stage in range(self.options.stages)
-            ]  # fmt: skip
-            found[:] = [peer for peers in (stages[-1:] if last_stage else stages) if len(peers) > 2
-                        for peer in peers]  # fmt: skip
+            ]
+            found[:] = [
+                peer for peers in (stages[-1:] if last_stage else stages) if len(peers) > 2 for peer in peers
+            ]
             return bool(found)
 
         await self.until(look)

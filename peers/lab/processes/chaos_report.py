@@ -30,9 +30,15 @@ from peers.telemetry.event import Event
 from peers.telemetry.event_fold import SettledRounds
 
 KEYS = (
-    "final_loss", "undisturbed_losses", "shared_settled_rounds", "equal_digest_rounds",
-    "contributions_lost", "contributions_twice", "kill_to_commit_seconds", "frozen_to_reroute_seconds",
-)  # fmt: skip
+    "final_loss",
+    "undisturbed_losses",
+    "shared_settled_rounds",
+    "equal_digest_rounds",
+    "contributions_lost",
+    "contributions_twice",
+    "kill_to_commit_seconds",
+    "frozen_to_reroute_seconds",
+)
 LOSS_ROUNDS = 40
 """Rounds over which a loss is averaged; the loss of one microbatch varies by 0.15 nats."""
 KILL_P50_SECONDS, KILL_P99_SECONDS, FROZEN_SECONDS = 1.5, 5.0, 5.0
@@ -162,9 +168,11 @@ def loss_at(lives: Sequence[Life], round: int) -> tuple[float, float] | None:
     if not ends or not begins:
         return None
     losses = [
-        loss for life in first for at, _, _, loss in life.commits
+        loss
+        for life in first
+        for at, _, _, loss in life.commits
         if loss is not None and min(begins) < at <= min(ends)
-    ]  # fmt: skip
+    ]
     if len(losses) < 2:
         return None
     return fmean(losses), stdev(losses) / len(losses) ** 0.5
@@ -233,7 +241,7 @@ def contributions(lives: Sequence[Life], ended: dict[str, float]) -> dict[str, A
     again = sum(life.settled_again for life in lives)
     repeated = [
         id for life in lives for held in life.settled.values() for id in held.ids if held.ids.count(id) > 1
-    ]  # fmt: skip
+    ]
     counts |= {"made": len(made), "settled": len(settled)}
     return {**counts, "lost": lost, "twice": twice + repeated, "settled_again": again}
 
@@ -245,9 +253,12 @@ def kills_to_commit(lives: Sequence[Life], faults: Sequence[InjectedFault]) -> l
         if fault.kind != "kill":
             continue
         later = [
-            at for life in lives if life.stage == fault.stage and life.peer != fault.peer
-            for at, *_ in life.commits if at > fault.at
-        ]  # fmt: skip
+            at
+            for life in lives
+            if life.stage == fault.stage and life.peer != fault.peer
+            for at, *_ in life.commits
+            if at > fault.at
+        ]
         waits.append(min(later, default=float("inf")) - fault.at)
     return waits
 
@@ -257,9 +268,11 @@ def thawed_to_in_step(lives: Sequence[Life], fault: InjectedFault) -> float | No
     if fault.until is None:
         return None
     others = sorted(
-        (at, round) for life in lives if life.stage == fault.stage and life.peer != fault.peer
+        (at, round)
+        for life in lives
+        if life.stage == fault.stage and life.peer != fault.peer
         for round, at in life.settled_at.items()
-    )  # fmt: skip
+    )
     own = sorted((at, r) for life in lives if life.peer == fault.peer for r, at in life.settled_at.items())
     newest, index = -1, 0
     for at, round in own:
@@ -273,9 +286,11 @@ def thawed_to_in_step(lives: Sequence[Life], fault: InjectedFault) -> float | No
 def rerouted_from(lives: Sequence[Life], fault: InjectedFault, until: float) -> list[float]:
     """Return, for each microbatch at the faulty peer, the seconds until it was sent to another one."""
     return [
-        at - fault.at for life in lives for at, tried in life.rerouted
+        at - fault.at
+        for life in lives
+        for at, tried in life.rerouted
         if fault.peer in tried and fault.at < at <= until
-    ]  # fmt: skip
+    ]
 
 
 def frozen_to_reroute(lives: Sequence[Life], fault: InjectedFault) -> float | None:
@@ -285,9 +300,12 @@ def frozen_to_reroute(lives: Sequence[Life], fault: InjectedFault) -> float | No
     """
     until = fault.until or float("inf")
     gone = [
-        at - fault.at for life in lives if life.stage == fault.stage - 1 and life.began < fault.at
-        for at, peer in life.unlinked if peer == fault.peer and fault.at < at <= until
-    ]  # fmt: skip
+        at - fault.at
+        for life in lives
+        if life.stage == fault.stage - 1 and life.began < fault.at
+        for at, peer in life.unlinked
+        if peer == fault.peer and fault.at < at <= until
+    ]
     waits = rerouted_from(lives, fault, until) or gone
     return max(waits, default=None)
 
@@ -339,7 +357,9 @@ def build(
         "undisturbed_contributions": calm_fates,
         "undisturbed_unequal_digests": [digests(run)[1] for run in calm],
         "kill_to_reroute_seconds": {
-            "count": len(moved), "p50": quantile(moved, 0.5), "p99": quantile(moved, 0.99),
+            "count": len(moved),
+            "p50": quantile(moved, 0.5),
+            "p99": quantile(moved, 0.99),
         },
         "longest_pause_seconds": {
             str(stage): progress_gap(lives, stage) for stage in sorted({life.stage for life in lives})
@@ -348,18 +368,17 @@ def build(
         "thawed_to_in_step_seconds": [
             thawed_to_in_step(lives, fault) for fault in faults if fault.kind == "freeze"
         ],
-        "process_stalled": {
-            life.name: life.stood_still for life in lives if life.stood_still
-        },
+        "process_stalled": {life.name: life.stood_still for life in lives if life.stood_still},
         "microbatches": {
-            "committed": len(commits), "repeated_across_peers": len(commits) - len(set(commits)),
+            "committed": len(commits),
+            "repeated_across_peers": len(commits) - len(set(commits)),
         },
         "resynchronised": [reason for life in lives for reason in life.resynchronised],
         "faults": [
             {"kind": f.kind, "peer": f.peer, "name": f.name, "stage": f.stage, "at": f.at, "until": f.until}
             for f in faults
         ],
-    }  # fmt: skip
+    }
 
 
 def _back(lives: Sequence[Life], faults: Sequence[InjectedFault]) -> list[float | None]:

@@ -43,8 +43,12 @@ LOOK_SECONDS = 0.25
 SAMPLE_TOKENS = 240
 PROMPT = "def "
 DEMO_RATES: Mapping[MethodName, float] = {
-    "local-steps": 8e-3, "diloco": 2e-3, "streaming-diloco": 2e-3, "sparse-loco": 4e-3, "sparta": 4e-3,
-}  # fmt: skip
+    "local-steps": 8e-3,
+    "diloco": 2e-3,
+    "streaming-diloco": 2e-3,
+    "sparse-loco": 4e-3,
+    "sparta": 4e-3,
+}
 """Learning rates of the local-step methods. AdamW as the inner optimizer takes half of `local-steps`' rate;
 with an outer momentum half of that (docs/learning.md: diloco's best)."""
 SHAPES: Mapping[MethodName, Mapping[str, Mapping[str, object]]] = {
@@ -69,9 +73,14 @@ EXPERTS: Mapping[str, object] = {
 }
 """Model keys of a run with experts; a token uses as wide a feed-forward layer as without experts."""
 LOOPBACK = {
-    "listen": ["/ip4/127.0.0.1/tcp/0"], "relay": False, "nat": False, "metrics": {"listen": "127.0.0.1:0"},
-    "log": "json", "drain_seconds": DRAIN_SECONDS, "auto_rebalance": False,
-}  # fmt: skip
+    "listen": ["/ip4/127.0.0.1/tcp/0"],
+    "relay": False,
+    "nat": False,
+    "metrics": {"listen": "127.0.0.1:0"},
+    "log": "json",
+    "drain_seconds": DRAIN_SECONDS,
+    "auto_rebalance": False,
+}
 
 
 def run_demo(options: DemoOptions) -> int:
@@ -145,10 +154,13 @@ class Demo:
     def _publish(self) -> SignedManifest:
         layers = stage_layers(self.options.stages)
         run: dict[str, Any] = {
-            "name": "demo", "seed": self.options.seed, "stages": layers,
+            "name": "demo",
+            "seed": self.options.seed,
+            "stages": layers,
             "model": {"num_hidden_layers": sum(layers), **(EXPERTS if self.options.experts else {})},
-            "intended_use": "to see a swarm work", **by_method(self.options.method, self.options.sharded),
-        }  # fmt: skip
+            "intended_use": "to see a swarm work",
+            **by_method(self.options.method, self.options.sharded),
+        }
         file = self.folder / "run.yaml"
         file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))
         signed, _ = publish(file, load_or_create(self.folder / "owner.key"), self.folder / "run.json")
@@ -166,9 +178,13 @@ class Demo:
     async def _start_worker(self, name: str, stage: int | str) -> DemoPeer:
         assert self.boot is not None
         keys = {
-            "run": "run.json", "bootstrap": self.boot.addresses, "stage": stage, "in_flight": 2, "slots": 8,
+            "run": "run.json",
+            "bootstrap": self.boot.addresses,
+            "stage": stage,
+            "in_flight": 2,
+            "slots": 8,
             **LOOPBACK,
-        }  # fmt: skip
+        }
         return await start(self.folder, name, keys)
 
     def _table(self, happened: Sequence[str]) -> Group:
@@ -242,13 +258,19 @@ class Demo:
         killed = (stories[victim.name], victim.killed_at) if victim and victim.killed_at else None
         newcomer = stories[self.newcomer.name] if self.newcomer else None
         report = demo_report.build(
-            signed.manifest, list(stories.values()), killed, newcomer, score.bits_per_byte, score.sha256,
+            signed.manifest,
+            list(stories.values()),
+            killed,
+            newcomer,
+            score.bits_per_byte,
+            score.sha256,
             trained,
-        )  # fmt: skip
+        )
         text = b"".join(
-            generate(weights, shape, PROMPT.encode(), SAMPLE_TOKENS, seed=self.options.seed,
-                     window=data.seq_len)
-        ).decode(errors="replace")  # fmt: skip
+            generate(
+                weights, shape, PROMPT.encode(), SAMPLE_TOKENS, seed=self.options.seed, window=data.seq_len
+            )
+        ).decode(errors="replace")
         path = self.options.report or self.folder / "report.json"
         write_atomically(path, (json.dumps(report, indent=1) + "\n").encode())
         self._print_report(report, text, folder, path)

@@ -88,9 +88,7 @@ def repeats_across_peers(stories: Sequence[DemoPeerReport]) -> tuple[int, int]:
 
 
 def kill_to_commit_seconds(stories: Iterable[DemoPeerReport], stage: int, killed_at: float) -> float | None:
-    later = [
-        at for story in stories if story.stage == stage for at, *_ in story.commits if at > killed_at
-    ]  # fmt: skip
+    later = [at for story in stories if story.stage == stage for at, *_ in story.commits if at > killed_at]
     return min(later) - killed_at if later else None
 
 
@@ -137,9 +135,12 @@ def curve(stories: Iterable[DemoPeerReport]) -> list[tuple[int, float]]:
 def _with_losses(stories: Iterable[DemoPeerReport]) -> list[tuple[int, float]]:
     """Return tokens and loss of each microbatch that the first stage committed, in order of time."""
     commits = sorted(
-        (at, loss, tokens) for story in stories if story.stage == 0
-        for at, _, _, tokens, loss in story.commits if loss is not None
-    )  # fmt: skip
+        (at, loss, tokens)
+        for story in stories
+        if story.stage == 0
+        for at, _, _, tokens, loss in story.commits
+        if loss is not None
+    )
     return [(tokens, loss) for _, loss, tokens in commits]
 
 
@@ -186,7 +187,8 @@ def build(
         "unequal_digests": unequal_digests(stories),
         "microbatches": {"committed": commits, "repeated_across_peers": repeats},
         "contribution_bytes": {
-            "counted": sum(story.sent.get(Contribution.kind, 0) for story in stories), "computed": computed,
+            "counted": sum(story.sent.get(Contribution.kind, 0) for story in stories),
+            "computed": computed,
         },
         "peers": [
             {
@@ -203,4 +205,4 @@ def build(
             }
             for story in stories
         ],
-    }  # fmt: skip
+    }

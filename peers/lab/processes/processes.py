@@ -114,11 +114,19 @@ async def start(folder: Path, name: str, keys: Mapping[str, object], prefix: Seq
     await asyncio.to_thread(file.write_text, "\n".join(lines) + "\n")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     process = await asyncio.create_subprocess_exec(
-        *prefix, sys.executable, "-m", "peers.cli.main", "run", str(file),
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE, env=environment, start_new_session=True,
+        *prefix,
+        sys.executable,
+        "-m",
+        "peers.cli.main",
+        "run",
+        str(file),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
         preexec_fn=_end_with_parent if sys.platform == "linux" else None,
-    )  # fmt: skip
+    )
     peer = DemoPeer(name, folder / name, process, time.time())
     peer.reader = asyncio.create_task(peer.read(), name=f"reader of {name}")
     return peer

@@ -37,7 +37,8 @@ class Gate:
 
     def open(self) -> None:
         self.shut = False
-        held, self._held = self._held, []
+        held = self._held
+        self._held = []
         loop = asyncio.get_running_loop()
         assert isinstance(loop, GatedLoop)
         for handle in held:
@@ -53,9 +54,14 @@ class _Gated(asyncio.TimerHandle):
     __slots__ = ("gate",)
 
     def __init__(
-        self, when: float, callback: Callable[..., Any], arguments: tuple[Any, ...], loop: GatedLoop,
+        self,
+        *,
+        when: float,
+        callback: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        loop: GatedLoop,
         context: Context | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(when, callback, arguments, loop, context)
         self.gate = GATE.get() if context is None else context.get(GATE)
 
@@ -87,7 +93,7 @@ class GatedLoop(VirtualTimeLoop):
         context: Context | None = None,
     ) -> asyncio.Handle:
         self._count()
-        handle = _Gated(self._now, callback, args, self, context)
+        handle = _Gated(when=self._now, callback=callback, arguments=args, loop=self, context=context)
         self._due.append(handle)
         return handle
 
@@ -99,7 +105,7 @@ class GatedLoop(VirtualTimeLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         self._count()
-        handle = _Gated(when, callback, args, self, context)
+        handle = _Gated(when=when, callback=callback, arguments=args, loop=self, context=context)
         heappush(self._later, (when, self.callbacks, handle))
         return handle
 

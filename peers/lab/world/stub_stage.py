@@ -76,7 +76,8 @@ class StubReduced:
     """Stub of `Reduced`: a result is the concatenation of its slices."""
 
     def __init__(self, draw: Draw, note: noted.LogEvent = lambda event: None) -> None:
-        self.draw, self._record = draw, note
+        self.draw = draw
+        self._record = note
         self.slice_bytes = [SLICE_BYTES] * draw.shards
         self.longest_result = longest_head(draw.shards) + MAX_CONTRIBUTORS * draw.shards * SLICE_BYTES
 
@@ -130,7 +131,8 @@ class StubTally:
     """Stub of `Tally`: its step identifies the payloads in it."""
 
     def __init__(self, reduced: StubReduced | None = None, round: int = 0) -> None:
-        self._reduced, self._round = reduced, round
+        self._reduced = reduced
+        self._round = round
         self._payloads: dict[PeerId, bytes] = {}
 
     def add(self, peer: PeerId, payload: bytes) -> None:
@@ -266,7 +268,8 @@ class StubCompute:
 
     def use_gradient(self, use: Callable[[Tensor], Used]) -> Used:
         gathered = torch.zeros(SIZE)
-        gathered[0], self._gathered = float(self._gathered), 0
+        gathered[0] = float(self._gathered)
+        self._gathered = 0
         return use(gathered)
 
 

@@ -69,7 +69,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def _run_once(self) -> None:
         """Run one iteration; the base class calls this until the loop is stopped."""
         ready = self._ready  # type: ignore[attr-defined]
-        timers = self._timers = self._without_cancelled()
+        timers = self._without_cancelled()
+        self._timers = timers
         if not ready and not self._stopping and not self._poll_sockets():  # type: ignore[attr-defined]
             if not timers:
                 raise Deadlock("every task waits and no timer is set")

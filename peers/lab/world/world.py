@@ -127,7 +127,8 @@ class _Directory(MemoryDirectory):
 
     def __init__(self, world: World, peer: PeerId, name: str) -> None:
         super().__init__(world.network, peer)
-        self._world, self._name = world, name
+        self._world = world
+        self._name = name
         self._ways = BootstrapContacts([BOOTSTRAP], Random(f"ways in {peer}"))
 
     def now(self) -> float:
@@ -163,7 +164,7 @@ class World:
     """All peers of a simulation, with their network, directory, disks and event log."""
 
     def __init__(
-        self, manifest: Manifest, seed: int, disk: Path, real: bool = False, moves: bool = False
+        self, *, manifest: Manifest, seed: int, disk: Path, real: bool = False, moves: bool = False
     ) -> None:
         """`disk`: a folder for the peers' checkpoints. `moves`: peers may move to a stage that needs them."""
         self.owner = Identity.from_seed(b"the owner of the run")
@@ -242,9 +243,15 @@ class World:
         return member
 
     def _worker(
-        self, name: str, life: int, stage: int | None, identity: Identity, transport: MemoryTransport,
-        folder: Path, moved: int = 0,
-    ) -> Worker:  # fmt: skip
+        self,
+        name: str,
+        life: int,
+        stage: int | None,
+        identity: Identity,
+        transport: MemoryTransport,
+        folder: Path,
+        moved: int = 0,
+    ) -> Worker:
         """Create a worker of the simulated world. `life` counts the starts of this peer, and `moved` its
         changes of stage."""
         note = partial(self.note, name, life)
@@ -263,16 +270,27 @@ class World:
             return self.text
 
         return Worker(
-            self.signed, identity, transport,
-            _Directory(self, identity.peer_id, name), InlineCompute(cost), text,
-            Settings(
-                stage=stage, in_flight=2, checkpoint_seconds=CHECKPOINT_SECONDS, drain_seconds=10.0,
-                checkpoints=folder, moves=self.moves or name in self.movers, moved=moved,
+            signed=self.signed,
+            identity=identity,
+            transport=transport,
+            directory=_Directory(self, identity.peer_id, name),
+            compute=InlineCompute(cost),
+            load_text=text,
+            settings=Settings(
+                stage=stage,
+                in_flight=2,
+                checkpoint_seconds=CHECKPOINT_SECONDS,
+                drain_seconds=10.0,
+                checkpoints=folder,
+                moves=self.moves or name in self.movers,
+                moved=moved,
                 allow_reinit=stage in self.given_up,
             ),
-            Random(f"{self.seed}/{name}/{life}"), note,
-            lambda topic, line: note(Noticed(topic, line.replace(str(folder), name))), part,
-        )  # fmt: skip
+            chance=Random(f"{self.seed}/{name}/{life}"),
+            log_event=note,
+            notify=lambda topic, line: note(Noticed(topic, line.replace(str(folder), name))),
+            make_part=part,
+        )
 
     def has_checkpoint(self, name: str) -> bool:
         """Return whether the peer's disk has a checkpoint."""
@@ -336,7 +354,8 @@ class World:
     def _conditions(self, source: Member, target: Member) -> Conditions:
         pair = (source.name, target.name)
         if pair not in self._latency:
-            self._latency[pair] = self._latency[pair[::-1]] = self.chance.choice([0.002, 0.02, 0.05, 0.12])
+            self._latency[pair] = self.chance.choice([0.002, 0.02, 0.05, 0.12])
+            self._latency[pair[::-1]] = self._latency[pair]
         found = dict.fromkeys(("lost", "repeated", "reordered", "corrupted"), 0.0)
         found["latency_seconds"] = self._latency[pair]
         for disturbance in self.disturbances:

@@ -45,6 +45,7 @@ class RecordAnnouncer:
 
     def __init__(
         self,
+        *,
         signed: SignedManifest,
         identity: Identity,
         transport: Transport,
@@ -106,14 +107,34 @@ class RecordAnnouncer:
         """Return this peer's own record for `stage` with the values in `claims`, signed and dated with the
         directory's time. `invite` is the peer's invite; empty: the run requires none."""
         record = PeerRecord(
-            self.transport.peer, stage, claims.role, list(self.transport.addresses), claims.round,
-            claims.tokens_per_second, self.version, claims.moving_to, claims.name, claims.state, claims.loss,
-            claims.tokens, claims.settled, claims.checkpoint_round, claims.checkpoint_seconds,
-            claims.sent_bytes, claims.received_bytes, self.own_start.begin(self.directory.now()), invite,
-            -1 if claims.finalized_tokens is None else claims.finalized_tokens, claims.device,
-            int(claims.joules), claims.text_shards, claims.text_shards_read, *bandwidth_fields(claims.line),
-            claims.experts_group, claims.experts_trained[:TOLD_GROUPS],
-        )  # fmt: skip
+            self.transport.peer,
+            stage,
+            claims.role,
+            list(self.transport.addresses),
+            claims.round,
+            claims.tokens_per_second,
+            self.version,
+            claims.moving_to,
+            claims.name,
+            claims.state,
+            claims.loss,
+            claims.tokens,
+            claims.settled,
+            claims.checkpoint_round,
+            claims.checkpoint_seconds,
+            claims.sent_bytes,
+            claims.received_bytes,
+            self.own_start.begin(self.directory.now()),
+            invite,
+            -1 if claims.finalized_tokens is None else claims.finalized_tokens,
+            claims.device,
+            int(claims.joules),
+            claims.text_shards,
+            claims.text_shards_read,
+            *bandwidth_fields(claims.line),
+            claims.experts_group,
+            claims.experts_trained[:TOLD_GROUPS],
+        )
         return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
 
     def judge_own(self, signed: SignedRecord) -> bool:

@@ -78,14 +78,17 @@ class _WaitReport:
     """Decides when to report that no peer answers: a new reason at once, elapsed time ever less often."""
 
     def __init__(self, now: float) -> None:
-        self._since, self._reported, self._next = now, "", 0.0
+        self._since = now
+        self._reported = ""
+        self._next = 0.0
 
     def line(self, reason: str, now: float) -> str:
         """Return the next message for the user, or an empty string if none is due. `reason` says why the last
         attempt failed; `now` is in seconds. The pauses between messages double up to the maximum."""
         passed = now - self._since
         if reason != self._reported:
-            self._reported, self._next = reason, passed + FIRST_WORD_SECONDS
+            self._reported = reason
+            self._next = passed + FIRST_WORD_SECONDS
             return f"{reason}; asks again until one does (Ctrl+C stops)"
         if passed < self._next:
             return ""
@@ -94,9 +97,12 @@ class _WaitReport:
 
 
 async def join_directory(
-    directory: Joinable, bootstraps: Sequence[str], cache: PeerCache, notify: Notify,
+    directory: Joinable,
+    bootstraps: Sequence[str],
+    cache: PeerCache,
+    notify: Notify,
     nearby: Callable[[], Sequence[str]] = tuple,
-) -> None:  # fmt: skip
+) -> None:
     """Try all known addresses again and again, with growing pauses, and return when one answers. `cache` has
     those of remembered peers. `nearby` returns multiaddrs found meanwhile on the local network. `notify`
     reports failures and the result to the user."""

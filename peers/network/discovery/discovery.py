@@ -23,7 +23,7 @@ class PeerDiscovery:
     """Looks up other peers and this peer's own record in the directory."""
 
     def __init__(
-        self, presence: RecordAnnouncer, neighbourhood: PeerLinks, stages: int, notify: Notify
+        self, *, presence: RecordAnnouncer, neighbourhood: PeerLinks, stages: int, notify: Notify
     ) -> None:
         """Create the look-ups. `stages` is the number of stages of the run."""
         self.presence = presence

@@ -74,6 +74,7 @@ class RemoteProgressGuard:
 
     def __init__(
         self,
+        *,
         presence: RecordAnnouncer,
         ends: Callable[[], int | None],
         allow_reinit: bool,
@@ -95,7 +96,9 @@ class RemoteProgressGuard:
         wait."""
         self._other_may_run = False
         """True if `why` says that another process with this identity may be running."""
-        self._updated_at, self._first, self._height = float("-inf"), -1, -1
+        self._updated_at = float("-inf")
+        self._first = -1
+        self._height = -1
         self._reported = -1
         """Like `_height`, but only from the first stage and from REMEMBER; other stages may differ by a
         round."""
@@ -149,8 +152,10 @@ class RemoteProgressGuard:
         """Return True if this peer must not start from the seed now; `why` then explains it. `lost_round` is
         the newest round in the names of its own checkpoints if all are damaged, or -1. Raises UserError if
         the run is over, because the wait would never end."""
-        old_why, self.why = self.why, ""
-        other_ran, self._other_may_run = self._other_may_run, False
+        old_why = self.why
+        self.why = ""
+        other_ran = self._other_may_run
+        self._other_may_run = False
         is_damaged = lost_round >= 0
         if self.allow_reinit or (not is_damaged and self.may_be_empty()):
             return False

@@ -121,7 +121,8 @@ class Lan:
     """Announces one peer and finds others until closed. Create it with `start`."""
 
     def __init__(self, peer: PeerId, run: str | None) -> None:
-        self._peer, self._run = peer, run
+        self._peer = peer
+        self._run = run
         self._zeroconf: Any = None
         self._browser: Any = None
         self._service: Any = None
@@ -153,9 +154,13 @@ class Lan:
         parts = addresses[0].split("/")
         host = [parts[2]] if parts[1].startswith("ip") else []
         self._service = AsyncServiceInfo(
-            SERVICE, f"{self._peer}.{SERVICE}", port=int(parts[4]), properties=entries,
-            server=f"{self._peer[-12:].lower()}.local.", parsed_addresses=host,
-        )  # fmt: skip
+            SERVICE,
+            f"{self._peer}.{SERVICE}",
+            port=int(parts[4]),
+            properties=entries,
+            server=f"{self._peer[-12:].lower()}.local.",
+            parsed_addresses=host,
+        )
         try:
             self._zeroconf = AsyncZeroconf(interfaces=InterfaceChoice.All, ip_version=IPVersion.V4Only)
         except (OSError, RuntimeError, Error) as error:

@@ -99,8 +99,11 @@ def usual_round(records: Iterable[PeerRecord]) -> int | None:
 
 def usual_loss(records: Iterable[PeerRecord]) -> float | None:
     """Return the median loss of the peers in step; None if no peer reports one."""
-    values = [record.loss for record in records
-            if record.stage >= 0 and record.state in IN_STEP and record.loss is not None]  # fmt: skip
+    values = [
+        record.loss
+        for record in records
+        if record.stage >= 0 and record.state in IN_STEP and record.loss is not None
+    ]
     return median(values) if values else None
 
 

@@ -32,9 +32,16 @@ class Rejoining:
     """Contacts bootstraps when `BootstrapContacts` says so, and reports changes to user and metric."""
 
     def __init__(
-        self, directory: Rejoinable, bootstraps: Sequence[str], remembered: Callable[[], Sequence[str]],
-        *, me: PeerId, notify: Notify, set_lost: Callable[[float], object], chance: Random,
-    ) -> None:  # fmt: skip
+        self,
+        directory: Rejoinable,
+        bootstraps: Sequence[str],
+        remembered: Callable[[], Sequence[str]],
+        *,
+        me: PeerId,
+        notify: Notify,
+        set_lost: Callable[[float], object],
+        chance: Random,
+    ) -> None:
         """Create the checks. `bootstraps` and `remembered` are multiaddrs; `set_lost` sets the gauge."""
         self.directory = directory
         self.bootstraps = [address for address in bootstraps if split_multiaddr(address)[0] != me]

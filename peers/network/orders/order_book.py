@@ -25,7 +25,7 @@ class OrderBook:
     """Holds the newest order that this peer knows."""
 
     def __init__(
-        self, signed: SignedManifest, kept: Path | None, log_event: events.LogEvent, notify: Notify
+        self, *, signed: SignedManifest, kept: Path | None, log_event: events.LogEvent, notify: Notify
     ) -> None:
         """Create the book. `kept` is the file in which the order survives a restart, or None."""
         self.signed = signed
@@ -59,7 +59,8 @@ class OrderBook:
         Returns True if it was adopted."""
         if order.owner != self.signed.manifest.owner or not order.newer_than(self.held):
             return False
-        before, self.held = self.order, order
+        before = self.order
+        self.held = order
         self._write(order.data)
         self.log_event(events.Order(sequence=order.order.sequence, reason=order.order.reason))
         for on_order in tuple(self.heard):

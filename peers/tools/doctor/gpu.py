@@ -56,9 +56,16 @@ def look(
             free, total = torch.cuda.mem_get_info(index)
             devices.append((torch.cuda.get_device_name(index), free, total))
     return Graphics(
-        str(torch.__version__), "", torch.version.cuda, torch.version.hip, tuple(devices), _vendors(pci),
-        _driver(proc), Path("/dev/nvidiactl").exists(), importlib.util.find_spec("pynvml") is not None,
-    )  # fmt: skip
+        str(torch.__version__),
+        "",
+        torch.version.cuda,
+        torch.version.hip,
+        tuple(devices),
+        _vendors(pci),
+        _driver(proc),
+        Path("/dev/nvidiactl").exists(),
+        importlib.util.find_spec("pynvml") is not None,
+    )
 
 
 def _vendors(pci: Path) -> frozenset[str]:
@@ -98,8 +105,11 @@ def torch_line(found: Graphics) -> CheckResult:
 def judge(found: Graphics, wish: str) -> CheckResult:
     """Return the result of the check `gpu`. `wish`: `device` of the peer file. Without a GPU the CPU trains,
     so only `device: cuda` fails then."""
-    data = {"devices": [{"name": name, "free_bytes": free, "total_bytes": total}
-                        for name, free, total in found.devices]}  # fmt: skip
+    data = {
+        "devices": [
+            {"name": name, "free_bytes": free, "total_bytes": total} for name, free, total in found.devices
+        ]
+    }
     if found.devices:
         name, free, total = found.devices[0]
         more = f" and {len(found.devices) - 1} more" if len(found.devices) > 1 else ""

@@ -8,9 +8,24 @@ from typing import Literal
 
 Level = Literal["ok", "warn", "fail"]
 Check = Literal[
-    "python", "torch", "gpu", "memory", "disk", "files", "port", "metrics", "libp2p", "p2pd", "bootstrap",
-    "clock", "run", "stage", "text", "bandwidth", "reachability",
-]  # fmt: skip
+    "python",
+    "torch",
+    "gpu",
+    "memory",
+    "disk",
+    "files",
+    "port",
+    "metrics",
+    "libp2p",
+    "p2pd",
+    "bootstrap",
+    "clock",
+    "run",
+    "stage",
+    "text",
+    "bandwidth",
+    "reachability",
+]
 """All checks, in the order in which they run."""
 
 

@@ -34,8 +34,13 @@ def python() -> CheckResult:
     text = f"Python {version}, {platform.system()} {platform.machine()}"
     if PYTHONS[0] <= found < PYTHONS[1]:
         return CheckResult("python", "ok", text, data={"version": version})
-    return CheckResult("python", "fail", f"{text}; needed is 3.11, 3.12 or 3.13",
-                "PYTHON=/path/to/python3.12 scripts/setup", {"version": version})  # fmt: skip
+    return CheckResult(
+        "python",
+        "fail",
+        f"{text}; needed is 3.11, 3.12 or 3.13",
+        "PYTHON=/path/to/python3.12 scripts/setup",
+        {"version": version},
+    )
 
 
 def pinned(package: str) -> str:

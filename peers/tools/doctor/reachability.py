@@ -140,8 +140,12 @@ def line_of(
     finding: ReachabilityCheck, observed: str, dialled: Sequence[DialOutcome], helper: str
 ) -> CheckResult:
     data = {
-        "verdict": finding.verdict, "observed": observed, "helper": helper,
-        "dialled": [{"address": each.address, "outcome": each.outcome, "detail": each.detail,
-                     "seconds": each.seconds} for each in dialled],
-    }  # fmt: skip
+        "verdict": finding.verdict,
+        "observed": observed,
+        "helper": helper,
+        "dialled": [
+            {"address": each.address, "outcome": each.outcome, "detail": each.detail, "seconds": each.seconds}
+            for each in dialled
+        ],
+    }
     return CheckResult("reachability", finding.level, finding.text, finding.fix, data)

@@ -76,9 +76,14 @@ def wanted_checks(names: Sequence[str]) -> frozenset[str]:
 
 
 def run_doctor(
-    config: PeerFile, *, must_be_reached: bool, swarm: bool, only: Sequence[str] = (), as_json: bool = False,
+    config: PeerFile,
+    *,
+    must_be_reached: bool,
+    swarm: bool,
+    only: Sequence[str] = (),
+    as_json: bool = False,
     out: TextIO | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Run the checks. Return 0 if none fails, else 1. `swarm`: the peer file names a swarm, so check the
     network. Raises UserError for bad input."""
     report = DoctorReport(wanted_checks(only), out or sys.stdout, as_json)

@@ -44,8 +44,12 @@ def judge(
     largest = max(needs.values())
     where = gibibytes(free.bytes) + (f" and {gibibytes(free.gpu_bytes)} on the GPU" if free.gpu_bytes else "")
     where += f" (limits.memory: {gibibytes(free.limit)})" if free.limit is not None else ""
-    data = {"needed_bytes": list(needs.values()), "stages": list(stages), "free_bytes": free.bytes,
-            "free_gpu_bytes": free.gpu_bytes}  # fmt: skip
+    data = {
+        "needed_bytes": list(needs.values()),
+        "stages": list(stages),
+        "free_bytes": free.bytes,
+        "free_gpu_bytes": free.gpu_bytes,
+    }
     what = f"stage {wish} needs" if wish is not None else f"{len(needs)} stages need up to"
     text = f"{what} about {gibibytes(largest)} in {computing.dtype}, there are {where}"
     if len(fitting) == len(needs):

@@ -114,7 +114,9 @@ class NetworkChecks:
 
     def __init__(self, subject: ExaminedPeer, tell: Tell, wanted: frozenset[str]) -> None:
         """Prepare the checks `wanted`. Steps that they depend on run without output."""
-        self.subject, self.show, self.wanted = subject, tell, wanted
+        self.subject = subject
+        self.show = tell
+        self.wanted = wanted
         self.helpers: list[Helper] = []
         self.signed: SignedManifest | None = None
 

@@ -55,9 +55,14 @@ class SwarmEvaluator:
         shown = invite_shown(signed, config.invite_bytes, network.transport.peer)
         # One client for all scores: peers answer over links that they opened to it, and keep these a while.
         async with SwarmClient(
-            signed, network.transport, directory, Random(), process.notify, invite=shown,
+            signed=signed,
+            transport=network.transport,
+            directory=directory,
+            chance=Random(),
+            notify=process.notify,
+            invite=shown,
             tokenizer=config.tokenizer,
-        ) as client:  # fmt: skip
+        ) as client:
             await self._evaluate_forever(client, text, changed)
 
     def _text(self) -> bytes:
@@ -89,10 +94,18 @@ class SwarmEvaluator:
         self._found(found, min((min(rounds) for rounds in talk.rounds.values()), default=-1), began)
 
     def _found(self, found: Score, round: int, began: float) -> None:
-        self.newest, self.round = found, round
-        self.process.notify_event(noted.Evaluated(
-            f"held-out loss {found.loss:.4f} nats per token, {found.bits_per_byte:.4f} bits per byte, at "
-            f"round {round}",
-            loss=found.loss, bits_per_byte=found.bits_per_byte, round=round, bytes=found.bytes,
-            sha256=found.sha256, window=found.window, seconds=time.monotonic() - began,
-        ))  # fmt: skip
+        self.newest = found
+        self.round = round
+        self.process.notify_event(
+            noted.Evaluated(
+                f"held-out loss {found.loss:.4f} nats per token, {found.bits_per_byte:.4f} bits per byte, at "
+                f"round {round}",
+                loss=found.loss,
+                bits_per_byte=found.bits_per_byte,
+                round=round,
+                bytes=found.bytes,
+                sha256=found.sha256,
+                window=found.window,
+                seconds=time.monotonic() - began,
+            )
+        )

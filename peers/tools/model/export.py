@@ -40,10 +40,19 @@ BOUNDARY = "swarmnet_boundary"
 """Key of config.json that gives the places and widths of boundaries (swarmnet/model/boundary.py)."""
 NARROW_LLAMA, NARROW_QWEN = "swarmnet_narrow_llama", "swarmnet_narrow_qwen3"
 """Model types that only this program knows."""
-OWN_KEYS = frozenset((
-    BOUNDARY, "moe_intermediate_size", "num_experts", "num_experts_per_tok", "norm_topk_prob",
-    "decoder_sparse_step", "mlp_only_layers", "router_aux_loss_coef", "output_router_logits",
-))  # fmt: skip
+OWN_KEYS = frozenset(
+    (
+        BOUNDARY,
+        "moe_intermediate_size",
+        "num_experts",
+        "num_experts_per_tok",
+        "norm_topk_prob",
+        "decoder_sparse_step",
+        "mlp_only_layers",
+        "router_aux_loss_coef",
+        "output_router_logits",
+    )
+)
 """Keys of config.json that only some of FAMILIES have."""
 FAMILIES = {
     (False, False, False): ("LlamaForCausalLM", "llama"),
@@ -247,10 +256,15 @@ def _config(shape: ModelShape) -> dict[str, Any]:
     experts = shape.experts
     architecture, model_type = FAMILIES[shape.qk_norm, shape.boundary.is_narrow, experts.num_experts > 0]
     of_experts = {
-        "moe_intermediate_size": shape.intermediate_size, "num_experts": experts.num_experts,
-        "num_experts_per_tok": experts.top_k, "norm_topk_prob": True, "decoder_sparse_step": 1,
-        "mlp_only_layers": [], "router_aux_loss_coef": experts.aux_loss_coef, "output_router_logits": False,
-    }  # fmt: skip
+        "moe_intermediate_size": shape.intermediate_size,
+        "num_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "router_aux_loss_coef": experts.aux_loss_coef,
+        "output_router_logits": False,
+    }
     return {
         "architectures": [architecture],
         "model_type": model_type,

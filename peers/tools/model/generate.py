@@ -54,7 +54,8 @@ class LocalModel:
     """A whole model in this process, with the KV cache of one text."""
 
     def __init__(self, weights: Mapping[str, Tensor], shape: ModelShape) -> None:
-        self._weights, self._shape = weights, shape
+        self._weights = weights
+        self._shape = shape
         self._cache = Cache()
 
     def logits(self, going: Continuation) -> Tensor:
@@ -88,7 +89,8 @@ class Continuation:
         self._shown = b""
         if temperature < 0 or top_k < 0 or self._window < 2:
             raise ValueError("temperature and top_k must not be negative, window at least 2")
-        self._temperature, self._top_k = temperature, top_k
+        self._temperature = temperature
+        self._top_k = top_k
         self._generator = torch.Generator().manual_seed(seed)
         self.ended = False
         """Whether the model has ended the text."""
@@ -102,8 +104,10 @@ class Continuation:
         self.ended = False
         seen = self._seen[self._start :] + self._tokenizer.encode(text).tolist()
         self._start = max(0, len(seen) - (self._window - 1))
-        self._seen, self._fresh = seen, len(seen) - self._start
-        self._prompt_tokens, self._shown = len(seen), b""
+        self._seen = seen
+        self._fresh = len(seen) - self._start
+        self._prompt_tokens = len(seen)
+        self._shown = b""
 
     @property
     def visible(self) -> list[int]:
@@ -133,7 +137,8 @@ class Continuation:
             self._fresh = len(self._seen) - self._start
         # Decode from the last appended text on, as a character may take several tokens.
         text = self._tokenizer.decode(self._seen[self._prompt_tokens :])
-        piece, self._shown = text[len(self._shown) :], text
+        piece = text[len(self._shown) :]
+        self._shown = text
         return piece
 
 

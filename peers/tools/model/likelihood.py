@@ -47,9 +47,11 @@ class ModelScorer:
     """Scorer of a whole model in this process. `window`: its training length in tokens."""
 
     def __init__(
-        self, weights: Mapping[str, Tensor], shape: ModelShape, tokenizer: Tokenizer, window: int
+        self, *, weights: Mapping[str, Tensor], shape: ModelShape, tokenizer: Tokenizer, window: int
     ) -> None:
-        self._weights, self._shape, self._tokenizer = weights, shape, tokenizer
+        self._weights = weights
+        self._shape = shape
+        self._tokenizer = tokenizer
         self.window = min(window, shape.max_position_embeddings)
 
     def continuations(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:
@@ -65,9 +67,14 @@ class ModelScorer:
         """Continue `prompt` by at most `tokens` tokens, up to the first of the texts `until`."""
         said = b""
         for piece in generate(
-            self._weights, self._shape, prompt.encode(), tokens,
-            temperature=temperature, window=self.window, tokenizer=self._tokenizer,
-        ):  # fmt: skip
+            self._weights,
+            self._shape,
+            prompt.encode(),
+            tokens,
+            temperature=temperature,
+            window=self.window,
+            tokenizer=self._tokenizer,
+        ):
             said += piece
             ends = [at for stop in until if stop and (at := said.find(stop.encode())) >= 0]
             if ends:

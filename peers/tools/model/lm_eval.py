@@ -62,9 +62,13 @@ def run_tasks(
         )
     try:
         found = simple_evaluate(
-            model=HarnessModel(reader), tasks=list(tasks), task_manager=manager, limit=limit,
-            log_samples=False, bootstrap_iters=0,
-        )  # fmt: skip
+            model=HarnessModel(reader),
+            tasks=list(tasks),
+            task_manager=manager,
+            limit=limit,
+            log_samples=False,
+            bootstrap_iters=0,
+        )
     except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
         raise UserError(f"lm-evaluation-harness stops: {type(error).__name__}: {error}") from error
     results: Mapping[str, Mapping[str, object]] = found["results"] if found else {}

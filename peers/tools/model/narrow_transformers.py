@@ -37,7 +37,7 @@ class NarrowQwen3Config(Qwen3Config):  # type: ignore[misc]
 class NarrowBoundary(nn.Module):
     """Computes x -> (x - before[token]) P^T P + after[token], as in swarmnet/model/boundary.py."""
 
-    def __init__(self, tokens: int, width: int, crossing: int, anchor_rows: int) -> None:
+    def __init__(self, *, tokens: int, width: int, crossing: int, anchor_rows: int) -> None:
         super().__init__()
         self._half_rows = anchor_rows // 2
         self.before = nn.Embedding(anchor_rows or tokens, width)
@@ -60,9 +60,18 @@ class NarrowBoundary(nn.Module):
 def _put_boundaries(model: Any, config: Any) -> None:  # noqa: ANN401 - transformers has no types for us
     """Apply each boundary of the configuration to the input of the layer after it."""
     settings = getattr(config, BOUNDARY)
-    size = config.vocab_size, config.hidden_size, int(settings["width"]), int(settings["anchor_rows"])
     inner = model.model
-    inner.boundaries = nn.ModuleDict({str(layer): NarrowBoundary(*size) for layer in settings["after"]})
+    inner.boundaries = nn.ModuleDict(
+        {
+            str(layer): NarrowBoundary(
+                tokens=config.vocab_size,
+                width=config.hidden_size,
+                crossing=int(settings["width"]),
+                anchor_rows=int(settings["anchor_rows"]),
+            )
+            for layer in settings["after"]
+        }
+    )
     tokens: list[Tensor] = []
 
     def note(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:

@@ -61,13 +61,36 @@ def _archivist(found: RunConnection, folder: Path, invite: bytes, notify: Notify
     def note(_event: Event) -> None:
         """Discard the event: a client keeps no event log."""
 
-    book = OrderBook(signed, None, note, notify)
+    book = OrderBook(signed=signed, kept=None, log_event=note, notify=notify)
     archive = Archive(FolderStore(folder))
     gatekeeper = Gatekeeper(book, invite, directory.now)
-    serving = NewcomerService(archive, signed, found.transport, gatekeeper, lambda: b"", note)
+    serving = NewcomerService(
+        archive=archive,
+        signed=signed,
+        transport=found.transport,
+        admission=gatekeeper,
+        record=lambda: b"",
+        log_event=note,
+    )
     shown = invite if signed.manifest.access == "invite" else b""
-    circle = ArchivistLinks(book, found.transport, directory, shown, Random(), note, serving)
-    archivist = Archivist(archive, Policy(), Identity.generate(), book, circle, note, notify)
+    circle = ArchivistLinks(
+        book=book,
+        transport=found.transport,
+        directory=directory,
+        invite=shown,
+        chance=Random(),
+        log_event=note,
+        serving=serving,
+    )
+    archivist = Archivist(
+        archive=archive,
+        policy=Policy(),
+        identity=Identity.generate(),
+        book=book,
+        circle=circle,
+        log_event=note,
+        notify=notify,
+    )
     circle.listen()
     return archivist
 

@@ -101,6 +101,7 @@ class SwarmClient:
 
     def __init__(
         self,
+        *,
         signed: SignedManifest,
         transport: Transport,
         directory: Directory,
@@ -125,7 +126,8 @@ class SwarmClient:
         self.invite = invite
         self.tokenizer = tokenizer
         self.codec: Codec = "fp32" if exact else self.manifest.activation_codec
-        self.sent_bytes = self.received_bytes = 0
+        self.sent_bytes = 0
+        self.received_bytes = 0
         self._loop = asyncio.get_running_loop()
         self._requests = Requests(self.manifest.path_rules(), chance, self._loop.time())
         self._open: dict[int, _Open] = {}
@@ -231,9 +233,16 @@ class SwarmClient:
         last = ask.stage == len(self.manifest.stages) - 1
         body = kept.inputs + (kept.tokens if ask.stage else b"") + (kept.labels if last else b"")
         message = ForwardRequest(
-            ask.request, ask.attempt, ask.stage, ask.round, ask.path, *kept.shape, self.exact,
-            bool(kept.labels), ask.deadline_seconds,
-        )  # fmt: skip
+            ask.request,
+            ask.attempt,
+            ask.stage,
+            ask.round,
+            ask.path,
+            *kept.shape,
+            self.exact,
+            bool(kept.labels),
+            ask.deadline_seconds,
+        )
         try:
             self.sent_bytes += self._links[ask.peer].post(message, body)
         except WireError:
@@ -249,9 +258,11 @@ class SwarmClient:
         if without_peers and without_peers != self._missing:
             names, rules = ", ".join(map(str, without_peers)), self.manifest.path_rules()
             left = rules.stages - rules.shortest
-            why = f"this run lets a request leave out {left} middle stages" if left else (
-                "this run leaves no stage out"
-            )  # fmt: skip
+            why = (
+                f"this run lets a request leave out {left} middle stages"
+                if left
+                else ("this run leaves no stage out")
+            )
             self.notify("missing", f"waiting for a peer of stage {names}: {why}")
         for stage in set(busy) - self._said_busy:  # Notify once: a busy swarm is busy again and again.
             self._said_busy.add(stage)
@@ -365,8 +376,13 @@ class SwarmClient:
         linked, now = Counter(self._stages.values()), self._loop.time()
         dials = []
         for stage in stages:
-            new = [signed for peer, signed in there.items() if signed.record.stage == stage
-                   and peer not in self._links and self._dial_at.get(peer, 0.0) <= now]  # fmt: skip
+            new = [
+                signed
+                for peer, signed in there.items()
+                if signed.record.stage == stage
+                and peer not in self._links
+                and self._dial_at.get(peer, 0.0) <= now
+            ]
             self.chance.shuffle(new)
             dials += new[: max(0, MAX_LINKED - linked[stage])]
         await asyncio.gather(*(self._dial(signed) for signed in dials))

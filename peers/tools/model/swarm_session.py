@@ -49,7 +49,14 @@ async def visiting(
         tokenizer_file(found.signed.manifest.data, tokenizer)
         shown = invite_shown(found.signed, invite, found.transport.peer)
         async with SwarmClient(
-            found.signed, found.transport, found.directory, Random(), notify, exact, shown, tokenizer
+            signed=found.signed,
+            transport=found.transport,
+            directory=found.directory,
+            chance=Random(),
+            notify=notify,
+            exact=exact,
+            invite=shown,
+            tokenizer=tokenizer,
         ) as client:
             yield client
 
@@ -117,9 +124,14 @@ def begin(
     """Return a continuation of the prompt for the run's model. Raises TextError."""
     manifest = client.manifest
     return Continuation(
-        prompt, manifest.model.max_position_embeddings, temperature=temperature, top_k=top_k, seed=seed,
-        window=manifest.data.seq_len, tokenizer=tokenizer_of(client),
-    )  # fmt: skip
+        prompt,
+        manifest.model.max_position_embeddings,
+        temperature=temperature,
+        top_k=top_k,
+        seed=seed,
+        window=manifest.data.seq_len,
+        tokenizer=tokenizer_of(client),
+    )
 
 
 class SwarmModel:

@@ -60,7 +60,7 @@ def check_owner(signed: SignedManifest, identity: Identity, key: Path) -> None:
 
 async def newest(found: RunConnection, kept: Path | None, notify: Notify) -> OrderState:
     """Return the newest orders that the directory and this machine (`kept`) know. Raises WireError."""
-    book = OrderBook(found.signed, kept, lambda *_, **__: None, notify)
+    book = OrderBook(signed=found.signed, kept=kept, log_event=lambda *_, **__: None, notify=notify)
     run, owner = found.signed.run_id, found.signed.manifest.owner
     there = await found.directory.get_order(run, owner, DIRECTORY_SECONDS)
     if there is not None:

@@ -113,11 +113,13 @@ def start_beside(
     `tokenizer`: see `check_run`. Raises UserError."""
     wanted, folder = manifest.init_checkpoint.path, run_file.parent
     if wanted != without_secret(wanted):
-        raise ConfigError([
-            f"{run_file}: init_checkpoint.path: it would be published with the name and the password in "
-            "it; write the "
-            f"folder's name, and give the URL to `swarmnet publish {run_file} --init-checkpoint URL`"
-        ])  # fmt: skip
+        raise ConfigError(
+            [
+                f"{run_file}: init_checkpoint.path: it would be published with the name and the password in "
+                "it; write the "
+                f"folder's name, and give the URL to `swarmnet publish {run_file} --init-checkpoint URL`"
+            ]
+        )
     if not wanted:
         if given is not None:
             raise UserError(
@@ -131,11 +133,13 @@ def start_beside(
     if place is None and is_url(wanted):
         return None, [f"init_checkpoint: the model was not checked: publishing fetches it from {wanted}"]
     if place is None:
-        raise ConfigError([
-            f"{run_file}: init_checkpoint.path: {wanted} is not next to the run file, in "
-            f"{folder.absolute()}: put the "
-            "model's folder there, or say where it is: --init-checkpoint DIR"
-        ])  # fmt: skip
+        raise ConfigError(
+            [
+                f"{run_file}: init_checkpoint.path: {wanted} is not next to the run file, in "
+                f"{folder.absolute()}: put the "
+                "model's folder there, or say where it is: --init-checkpoint DIR"
+            ]
+        )
     used = tokenizer or folder / manifest.data.tokenizer
     try:
         return pinned(place, manifest), _other_tokenizer(manifest, place, used)
@@ -211,9 +215,11 @@ def _counted(manifest: Manifest, source: TextSource, folder: Path) -> TextSource
         with Path(place).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     return replace(
-        source, bytes=source.bytes or found.bytes, documents=source.documents or found.documents,
+        source,
+        bytes=source.bytes or found.bytes,
+        documents=source.documents or found.documents,
         sha256=source.sha256 or digest,
-    )  # fmt: skip
+    )
 
 
 def _read_as(

@@ -184,7 +184,7 @@ async def from_directory(signed: SignedManifest, directory: Directory) -> RunFac
     """Return the facts of a running swarm, from one look-up of all stages and of the owner's newest order.
     Raises WireError if the directory does not answer."""
     records = await look(directory, signed.run_id, len(signed.manifest.stages))
-    book = OrderBook(signed, None, lambda *_, **__: None, lambda *_: None)
+    book = OrderBook(signed=signed, kept=None, log_event=lambda *_, **__: None, notify=lambda *_: None)
     await book.look_up(directory, LOOK_UP_SECONDS)
     now = directory.now()
     reported = [one.record for one in records.values()]
@@ -192,15 +192,26 @@ async def from_directory(signed: SignedManifest, directory: Directory) -> RunFac
     rounds = tuple(-1 if round is None else round for round in settled)
     contributors = [
         CreditedContributor(record.peer, record.name, record.tokens, None, record.device, record.joules)
-        for record in reported if record.tokens > 0
-    ]  # fmt: skip
+        for record in reported
+        if record.tokens > 0
+    ]
     contributors.sort(key=lambda one: (-one.tokens, one.peer))
     origin = _origin(Counter(record.stage for record in reported), len(rounds), book.order, now)
     at = datetime.fromtimestamp(now, UTC)
     tokens = tuple(finalized_tokens(reported, stage) for stage in range(len(rounds)))
     read = tuple((one.text_shards, one.text_shards_read) for one in reported if one.text_shards)
-    return RunFacts(signed, book.order, at, rounds, tuple(contributors), origin, tokens, OF_RECORDS, read,
-                 tuple(expert_groups(signed.manifest, reported)))  # fmt: skip
+    return RunFacts(
+        signed,
+        book.order,
+        at,
+        rounds,
+        tuple(contributors),
+        origin,
+        tokens,
+        OF_RECORDS,
+        read,
+        tuple(expert_groups(signed.manifest, reported)),
+    )
 
 
 def _origin(peers: Mapping[int, int], stages: int, order: OwnerOrders, now_seconds: float) -> str:
@@ -225,7 +236,10 @@ def _contributor(one: Mapping[str, Any]) -> CreditedContributor:
     total = sum(count for count in counts if isinstance(count, int))
     signed, joules = one.get("signed"), one.get("joules")
     return CreditedContributor(
-        str(one.get("peer", ""))[:64], str(one.get("name", ""))[:64], total,
-        signed if isinstance(signed, int) else 0, str(one.get("device", ""))[:16],
+        str(one.get("peer", ""))[:64],
+        str(one.get("name", ""))[:64],
+        total,
+        signed if isinstance(signed, int) else 0,
+        str(one.get("device", ""))[:16],
         joules if isinstance(joules, int) else 0,
-    )  # fmt: skip
+    )

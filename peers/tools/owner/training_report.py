@@ -47,8 +47,10 @@ def summary(facts: RunFacts) -> dict[str, Any]:
         "from": facts.origin,
         "general": {
             "model": manifest.name,
-            "version": f"run {facts.signed.run_id}, " + (
-                f"settled by all stages up to round {facts.round}" if facts.round >= 0
+            "version": f"run {facts.signed.run_id}, "
+            + (
+                f"settled by all stages up to round {facts.round}"
+                if facts.round >= 0
                 else "no settled round known"
             ),
             "provider": manifest.contact or NOT_STATED,
@@ -81,7 +83,7 @@ def summary(facts: RunFacts) -> dict[str, Any]:
         "contributors": [asdict(one) for one in facts.contributors],
         "experts": _experts(facts),
         "bans": len(order.bans),
-    }  # fmt: skip
+    }
 
 
 def _held_out(manifest: Manifest) -> str:
@@ -105,13 +107,21 @@ def _experts(facts: RunFacts) -> dict[str, Any] | None:
     if not experts.num_experts:
         return None
     return {
-        "count": experts.num_experts, "active": experts.top_k, "groups": experts.groups,
+        "count": experts.num_experts,
+        "active": experts.top_k,
+        "groups": experts.groups,
         "trained": [
-            {"stage": one.stage, "first": one.first, "last": one.last, "holders": one.holders,
-             "round": one.trained, "stale_rounds": one.stale_rounds}
+            {
+                "stage": one.stage,
+                "first": one.first,
+                "last": one.last,
+                "holders": one.holders,
+                "round": one.trained,
+                "stale_rounds": one.stale_rounds,
+            }
             for one in facts.experts
         ],
-    }  # fmt: skip
+    }
 
 
 def _coverage(facts: RunFacts) -> dict[str, Any]:
@@ -274,9 +284,12 @@ def _read(coverage: dict[str, Any]) -> str:
 def _source(source: TextSource) -> str:
     size = f"{source.bytes:,} bytes" if source.bytes else NOT_STATED
     facts = [
-        f"origin: {source.origin or NOT_STATED}", f"licence: {source.licence}", f"size: {size}",
-        f"collected: {source.collected or NOT_STATED}", f"languages: {source.languages or NOT_STATED}",
-    ]  # fmt: skip
+        f"origin: {source.origin or NOT_STATED}",
+        f"licence: {source.licence}",
+        f"size: {size}",
+        f"collected: {source.collected or NOT_STATED}",
+        f"languages: {source.languages or NOT_STATED}",
+    ]
     if source.documents:
         facts.append(f"documents: {source.documents:,}")
     if source.processing:

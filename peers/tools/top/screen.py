@@ -24,9 +24,18 @@ MAX_STAGES = 24
 THIN_PEERS = 2
 """A stage with fewer peers than this stops if it loses one."""
 STYLES = {"warning": "yellow", "error": "bold red", "info": ""}
-STATE_STYLES = {"training": "green", "gone": "red", "stopped": "red", "suspect": "yellow", "quiet": "yellow",
-                "joining": "cyan", "paused_by_owner": "magenta", "ended": "magenta", "paused": "magenta",
-                "leaving": "cyan"}  # fmt: skip
+STATE_STYLES = {
+    "training": "green",
+    "gone": "red",
+    "stopped": "red",
+    "suspect": "yellow",
+    "quiet": "yellow",
+    "joining": "cyan",
+    "paused_by_owner": "magenta",
+    "ended": "magenta",
+    "paused": "magenta",
+    "leaving": "cyan",
+}
 
 Column = tuple[str, int, Callable[[PeerRow], str]]
 """Heading, width and content of a column; right-aligned if the width is negative."""
@@ -156,9 +165,10 @@ def _columns(snapshot: SwarmSnapshot, width: int) -> list[Column]:
         ("down", -7, lambda seen: "-" if seen.received_bytes is None else amount(seen.received_bytes)),
     ]
     known = [
-        column for column in columns
+        column
+        for column in columns
         if column[0] in ("stage", "peer", "state") or any(column[2](seen) != "-" for seen in snapshot.rows)
-    ]  # fmt: skip
+    ]
     while sum(abs(size) + 1 for _, size, _ in known) > width + 1:
         known.pop()
     return known

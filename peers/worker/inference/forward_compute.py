@@ -47,7 +47,7 @@ Result: TypeAlias = ForwardResult | ComputeError
 
 
 class ForwardWork:
-    def __init__(self, manifest: Manifest, stage: int, part: StagePart, snapshots: Snapshots) -> None:
+    def __init__(self, *, manifest: Manifest, stage: int, part: StagePart, snapshots: Snapshots) -> None:
         self.manifest = manifest
         self.span = manifest.span(stage)
         self._begins_narrow = self.span.first in manifest.model.boundary.after

@@ -58,6 +58,7 @@ class Inference:
 
     def __init__(
         self,
+        *,
         manifest: Manifest,
         stage: int,
         snapshots: Snapshots,
@@ -71,9 +72,10 @@ class Inference:
         self.stage = stage
         self._rules = manifest.path_rules()
         self.is_last = stage == len(manifest.stages) - 1
-        self.compute, self.neighbourhood = compute, neighbourhood
+        self.compute = compute
+        self.neighbourhood = neighbourhood
         self.log_event = log_event
-        self.work = ForwardWork(manifest, stage, part, snapshots)
+        self.work = ForwardWork(manifest=manifest, stage=stage, part=part, snapshots=snapshots)
         self.visitors = ClientLinks(neighbourhood, log_event)
         self.outcomes: Counter[str] = Counter()
         """Requests answered ("done") or declined, by code; "stale" counts requests that expired or lost their
@@ -150,7 +152,8 @@ class Inference:
             return
         work = self._pop_work(now)
         if work is not None:
-            self._computes, self._used_at = True, now
+            self._computes = True
+            self._used_at = now
             self.compute.submit(BACKWARD, *work)
 
     def _pop_work(self, now: float) -> _Work | None:

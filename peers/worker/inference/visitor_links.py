@@ -51,7 +51,9 @@ class ClientLinks:
         self.log_event = log_event
         self._loop = asyncio.get_running_loop()
         sent = neighbourhood.traffic.sent
-        self._strangers = OneOffReplies(neighbourhood.transport, sent, log_event, OPEN_SECONDS)
+        self._strangers = OneOffReplies(
+            transport=neighbourhood.transport, sent=sent, log_event=log_event, deadline_seconds=OPEN_SECONDS
+        )
         self._visitors: dict[PeerId, _Visitor] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer = Timer(self._look)

@@ -74,9 +74,14 @@ class PausedReceiver:
 async def rest(process: Process, signed: SignedManifest, network: Network, version: str, told: str) -> None:
     """Stay announced as paused, without a stage, until cancelled. `told` is the status line."""
     presence = RecordAnnouncer(
-        signed, process.identity, network.transport, network.directory, version, process.log.record,
-        process.own_start,
-    )  # fmt: skip
+        signed=signed,
+        identity=process.identity,
+        transport=network.transport,
+        directory=network.directory,
+        version=version,
+        log_event=process.log.record,
+        own_start=process.own_start,
+    )
     claims = Claims("paused", name=plain_name(process.config.name))
 
     def record() -> bytes:

@@ -33,7 +33,8 @@ class PauseControl:
         """Reasons that hold now, in the order in which they were set."""
         self.resting = asyncio.Event()
         """Set while these reasons keep every stage out of memory."""
-        self._begun, self._ended = asyncio.Event(), asyncio.Event()
+        self._begun = asyncio.Event()
+        self._ended = asyncio.Event()
         self._ended.set()
 
     def __bool__(self) -> bool:

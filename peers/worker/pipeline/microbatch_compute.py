@@ -112,9 +112,11 @@ Coded = Literal["activation", "gradient"]
 class MicrobatchWork:
     def __init__(self, manifest: Manifest, stage: int, stage_compute: Computes) -> None:
         self.codecs: dict[Coded, Codec] = {
-            "activation": manifest.activation_codec, "gradient": manifest.effective_gradient_codec,
-        }  # fmt: skip
-        self._stage, self._by_chance = stage, manifest.gradient_rounding == "stochastic"
+            "activation": manifest.activation_codec,
+            "gradient": manifest.effective_gradient_codec,
+        }
+        self._stage = stage
+        self._by_chance = manifest.gradient_rounding == "stochastic"
         self._run_id = manifest.run_id() if self._by_chance else RunId("")
         self._left_out = _left_out(manifest)
         self.is_last = stage == len(manifest.stages) - 1
@@ -124,7 +126,8 @@ class MicrobatchWork:
         self.after_gradient: Callable[[], None] | None = None
         """Called in the compute thread after a gradient was added; None where no local optimizer steps on
         it."""
-        self.hidden_sizes, self.gradient_sizes = NormTracker(), NormTracker(weighed=True)
+        self.hidden_sizes = NormTracker()
+        self.gradient_sizes = NormTracker(weighed=True)
         """Norms of hidden states from earlier stages, and of gradients from later ones."""
         self.scaled = 0
         """Number of microbatches whose gradient was too large and was scaled down."""

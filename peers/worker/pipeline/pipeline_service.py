@@ -51,9 +51,20 @@ from swarmnet.routing.skipping import Skipping
 from swarmnet.run.manifest import Manifest
 
 NACK_CODES = frozenset(
-    {"committed", "deadline", "malformed", "not_finite", "not_ready", "wrong_stage", "illegal_path",
-     "other_path", "outlier", "gone", "cancelled"}
-)  # fmt: skip
+    {
+        "committed",
+        "deadline",
+        "malformed",
+        "not_finite",
+        "not_ready",
+        "wrong_stage",
+        "illegal_path",
+        "other_path",
+        "outlier",
+        "gone",
+        "cancelled",
+    }
+)
 """Codes that are counted under their own name, since codes become metric labels. Any other code is counted as
 "other"."""
 LOOK_SECONDS = 1.0
@@ -78,6 +89,7 @@ class PipelineService:
 
     def __init__(
         self,
+        *,
         manifest: Manifest,
         stage: int,
         compute: Compute,
@@ -96,40 +108,52 @@ class PipelineService:
         `slots` of others are in progress here, and fewer if memory is short. `committed(tokens)` informs the
         round service; `round()` returns the stage's current round."""
         self.stages = len(manifest.stages)
-        self.form, self.gradient_bytes = ActForm.of(manifest), manifest.gradient_bytes
-        self.stage, self.is_last = stage, stage == len(manifest.stages) - 1
-        self.compute, self.stage_compute = compute, part.compute
+        self.form = ActForm.of(manifest)
+        self.gradient_bytes = manifest.gradient_bytes
+        self.stage = stage
+        self.is_last = stage == len(manifest.stages) - 1
+        self.compute = compute
+        self.stage_compute = part.compute
         self.work = MicrobatchWork(manifest, stage, part.compute)
         fitting = _fitting(manifest, stage, part)
-        self.neighbourhood, self.text = neighbourhood, text
+        self.neighbourhood = neighbourhood
+        self.text = text
         self.flow = Flow(min(in_flight, fitting))
-        self.committed, self.log_event, self.ledger, self.timings = (
-            committed,
-            log_event,
-            MicrobatchLedger(),
-            Timings(),
-        )
+        self.committed = committed
+        self.log_event = log_event
+        self.ledger = MicrobatchLedger()
+        self.timings = Timings()
         self.router = Router(chance)
         if not self.is_last:  # Only these stages keep graphs.
             slots = min(slots, fitting)
         rules, live = manifest.path_rules(), neighbourhood.membership.live
-        skipping = Skipping(rules, stage, live, round) if rules.skips else None
+        skipping = Skipping(rules=rules, stage=stage, live=live, round=round) if rules.skips else None
         self.ways: NextHop = skipping or Straight(rules, stage, live)
         below, body_bytes = rules.last - stage, manifest.body_bytes
-        self.pipeline = Pipeline(below, self.router, self.ways.candidates, slots, self.ledger, body_bytes)
+        self.pipeline = Pipeline(
+            stages_below=below,
+            router=self.router,
+            candidates=self.ways.candidates,
+            slots=slots,
+            ledger=self.ledger,
+            body_bytes=body_bytes,
+        )
         self.ahead: ReservationClient | None = None
         """The client that reserves places before bodies travel; None in a run that skips no stages."""
         if skipping is not None:
             wake = partial(self.feed, events.PipelineTick())
-            self.ahead = self.pipeline.guide = ReservationClient(
-                skipping, self.pipeline, neighbourhood, compute, wake
+            self.ahead = ReservationClient(
+                ways=skipping, pipeline=self.pipeline, neighbourhood=neighbourhood, compute=compute, wake=wake
             )
+            self.pipeline.guide = self.ahead
         self.bodies: dict[MicrobatchId, MicrobatchState] = {}
-        self.next_counter, self.service_seconds = 0, 0.0
+        self.next_counter = 0
+        self.service_seconds = 0.0
         self._line_seconds = seconds_on_line(line, crossings(manifest)[stage])
         self.losses = RecentLoss()
         """The recent mean loss of microbatches whose loss passed through here."""
-        self.serving, self._look_at = False, 0.0
+        self.serving = False
+        self._look_at = 0.0
         self._senders = set[PeerId]()  # Peers that sent a body: their norms are kept.
         self.missing: tuple[int, ...] = ()
         """Stages that microbatches here wait for: they have no live peer and cannot be skipped."""

@@ -47,6 +47,7 @@ class ReservationClient:
 
     def __init__(
         self,
+        *,
         ways: Skipping,
         pipeline: Pipeline,
         neighbourhood: PeerLinks,
@@ -54,7 +55,10 @@ class ReservationClient:
         wake: Callable[[], None],
     ) -> None:
         """`wake()` is called when a waiting microbatch may have a path now."""
-        self.ways, self.pipeline, self.neighbourhood, self.compute = ways, pipeline, neighbourhood, compute
+        self.ways = ways
+        self.pipeline = pipeline
+        self.neighbourhood = neighbourhood
+        self.compute = compute
         self.wake = wake
         self.clock = neighbourhood.clock
         self.is_last = ways.stage == ways.rules.last
@@ -152,7 +156,8 @@ class ReservationClient:
         """Implements `Guide.choose`."""
         quest = self.scouting.quests.get(key)
         if quest is None or quest.sent:
-            quest = self.scouting.quests[key] = PathQuery(self.ways.headers[key], now)
+            quest = PathQuery(self.ways.headers[key], now)
+            self.scouting.quests[key] = quest
         quest.ready = now
         peer = quest.granted
         if peer is not None:
@@ -215,9 +220,15 @@ class ReservationClient:
         if serving and key not in self.pipeline.jobs:
             since = now - self._latency(peer)
             start = self.places.ask(
-                key, peer, header, since + ask.arrival_seconds, since + ask.start_seconds,
-                self.scouting.rest(header, self.table), ask.firm, now,
-            )  # fmt: skip
+                key,
+                peer,
+                header,
+                since + ask.arrival_seconds,
+                since + ask.start_seconds,
+                self.scouting.rest(header, self.table),
+                ask.firm,
+                now,
+            )
         if start is None:
             self._send_load(peer)
         answer = ReservationReply(
@@ -278,9 +289,10 @@ class ReservationClient:
         so earlier promises count until the body is sent."""
         promised = Counter(
             peer
-            for quest in self.scouting.quests.values() if not quest.sent
+            for quest in self.scouting.quests.values()
+            if not quest.sent
             for peer in {quest.asked, quest.granted}
-        )  # fmt: skip
+        )
         return (peer for peer in peers if self.pipeline.router.has_earned(peer, promised[peer], now))
 
     def _send(self, asking: RequestToSend, now: float) -> None:

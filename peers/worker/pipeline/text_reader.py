@@ -144,12 +144,19 @@ class TextReader:
     position."""
 
     def __init__(
-        self, process: Process, signed: SignedManifest, opened: Callable[[], None],
+        self,
+        *,
+        process: Process,
+        signed: SignedManifest,
+        opened: Callable[[], None],
         ended: Callable[[asyncio.Task[None]], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`opened()` is called when a shard that was waited for may be open; `ended` receives failed
         tasks."""
-        self._process, self._signed, self._opened, self._ended = process, signed, opened, ended
+        self._process = process
+        self._signed = signed
+        self._opened = opened
+        self._ended = ended
         self._path = process.config.state / FOLDER / PLACE
         self.circles: list[EndlessText] = []
         self._drawn: Tensor | None = None
@@ -158,7 +165,8 @@ class TextReader:
         """Windows of a microbatch that is not complete yet."""
         self._wanted = asyncio.Event()
         self._ahead: asyncio.Task[None] | None = None
-        self._whole = self._saved = b""
+        self._whole = b""
+        self._saved = b""
         """Position after the newest complete microbatch, and the position that is on disk."""
 
     @property
@@ -265,11 +273,15 @@ class TextReader:
         kept = self._kept()
         return [
             EndlessText(
-                name, weights.get(name, 1.0), {each.name: each for each in some}, reader,
-                self._data.seq_len, kept.get(name, TextPosition()),
+                name,
+                weights.get(name, 1.0),
+                {each.name: each for each in some},
+                reader,
+                self._data.seq_len,
+                kept.get(name, TextPosition()),
             )
             for name, some in shards.items()
-        ]  # fmt: skip
+        ]
 
     async def _read_ahead(self) -> None:
         """Open next shards until cancelled. Raises UserError if the text cannot be read."""

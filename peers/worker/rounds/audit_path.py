@@ -31,6 +31,7 @@ from swarmnet.rounds.result_table import Contributor, Table, tag_of
 class AuditPath(Proofs[AuditQuery]):
     def __init__(
         self,
+        *,
         audits: Audits,
         reduced: ReducedMethod,
         work: UpdateWork,
@@ -43,7 +44,16 @@ class AuditPath(Proofs[AuditQuery]):
     ) -> None:
         """Slices are kept for as long as it is undecided whether own contributions settle."""
         delay = rounds.offers.delay
-        super().__init__(audits, rounds, compute, neighbourhood, feed, log_event, folder, delay)
+        super().__init__(
+            audits=audits,
+            rounds=rounds,
+            compute=compute,
+            neighbourhood=neighbourhood,
+            feed=feed,
+            log_event=log_event,
+            folder=folder,
+            kept_rounds=delay,
+        )
         self.reduced = reduced
         self.outcome = partial(outcome_of, run_id=work.run_id, stage=work.stage, reduced=reduced)
 

@@ -33,6 +33,7 @@ arrives."""
 class SignedDigests:
     def __init__(
         self,
+        *,
         identity: Identity,
         signed: SignedManifest,
         stage: int,
@@ -79,7 +80,10 @@ class SignedDigests:
     def took_up(self, weights: Weights) -> None:
         """Called when this peer continues with fetched weights: withdraw own statements on the abandoned
         branch."""
-        round, self._last, self._chains, self._newest = weights.settled_round, None, {}, {}
+        round = weights.settled_round
+        self._last = None
+        self._chains = {}
+        self._newest = {}
         self._forget(self.digests.forget(self.identity.peer_id, round))
         if round >= 0 and self._is_turn(round):
             self._send_digest(round, weights.chain, state_digest(round, weights.units))

@@ -42,6 +42,7 @@ class StoredProof:
 class Proofs(ABC, Generic[Asked]):
     def __init__(
         self,
+        *,
         audits: Audits,
         rounds: GroupRounds,
         compute: Compute,
@@ -53,10 +54,16 @@ class Proofs(ABC, Generic[Asked]):
     ) -> None:
         """`folder` is where long evidence is stored; None keeps it in memory. Evidence is dropped after
         `kept_rounds` settled rounds."""
-        self.audits, self.rounds = audits, rounds
-        self.compute, self.neighbourhood, self.clock = compute, neighbourhood, neighbourhood.clock
+        self.audits = audits
+        self.rounds = rounds
+        self.compute = compute
+        self.neighbourhood = neighbourhood
+        self.clock = neighbourhood.clock
         self.me = neighbourhood.transport.peer
-        self.feed, self.log_event, self.folder, self.kept_rounds = feed, log_event, folder, kept_rounds
+        self.feed = feed
+        self.log_event = log_event
+        self.folder = folder
+        self.kept_rounds = kept_rounds
         self.kept: dict[Name, StoredProof] = {}
         """Evidence that this peer sends on request: its own and the newest proofs."""
         self._sent: Counter[tuple[PeerId, ContributionId]] = Counter()

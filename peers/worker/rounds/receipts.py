@@ -134,11 +134,17 @@ def take(
         raise Malformed("a receipt for another contributor, or by another signer than its sender")
     if not kept.book.take(receipt):
         return ""
-    line = json.dumps({
-        "stage": receipt.stage, "first": receipt.first, "last": receipt.last,
-        "contributions": receipt.contributions, "signer": receipt.signer, "time": at,
-        "receipt": base64.b64encode(data).decode(),
-    })  # fmt: skip
+    line = json.dumps(
+        {
+            "stage": receipt.stage,
+            "first": receipt.first,
+            "last": receipt.last,
+            "contributions": receipt.contributions,
+            "signer": receipt.signer,
+            "time": at,
+            "receipt": base64.b64encode(data).decode(),
+        }
+    )
     kept.lines.setdefault((receipt.stage, receipt.first // rounds), {})[receipt.signer] = line
     if len(kept.lines) > len(kept.book.blocks):
         for gone in kept.lines.keys() - kept.book.blocks.keys():
@@ -152,6 +158,7 @@ class Receipts:
 
     def __init__(
         self,
+        *,
         identity: Identity,
         signed: SignedManifest,
         stage: int,
@@ -161,9 +168,13 @@ class Receipts:
         log_event: noted.LogEvent,
     ) -> None:
         """`path` None keeps nothing on disk; `now` returns the swarm's time in seconds."""
-        self.identity, self.signed, self.stage = identity, signed, stage
+        self.identity = identity
+        self.signed = signed
+        self.stage = stage
         self.path = path
-        self.neighbourhood, self.now, self.log_event = neighbourhood, now, log_event
+        self.neighbourhood = neighbourhood
+        self.now = now
+        self.log_event = log_event
         rounds = signed.manifest.rounds.snapshot_interval
         self.contributors = SettledContributors(identity.peer_id, stage, rounds)
         self.kept = (
@@ -274,7 +285,8 @@ class Receipts:
         if self.path is None:
             return
         if len(self._lines) >= LINES_WAITING:
-            self._lines, self._added = [], LINES_ADDED
+            self._lines = []
+            self._added = LINES_ADDED
         self._lines.append(line)
         self._news.set()
 
@@ -297,7 +309,8 @@ class Receipts:
     async def _write(self) -> None:
         """Write the waiting lines. A full disk does not stop training and loses no receipt: the file is
         rewritten once there is space."""
-        lines, self._lines = self._lines, []
+        lines = self._lines
+        self._lines = []
         if self.path is None or not lines:
             return
         self._added += len(lines)
@@ -335,9 +348,14 @@ def _append_to(path: Path, lines: Iterable[str]) -> None:
 
 
 def _own_line(counted: CreditedBlock) -> str:
-    return json.dumps({
-        "stage": counted.stage, "own": counted.block, "made": counted.contributions, "tokens": counted.tokens,
-    })  # fmt: skip
+    return json.dumps(
+        {
+            "stage": counted.stage,
+            "own": counted.block,
+            "made": counted.contributions,
+            "tokens": counted.tokens,
+        }
+    )
 
 
 def summary(kept: ReceiptsFile) -> dict[str, Any]:
@@ -345,7 +363,12 @@ def summary(kept: ReceiptsFile) -> dict[str, Any]:
     total = kept.book.total()
     tokens = sum(kept.tokens.get(key, 0) for key in kept.book.blocks)
     return {
-        "accepted": total.contributions, "tokens": tokens, "signers": total.signers,
-        "receipts": total.receipts, "blocks": total.blocks, "since": kept.first_seconds,
-        "unusable": kept.unusable, "made": sum(kept.made.values()),
-    }  # fmt: skip
+        "accepted": total.contributions,
+        "tokens": tokens,
+        "signers": total.signers,
+        "receipts": total.receipts,
+        "blocks": total.blocks,
+        "since": kept.first_seconds,
+        "unusable": kept.unusable,
+        "made": sum(kept.made.values()),
+    }

@@ -28,6 +28,7 @@ Kept = dict[int, dict[Contributor, bytes]]
 class ReducerPath:
     def __init__(
         self,
+        *,
         reduced: ReducedMethod,
         work: UpdateWork,
         rounds: GroupRounds,
@@ -40,10 +41,16 @@ class ReducerPath:
     ) -> None:
         """`feed` passes an event to `rounds` and carries out its effects; `refuse` and `count` record
         rejected slices."""
-        self.reduced, self.work, self.rounds, self.audits = reduced, work, rounds, audits
+        self.reduced = reduced
+        self.work = work
+        self.rounds = rounds
+        self.audits = audits
         self.neighbourhood = neighbourhood
         self.me = neighbourhood.transport.peer
-        self.feed, self.refuse, self.count, self.log_event = feed, refuse, count, log_event
+        self.feed = feed
+        self.refuse = refuse
+        self.count = count
+        self.log_event = log_event
         self.kept: dict[int, Kept] = {}
         """Slices for this peer to reduce, by round."""
         self._heads: dict[int, dict[Contributor, bytes]] = {}

@@ -85,6 +85,7 @@ MAX_HEADS = 4096
 class RoundService:
     def __init__(
         self,
+        *,
         manifest: Manifest,
         work: UpdateWork,
         compute: Compute,
@@ -116,9 +117,18 @@ class RoundService:
         self.me = neighbourhood.transport.peer
         draw = work.method.reduced.draw if work.method.reduced is not None else None
         self.rounds = GroupRounds(
-            manifest.rounds, self.me, weights.settled_round, self.clock.time(), weights.chain, offers,
-            weights.past.earlier, has_weight, rates, draw, self._is_member,
-        )  # fmt: skip
+            rules=manifest.rounds,
+            me=self.me,
+            settled=weights.settled_round,
+            now=self.clock.time(),
+            chain_value=weights.chain,
+            offers=offers,
+            earlier=weights.past.earlier,
+            has_weight=has_weight,
+            rates=rates,
+            draw=draw,
+            is_member=self._is_member,
+        )
         self.stored: dict[ContributionId, Stored] = {}
         self.outcomes: dict[str, int] = {}
         """Number of received contributions by outcome, for the metrics."""
@@ -133,7 +143,8 @@ class RoundService:
         """Called with the peers on another branch while there are two."""
         self.digest = b""
         """Digest of the newest settled weights."""
-        self.tokens = work.tokens = weights.tokens
+        self.tokens = weights.tokens
+        work.tokens = self.tokens
         """Tokens in all settled rounds, of all peers; None if the count before `weights` is unknown."""
         queued = partial(neighbourhood.queued_bytes, lane="group")
         self.giving = UploadQueue(self._send, queued, self.clock)
@@ -153,18 +164,26 @@ class RoundService:
         if reduced is None:
             return None
         auditing = AuditPath(
-            audits, reduced, work, self.rounds, self.compute, around, self.feed, self.log_event, self.folder
+            audits=audits,
+            reduced=reduced,
+            work=work,
+            rounds=self.rounds,
+            compute=self.compute,
+            neighbourhood=around,
+            feed=self.feed,
+            log_event=self.log_event,
+            folder=self.folder,
         )
         return ReducerPath(
-            reduced,
-            work,
-            self.rounds,
-            around,
-            auditing,
-            self.feed,
-            self._refused,
-            self._count,
-            self.log_event,
+            reduced=reduced,
+            work=work,
+            rounds=self.rounds,
+            neighbourhood=around,
+            audits=auditing,
+            feed=self.feed,
+            refuse=self._refused,
+            count=self._count,
+            log_event=self.log_event,
         )
 
     def _is_member(self, peer: PeerId) -> bool:

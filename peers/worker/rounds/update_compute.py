@@ -152,6 +152,7 @@ def experts_line(took_up: ExpertChange) -> str:
 class UpdateWork:
     def __init__(
         self,
+        *,
         run_id: RunId,
         stage: int,
         identity: Identity,
@@ -232,7 +233,8 @@ class UpdateWork:
                 case ApplyRound(round, _, _):
                     self.replica.apply(round)
                     self.counts.voted(self.replica.vote_agreement(round, self.identity.peer_id))
-                    self._ahead, stale = False, True
+                    self._ahead = False
+                    stale = True
                 case SettleRound(round, references, chain, tokens, contributors):
                     digest = self.replica.settle(round, self._hashes(round))
                     result = RoundSettled(round, digest, chain, references, tokens, contributors)
@@ -273,7 +275,8 @@ class UpdateWork:
         self.stage_compute.publish(self.replica.live_tiles(self._ahead))
 
     def _step(self, own: LocalOptimizer) -> None:
-        tokens, self.gathered.gathered_tokens = self.gathered.gathered_tokens, 0
+        tokens = self.gathered.gathered_tokens
+        self.gathered.gathered_tokens = 0
         round, factor = self._rate or (self._published_round + 1, WHOLE)
         try:
             self.stage_compute.use_gradient(
@@ -401,7 +404,8 @@ class UpdateWork:
 
     def _encode_gradient(self, round: int) -> tuple[bytes | None, int]:
         """Return the payload, None if the gradient is not finite, and its number of tokens."""
-        tokens, self.gathered.gathered_tokens = self.gathered.gathered_tokens, 0
+        tokens = self.gathered.gathered_tokens
+        self.gathered.gathered_tokens = 0
         me, contribute = self.identity.peer_id, self.method.contribute
         try:
             payload = self.stage_compute.use_gradient(
@@ -419,5 +423,6 @@ class UpdateWork:
         gathered = self.gathered.gathered_tokens
         if should_flush_partial_step(gathered, self._stepped_tokens, own.tokens):
             self._step(own)
-        tokens, self._stepped_tokens = self._stepped_tokens, 0
+        tokens = self._stepped_tokens
+        self._stepped_tokens = 0
         return (own.encode_delta(round, self.identity.peer_id) if tokens else None), tokens

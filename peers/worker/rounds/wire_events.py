@@ -14,9 +14,16 @@ REFERENCES_PER_MESSAGE = 256
 def read_progress(peer: PeerId, message: Progress) -> ProgressArrived:
     sets = tuple(OpenSet(s.round, s.gathered, s.sealed, s.count, s.digest) for s in message.sets)
     return ProgressArrived(
-        peer, message.round, max(0, message.tokens), frozenset(message.contributed), message.settled,
-        message.in_step, message.anchor_round, message.anchor, sets,
-    )  # fmt: skip
+        peer,
+        message.round,
+        max(0, message.tokens),
+        frozenset(message.contributed),
+        message.settled,
+        message.in_step,
+        message.anchor_round,
+        message.anchor,
+        sets,
+    )
 
 
 def write_progress(effect: SendProgress) -> Progress:
@@ -25,9 +32,15 @@ def write_progress(effect: SendProgress) -> Progress:
         for entry in effect.sets
     ]
     return Progress(
-        effect.round, effect.tokens, list(effect.contributed), effect.settled, effect.in_step,
-        effect.anchor_round, effect.anchor, sets,
-    )  # fmt: skip
+        effect.round,
+        effect.tokens,
+        list(effect.contributed),
+        effect.settled,
+        effect.in_step,
+        effect.anchor_round,
+        effect.anchor,
+        sets,
+    )
 
 
 def read_reference(reference: WireReference) -> Reference:

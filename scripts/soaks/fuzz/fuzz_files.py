@@ -230,9 +230,9 @@ def forward_work(stage: int, narrow: bool = False) -> ForwardWork:
     """Stage 0 takes tokens, the last one labels besides, and behind narrow boundaries all take tokens."""
     manifest = narrow_manifest() if narrow else signed_manifest().manifest
     part = build_stage_part(manifest, stage)
-    snapshots = Snapshots(ALICE, run_id(), stage, manifest.rounds)
+    snapshots = Snapshots(identity=ALICE, run_id=run_id(), stage=stage, rules=manifest.rounds)
     snapshots.hold(Weights(part.first_units(), 3, START))
-    return ForwardWork(manifest, stage, part, snapshots)
+    return ForwardWork(manifest=manifest, stage=stage, part=part, snapshots=snapshots)
 
 
 def request(chance: Random) -> tuple[bool, ForwardRequest, bytes]:
@@ -292,7 +292,14 @@ def digests() -> SignedDigests:
     def note(event: Any) -> None:
         raise Refused(event.reason)
 
-    return SignedDigests(BOB, signed_manifest(), 1, SimpleNamespace(), lambda event: None, note)  # type: ignore[arg-type]
+    return SignedDigests(
+        identity=BOB,
+        signed=signed_manifest(),
+        stage=1,
+        neighbourhood=SimpleNamespace(),  # type: ignore[arg-type]
+        wrong=lambda event: None,
+        log_event=note,
+    )
 
 
 # -- checkpoints and archives -----------------------------------------------------------------------------

@@ -74,9 +74,12 @@ from swarmnet.run.owner_orders import Ban, OwnerOrders, Withdrawal
 
 KINDS: tuple[Any, ...] = get_args(AnyMessage)
 ADDRESSES = (
-    "/ip4/127.0.0.1/tcp/1", "/dns4/example.com/tcp/443", "/ip6/::1/udp/1/quic", "/unix/x",
+    "/ip4/127.0.0.1/tcp/1",
+    "/dns4/example.com/tcp/443",
+    "/ip6/::1/udp/1/quic",
+    "/unix/x",
     f"/ip4/1.2.3.4/tcp/1/p2p/{ALICE.peer_id}/p2p-circuit",
-)  # fmt: skip
+)
 NOW_SECONDS = 1.8e9
 """When records are issued: their age is not the decoder's business."""
 STRANGER = SimpleNamespace(peer_id=PeerID.from_base58(BOB.peer_id), addr="/ip4/1.2.3.4/tcp/5")
@@ -162,13 +165,24 @@ def record(chance: Random) -> bytes:
 
 
 ORDER = OwnerOrders(
-    1 << 50, "maintenance", True, 5, (Ban(PeerId(BOB.peer_id), "flooded"),), (Withdrawal("ab" * 32, "law"),),
+    1 << 50,
+    "maintenance",
+    True,
+    5,
+    (Ban(PeerId(BOB.peer_id), "flooded"),),
+    (Withdrawal("ab" * 32, "law"),),
     ("cd" * 16,),
-)  # fmt: skip
+)
 ORDER_FIELDS: list[Any] = [
-    "order", "maintenance", True, 5, [[BOB.peer_id, "flooded"]], [[bytes(32), "law"]], [bytes(16)],
+    "order",
+    "maintenance",
+    True,
+    5,
+    [[BOB.peer_id, "flooded"]],
+    [[bytes(32), "law"]],
+    [bytes(16)],
     None,
-]  # fmt: skip
+]
 
 
 def order(chance: Random) -> bytes:
@@ -277,9 +291,12 @@ def store_request(chance: Random) -> bytes:
     items = [item(chance) for _ in range(chance.randrange(1, 4))]
     keys, tags, values, expiries = zip(*items, strict=True)
     request = dht_pb2.StoreRequest(
-        keys=keys, subkeys=tags, values=values, expiration_time=expiries,
+        keys=keys,
+        subkeys=tags,
+        values=values,
+        expiration_time=expiries,
         in_cache=[chance.random() < 0.1 for _ in keys],
-    )  # fmt: skip
+    )
     if chance.random() < 0.1:
         del request.values[:]
     return bytes(request.SerializeToString())
@@ -384,7 +401,7 @@ async def read_dial_back_part(part: tuple[Any, bytes], _folder: Path) -> None:
 
 
 async def serve_dial_back(part: tuple[Any, bytes], _folder: Path) -> None:
-    service = DialBackService(PeerId(BOB.peer_id), able=lambda: False)
+    service = DialBackService(peer=PeerId(BOB.peer_id), able=lambda: False)
     await service.accept(STRANGER, stream_of(part[1]), NoWriter())  # type: ignore[arg-type]
 
 
@@ -407,7 +424,9 @@ async def take_chunk(data: bytes, _folder: Path) -> None:
     async def resolve(addresses: Sequence[str]) -> Sequence[str]:
         return addresses
 
-    fetch = ChunkCarriers(None, (), lambda *_: None, lambda _peer: None, resolve=resolve)  # type: ignore[arg-type]
+    fetch = ChunkCarriers(
+        carriers=None, daemons=(), arrived=lambda *_: None, progressed=lambda _peer: None, resolve=resolve
+    )  # type: ignore[arg-type]
     chunk = await fetch._read(stream_of(data), PeerId(BOB.peer_id))
     assert chunk is None or len(chunk) <= chunk_streams.CHUNK_LIMIT
 
@@ -484,8 +503,10 @@ DECODERS = (
     Decoder("receipts", receipt, lambda data, _: open_receipt(data, run_id(), 4), WIRE),
     Decoder("listings", listing, lambda data, _: open_listing(data), WIRE),
     Decoder(
-        "introductions of carriers", introduced,
-        lambda shown, _: carried_peer(shown[0], PeerId(shown[1]), PeerId(BOB.peer_id)), WIRE,
+        "introductions of carriers",
+        introduced,
+        lambda shown, _: carried_peer(shown[0], PeerId(shown[1]), PeerId(BOB.peer_id)),
+        WIRE,
     ),
     Decoder("directory items", item, read_item, WIRE),
     Decoder("directory store requests", store_request, serve_store, WIRE),
@@ -501,4 +522,4 @@ DECODERS = (
     Decoder("multiaddrs of peers", peer_address, lambda text, _: split_multiaddr(text), (ValueError,)),
     Decoder("peer ids", peer_name, lambda text, _: public_key_bytes(PeerId(text)), (ValueError,)),
     Decoder("services on the local network", lan_service, hear_lan_service, ()),
-)  # fmt: skip
+)

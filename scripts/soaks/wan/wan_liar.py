@@ -38,7 +38,12 @@ JOIN_SECONDS = 60.0
 
 def false_snapshots(worker, lie):
     """What the liar offers instead of its snapshots."""
-    kept = Snapshots(worker.identity, worker.signed.run_id, worker.stage, worker.manifest.rounds)
+    kept = Snapshots(
+        identity=worker.identity,
+        run_id=worker.signed.run_id,
+        stage=worker.stage,
+        rules=worker.manifest.rounds,
+    )
     for snapshot in reversed(worker.snapshots.held):
         weights = snapshot.weights()
         if lie == "another state":
@@ -55,9 +60,14 @@ def other_chunks(worker, snapshot):
     hashes = [hashlib.sha256(data[at : at + size]).digest() for at in range(0, len(data), size)]
     root = msgspec.structs.replace(snapshot.root, chunks=hashes)
     signed = seal(
-        worker.identity, worker.signed.run_id, EnvelopeKind.SNAPSHOT, worker.stage, root.round, root.round,
+        worker.identity,
+        worker.signed.run_id,
+        EnvelopeKind.SNAPSHOT,
+        worker.stage,
+        root.round,
+        root.round,
         msgspec.msgpack.encode(root),
-    )  # fmt: skip
+    )
     return Snapshot(root, signed, data)
 
 
@@ -66,8 +76,10 @@ def corrupt(worker, lie):
     states = worker.states
     state, chunk, serve = type(states)._make_offer, type(states).chunk, type(states)._send_chunk
     states.chunk, states._send_chunk, states._make_offer = (
-        lambda *asked: chunk(states, *asked), lambda *asked: serve(states, *asked), lambda: state(states)
-    )  # fmt: skip
+        lambda *asked: chunk(states, *asked),
+        lambda *asked: serve(states, *asked),
+        lambda: state(states),
+    )
     if lie == "wrong chunks":
 
         def wrong(*asked):
@@ -100,7 +112,7 @@ async def liar(_folder, arguments):
         "max_seconds": {
             kind: max((seconds for lie, _, _, seconds in found if lie == kind), default=None) for kind in LIES
         },
-    }  # fmt: skip
+    }
 
 
 def joins(count, seed=0):

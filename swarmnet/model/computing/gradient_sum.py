@@ -24,7 +24,8 @@ class GradientSum:
     """The gradient sum of one stage. It stays finite and bounded, whatever peers send."""
 
     def __init__(self, layout: Layout, device: torch.device, dtype: torch.dtype) -> None:
-        self._dtype, self._device = dtype, device
+        self._dtype = dtype
+        self._device = device
         self.restart(layout)
         self._squares = torch.zeros((), device=device)
         """Sum of squares of the current gradient so far. For a CPU `_cpu_squares` is used instead, because

@@ -44,14 +44,15 @@ class SpreadWeights:
     """The weights of device `rank` of `ranks`, in a process that is part of a torch.distributed group."""
 
     def __init__(
-        self, shape: ModelShape, span: Span, layout: Layout, computing: Computing, device: torch.device
+        self, *, shape: ModelShape, span: Span, layout: Layout, computing: Computing, device: torch.device
     ) -> None:
         """Create the weights. `layout` is of the whole stage."""
         self.device = device
-        self._rank, self._ranks = group.get_rank(), group.get_world_size()
+        self._rank = group.get_rank()
+        self._ranks = group.get_world_size()
         shares = Shares(layout, self._ranks)
         recompute = recomputed if computing.activation_checkpointing == "layer" else None
-        self._stage = _Stage(shape, span, layout, recompute)
+        self._stage = _Stage(shape=shape, span=span, layout=layout, recompute=recompute)
         _shard_modules(self._stage, init_device_mesh(device.type, (self._ranks,)), computing)
         self._stage.to_empty(device=device)
         self._gradient = GradientSum(shares.layout(self._rank), device, torch.float32)
@@ -101,7 +102,8 @@ class SpreadWeights:
                 first, stop = max(offset, start), min(offset + len(values), start + len(tile))
                 if first < stop:
                     values[first - offset : stop - offset] = tile[first - start : stop - start]
-        self._newest = self._loaded = _Version()
+        self._newest = _Version()
+        self._loaded = self._newest
 
     def freeze(self, units: Tensor) -> None:
         if len(units):
@@ -210,14 +212,19 @@ class _Gains(_Pieces):
 class _Layer(_Pieces):
     """The matrices of a layer, including those of its experts."""
 
-    def __init__(self, number: int, pieces: Sequence[Piece], layout: Layout, run_layer: RunLayer) -> None:
+    def __init__(self, *, number: int, pieces: Sequence[Piece], layout: Layout, run_layer: RunLayer) -> None:
         super().__init__(pieces, layout)
-        self._number, self._run_layer = number, run_layer
+        self._number = number
+        self._run_layer = run_layer
 
     def forward(
-        self, hidden_BTD: Tensor, vectors: dict[str, Tensor], rotation: Rotation, branch_scale: float,
+        self,
+        hidden_BTD: Tensor,
+        vectors: dict[str, Tensor],
+        rotation: Rotation,
+        branch_scale: float,
         shape: ModelShape,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Run the layer and return its hidden states. `vectors` are its gains of norms by member name."""
         members = by_layer(scaled(self.views(), branch_scale))[self._number] | vectors
         return self._run_layer(members, shape, hidden_BTD, rotation)
@@ -228,7 +235,12 @@ class _Stage(_Pieces):
     the anchors (learned vectors per token at narrow boundaries, swarmnet/model/boundary.py)."""
 
     def __init__(
-        self, shape: ModelShape, span: Span, layout: Layout, recompute: Callable[[RunLayer], RunLayer] | None
+        self,
+        *,
+        shape: ModelShape,
+        span: Span,
+        layout: Layout,
+        recompute: Callable[[RunLayer], RunLayer] | None,
     ) -> None:
         """Create the modules: one for all vectors, and one for the matrices of each layer. `recompute` wraps
         a layer so that it keeps only its inputs; None if it keeps everything."""
@@ -236,11 +248,17 @@ class _Stage(_Pieces):
         vectors = [piece for piece in pieces if piece.entries[0].is_vector]
         matrices = [piece for piece in pieces if not piece.entries[0].is_vector]
         super().__init__([piece for piece in matrices if _layer_of(piece) is None], layout)
-        self._shape, self._span = shape, span
+        self._shape = shape
+        self._span = span
         self.gains = _Gains(vectors, layout)
         run_layer: RunLayer = one_layer if recompute is None else recompute(one_layer)
         self.layers = nn.ModuleList(
-            _Layer(number, [piece for piece in matrices if _layer_of(piece) == number], layout, run_layer)
+            _Layer(
+                number=number,
+                pieces=[piece for piece in matrices if _layer_of(piece) == number],
+                layout=layout,
+                run_layer=run_layer,
+            )
             for number in range(span.first, span.stop)
         )
 

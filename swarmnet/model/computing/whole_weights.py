@@ -83,14 +83,22 @@ class WholeWeights:
     """The weights of a whole stage on one device."""
 
     def __init__(
-        self, shape: ModelShape, span: Span, layout: Layout, computing: Computing, device: torch.device,
+        self,
+        *,
+        shape: ModelShape,
+        span: Span,
+        layout: Layout,
+        computing: Computing,
+        device: torch.device,
         frozen: Layout = NOTHING,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Create the weights. `layout` is that of the trained parameters and `frozen` that of the others.
         They are set later by `publish` and `freeze`."""
         self._frozen_layout = frozen
         self._frozen: dict[str, Tensor] = {}
-        self._shape, self._span, self._layout = shape, span, layout
+        self._shape = shape
+        self._span = span
+        self._layout = layout
         self._dtype = torch.float32 if computing.dtype == "fp32" else torch.bfloat16
         self._wrap_layer = recomputed if computing.activation_checkpointing == "layer" else lambda run: run
         layers = range(span.first, span.stop)
@@ -176,9 +184,13 @@ class WholeWeights:
         assert isinstance(version, dict)
         run_layers = self._compiled.get(inputs.shape[:2], self._run_layers)
         return forward(
-            scaled(version, branch_scale), self._shape, self._span, inputs,
-            tokens_BT=tokens_BT, run_layers=run_layers,
-        )  # fmt: skip
+            scaled(version, branch_scale),
+            self._shape,
+            self._span,
+            inputs,
+            tokens_BT=tokens_BT,
+            run_layers=run_layers,
+        )
 
     def add_gradient_of(self, version: object, loss: Tensor, *inputs: Tensor) -> bool:
         assert isinstance(version, dict)

@@ -72,8 +72,10 @@ def divided(payload: bytes, sections: Sections, shares: Shares) -> list[bytes]:
 
 def put_together(parts: Sequence[bytes], sections: Sections, shares: Shares) -> bytes:
     """Join the parts of all devices into one payload; the inverse of `divided`."""
-    rows_of = [[shares.rows(plane, device) for plane in range(len(shares.whole.planes))]
-               for device in range(shares.devices)]  # fmt: skip
+    rows_of = [
+        [shares.rows(plane, device) for plane in range(len(shares.whole.planes))]
+        for device in range(shares.devices)
+    ]
     theirs = [_of_share(shares.whole.planes, sections, rows) for rows in rows_of]
     joined = []
     for section in _sections(shares.whole.planes, sections):

@@ -68,16 +68,25 @@ class ExpertShardSteps:
     reduced = None
 
     def __init__(
-        self, manifest: Manifest, layout: Layout, device: torch.device,
+        self,
+        manifest: Manifest,
+        layout: Layout,
+        device: torch.device,
+        *,
         name_of: Callable[[PeerId], str] = str,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`name_of` returns the name of a peer in recorded assignments."""
-        self._manifest, self.layout, self.device, self._name_of = manifest, layout, device, name_of
-        self._run_id, self.groups = manifest.run_id(), manifest.model.experts.groups
+        self._manifest = manifest
+        self.layout = layout
+        self.device = device
+        self._name_of = name_of
+        self._run_id = manifest.run_id()
+        self.groups = manifest.model.experts.groups
         self.state = state_of(layout, manifest.sync)
         self._places = places_of(layout, manifest.model.experts)
         self.shared = self._part(None)
-        self._offloads = self._has_begun = False
+        self._offloads = False
+        self._has_begun = False
         self._assignments: dict[int, dict[PeerId, Mapping[str, int]]] = {}
         """Maps a recent round to its contributors, and each of them to the groups that its payload names, by
         peer name."""
@@ -86,9 +95,10 @@ class ExpertShardSteps:
         """Maps a group to the newest settled round with a contribution to its experts."""
         self._seen = range(0)
         """Rounds that this peer has seen settle."""
-        self.columns, self.outer, self.tokens, self.width = (
-            self.shared.columns, self.shared.outer, self.shared.tokens, self.shared.width
-        )  # fmt: skip
+        self.columns = self.shared.columns
+        self.outer = self.shared.outer
+        self.tokens = self.shared.tokens
+        self.width = self.shared.width
         self.hold(0)
         self.payload_bytes = 1 + self.shared.payload_bytes + self.of_group.payload_bytes
         self.votes = self.shared.votes + self.of_group.votes

@@ -82,7 +82,9 @@ class InnerOptimizer:
     """The local optimizer of one peer and one stage."""
 
     def __init__(self, name: InnerOptimizerName, layout: Layout, momentum: float) -> None:
-        self._name, self._layout, self._momentum = name, layout, momentum
+        self._name = name
+        self._layout = layout
+        self._momentum = momentum
         self.use_device_group(ALONE)
         self.moments_lie_on: torch.device | None = None
         """Device of the moments; None: that of the gradient."""
@@ -177,7 +179,8 @@ class _Muon:
     moments = 1
 
     def __init__(self, momentum: float, company: DeviceGroup) -> None:
-        self._decay, self._company = momentum, company
+        self._decay = momentum
+        self._company = company
 
     def __call__(self, parameters: Sequence[_Parameter], rate: float) -> None:
         wholes = []

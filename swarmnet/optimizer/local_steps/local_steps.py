@@ -66,9 +66,13 @@ class LocalSteps:
         sync = manifest.sync
         assert sync.local_steps is not None, "only for methods with local steps"
         self.how = sync.local_steps
-        self._sync, self._run_id = sync, manifest.run_id()
-        self.layout, self.state, self.device = layout, state_of(layout, sync), device
-        self.code, self.outer = code_of(self.how.delta_codec, sync), OuterOptimizer.of(self.how)
+        self._sync = sync
+        self._run_id = manifest.run_id()
+        self.layout = layout
+        self.state = state_of(layout, sync)
+        self.device = device
+        self.code = code_of(self.how.delta_codec, sync)
+        self.outer = OuterOptimizer.of(self.how)
         self._clip = BlockClip(layout, sync.max_grad_norm, device)
         self._inner = InnerOptimizer(self.how.inner_optimizer, layout, sync.momentum)
         self._delta = torch.zeros(layout.size, device=device)
@@ -124,7 +128,8 @@ class LocalSteps:
     def encode_delta(self, round: int, peer: PeerId) -> bytes:
         seed = seed_of(self._run_id, round, peer)
         encoded: list[list[tuple[int, bytes]]] = [[] for _ in self.layout.planes]
-        self._sent[round] = sent = {}
+        self._sent[round] = {}
+        sent = self._sent[round]
         for tile in all_tiles(self.layout, self.device):
             moves, held = self._encode_tile(tile, round, seed)
             encoded[tile.number].append((tile.chunks, moves.written()))
@@ -301,7 +306,8 @@ class DeltaTally:
     """The contributions of one round. They are summed when a step is requested."""
 
     def __init__(self, method: Fragments, round: int) -> None:
-        self._method, self._round = method, round
+        self._method = method
+        self._round = round
         self._payloads: dict[PeerId, bytes] = {}
 
     def add(self, peer: PeerId, payload: bytes) -> None:

@@ -29,7 +29,8 @@ class ReducedExperts(ReducedSteps):
     held: ExpertShardSteps
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
-        self.own = self.held = ExpertShardSteps(manifest, layout, device, _named_in_tables)
+        self.own = ExpertShardSteps(manifest, layout, device, name_of=_named_in_tables)
+        self.held = self.own
         shards = manifest.sync.shards
         self._shared = ShardedPart(self.held.shared, shards)
         self._of_group = ShardedPart(self.held.of_group, shards)

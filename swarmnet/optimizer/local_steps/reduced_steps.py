@@ -62,7 +62,8 @@ class ShardedPart:
 
     def __init__(self, said: LocalSteps, shards: int) -> None:
         """`said` is the method that decodes the deltas of these planes."""
-        self.said, self.shards = said, shards
+        self.said = said
+        self.shards = shards
         self.slice_bytes = [said.bytes_of(self.rows(shard)) for shard in range(shards)]
         self.number_bytes = [sum(self._sizes(shard)) for shard in range(shards)]
 
@@ -135,13 +136,17 @@ class ReducedSteps:
 
     def _begin(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         """Set the attributes that do not depend on how slices are laid out."""
-        self.layout, self.state, self.device = layout, self.own.state, device
-        self.shards, self.draw = manifest.sync.shards, draw_of(manifest)
+        self.layout = layout
+        self.state = self.own.state
+        self.device = device
+        self.shards = manifest.sync.shards
+        self.draw = draw_of(manifest)
         self.payload_bytes = self.own.payload_bytes
-        self.votes, self.lookahead_accuracy = self.own.votes, self.own.lookahead_accuracy
-        self.contribute, self.lookahead, self.give_back = (
-            self.own.contribute, self.own.lookahead, self.own.give_back
-        )  # fmt: skip
+        self.votes = self.own.votes
+        self.lookahead_accuracy = self.own.lookahead_accuracy
+        self.contribute = self.own.contribute
+        self.lookahead = self.own.lookahead
+        self.give_back = self.own.give_back
 
     @property
     def reduced(self) -> ReducedSteps:
@@ -293,7 +298,8 @@ class ResultTally:
     """The results of one round. They are combined when a step is requested."""
 
     def __init__(self, method: ReducedSteps, round: int) -> None:
-        self._method, self._round = method, round
+        self._method = method
+        self._round = round
         self._results: dict[PeerId, tuple[bytes, Table]] = {}
 
     def add(self, peer: PeerId, payload: bytes) -> None:

@@ -54,15 +54,15 @@ class LowRank:
     """The value of votes: the factors of a round are sent exactly."""
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
-        self._manifest, self._run_id, self._device = manifest, manifest.run_id(), device
+        self._manifest = manifest
+        self._run_id = manifest.run_id()
+        self._device = device
         self.state = layout
-        self._clip, self._most = (
-            BlockClip(layout, manifest.sync.max_grad_norm, device),
-            manifest.sync.max_grad_norm,
-        )
+        self._clip = BlockClip(layout, manifest.sync.max_grad_norm, device)
+        self._most = manifest.sync.max_grad_norm
         self.matrices = [entry for entry in layout.entries if trains_with_muon(entry.name, entry.shape)]
         kind = Chained if manifest.sync.method == "hybrid" else Apart
-        self.momenta = kind(manifest, layout, self.matrices, device)
+        self.momenta = kind(manifest=manifest, layout=layout, matrices=self.matrices, device=device)
         self._shapes = [(min(entry.shape), self._columns(entry)) for entry in self.matrices]
         self._factor_bytes = sum(map(bytes_of, self._shapes))
         self._last: tuple[int, list[Factor]] | None = None
@@ -190,7 +190,8 @@ class FactorTally:
     """One round's contributions as received. Factors are summed when a step is requested."""
 
     def __init__(self, method: LowRank, round: int) -> None:
-        self._method, self._round = method, round
+        self._method = method
+        self._round = round
         self._votes: VoteTally = method.momenta.votes.tally(round)
         self._payloads: dict[PeerId, bytes] = {}
 

@@ -43,9 +43,10 @@ class Apart:
     """Matrices have their own momentum; all other parameters use that of the votes."""
 
     def __init__(
-        self, manifest: Manifest, layout: Layout, matrices: list[Entry], device: torch.device
+        self, *, manifest: Manifest, layout: Layout, matrices: list[Entry], device: torch.device
     ) -> None:
-        self._decay, self._entries = manifest.sync.momentum, matrices
+        self._decay = manifest.sync.momentum
+        self._entries = matrices
         self._matrices = [torch.zeros(entry.shape, device=device) for entry in matrices]
         names = {entry.name for entry in matrices}
         others = {entry.name: entry for entry in layout.entries if entry.name not in names}
@@ -80,9 +81,11 @@ class Chained:
     """One momentum, that of the votes. What is sent in the directions is removed and not voted on."""
 
     def __init__(
-        self, manifest: Manifest, layout: Layout, matrices: list[Entry], device: torch.device
+        self, *, manifest: Manifest, layout: Layout, matrices: list[Entry], device: torch.device
     ) -> None:
-        self._layout, self._entries, self._device = layout, matrices, device
+        self._layout = layout
+        self._entries = matrices
+        self._device = device
         self.votes = VoteMethod(manifest, layout, device)
 
     def norm(self) -> float:

@@ -39,7 +39,7 @@ def test_settled_weights_on_a_gpu_are_those_of_the_processor(selection: str, tra
     digests = []
     for device in ("cpu", "cuda"):
         part = build_stage_part(manifest, 0, device)
-        replica = Replica(part.layout, part.method, part.first_units().to(device))
+        replica = Replica(layout=part.layout, method=part.method, units=part.first_units().to(device))
         if not payloads:
             generator = torch.Generator().manual_seed(0)
             for number in range(4):
@@ -59,7 +59,10 @@ def test_what_peers_moved_settles_on_a_gpu_as_on_the_processor() -> None:
     sync = Sync(method="local-steps", inner_batch_tokens=32)
     manifest = Manifest("gpu", PeerId("nobody"), stages=(2,), model=SHAPE, sync=sync)
     parts = [build_stage_part(manifest, 0, device) for device in ("cpu", "cuda")]
-    replicas = [Replica(part.layout, part.method, part.first_units().to(part.device)) for part in parts]
+    replicas = [
+        Replica(layout=part.layout, method=part.method, units=part.first_units().to(part.device))
+        for part in parts
+    ]
     generator, payloads = torch.Generator().manual_seed(0), []
     for number, part in enumerate([*parts, *parts]):
         gradient = torch.randn(part.layout.size, generator=generator)
@@ -93,7 +96,7 @@ def test_hidden_states_are_coded_on_a_gpu_as_on_the_processor(codec: Codec, by_c
 def test_a_stage_on_a_gpu_computes_and_contributes() -> None:
     manifest = Manifest("gpu", PeerId("nobody"), stages=(2,), model=SHAPE)
     part = build_stage_part(manifest, 0, "cuda")
-    replica = Replica(part.layout, part.method, part.first_units().to("cuda"))
+    replica = Replica(layout=part.layout, method=part.method, units=part.first_units().to("cuda"))
     part.compute.publish(replica.live_tiles(ahead=False))
     tokens_BT = torch.randint(0, 256, (2, 16))
     finished = part.compute.finish("microbatch", tokens_BT, tokens_BT)
@@ -120,7 +123,7 @@ def test_a_stage_on_a_gpu_computes_as_its_peer_file_says(
         computing = computing_of(wish, where) if device == "cuda" else Computing()
         part = build_stage_part(manifest, 0, device, computing)
         part.compute.warm_up(2, 16)
-        replica = Replica(part.layout, part.method, part.first_units().to(device))
+        replica = Replica(layout=part.layout, method=part.method, units=part.first_units().to(device))
         part.compute.publish(replica.live_tiles(ahead=False))
         losses.append(part.compute.finish("microbatch", tokens_BT, tokens_BT).loss_sum)
         payload = part.compute.use_gradient(

@@ -141,7 +141,9 @@ def test_a_peer_makes_room_for_others_on_its_card_and_not_for_those_on_another(l
     assert isinstance(use, Nvidia)
     pausing, idle = PauseControl(), SimpleNamespace(cores=lambda own: 0.0)
     rules = IdleRules(busy_seconds=5, quiet_seconds=120)
-    watch = LimitsWatch(LimitsFile(only_when_idle=True), pausing, idle, use, Idleness(rules))
+    watch = LimitsWatch(
+        limits=LimitsFile(only_when_idle=True), role=pausing, others=idle, gpu=use, idleness=Idleness(rules)
+    )
     for now in range(20):
         library.runs(THERE, OTHER, 100, now + 1)
         watch.look(0, float(now))

@@ -38,7 +38,7 @@ class Use:
 
 def test_a_peer_is_paused_outside_its_hours_and_told_until_when():
     pausing = PauseControl()
-    watch = LimitsWatch(LimitsFile(hours="22:00-08:00"), pausing)
+    watch = LimitsWatch(limits=LimitsFile(hours="22:00-08:00"), role=pausing)
     watch.look(12 * 60, 0.0)
     assert pausing.texts == {"schedule": "outside its hours until 22:00"}
     watch.look(22 * 60, 1.0)
@@ -48,7 +48,9 @@ def test_a_peer_is_paused_outside_its_hours_and_told_until_when():
 def test_a_peer_makes_room_for_others_and_comes_back():
     pausing, use = PauseControl(), Use()
     rules = IdleRules(busy_seconds=5, quiet_seconds=120)
-    watch = LimitsWatch(LimitsFile(only_when_idle=True), pausing, others=use, idleness=Idleness(rules))
+    watch = LimitsWatch(
+        limits=LimitsFile(only_when_idle=True), role=pausing, others=use, idleness=Idleness(rules)
+    )
     use.used = 1.7
     for now in range(6):
         watch.look(0, now)
@@ -61,7 +63,7 @@ def test_a_peer_makes_room_for_others_and_comes_back():
 
 def test_a_pulled_plug_pauses_and_a_loose_one_does_not():
     pausing, unplugged = PauseControl(), False
-    watch = LimitsWatch(LimitsFile(only_when_plugged_in=True), pausing, battery=lambda: unplugged)
+    watch = LimitsWatch(limits=LimitsFile(only_when_plugged_in=True), role=pausing, battery=lambda: unplugged)
 
     def during(seconds):
         nonlocal now
@@ -91,10 +93,14 @@ def test_a_pulled_plug_pauses_and_a_loose_one_does_not():
 def test_who_begins_on_battery_is_paused_at_the_first_look_and_nobody_else_is():
     for says, paused in ((True, True), (False, False), (None, False)):
         pausing = PauseControl()
-        watch = LimitsWatch(LimitsFile(only_when_plugged_in=True), pausing, battery=lambda says=says: says)
+        watch = LimitsWatch(
+            limits=LimitsFile(only_when_plugged_in=True), role=pausing, battery=lambda says=says: says
+        )
         watch.look(0, 0.0)
         assert bool(pausing) == paused
-        watch = LimitsWatch(LimitsFile(), careless := PauseControl(), battery=lambda says=says: says)
+        watch = LimitsWatch(
+            limits=LimitsFile(), role=(careless := PauseControl()), battery=lambda says=says: says
+        )
         watch.look(0, 0.0)
         assert not careless
 
@@ -141,7 +147,7 @@ def test_elsewhere_psutil_is_asked(monkeypatch):
 
 def test_a_persons_pause_outlasts_the_hours_and_the_other_way_round():
     pausing = PauseControl()
-    watch = LimitsWatch(LimitsFile(hours="22:00-08:00"), pausing)
+    watch = LimitsWatch(limits=LimitsFile(hours="22:00-08:00"), role=pausing)
     pausing.pause("user")
     watch.look(12 * 60, 0.0)
     watch.look(23 * 60, 1.0)

@@ -122,7 +122,7 @@ def test_lines_without_a_text_are_counted_where_there_is_no_text(tmp_path):
 def test_a_text_unpacks_to_a_hundred_times_its_bytes_at_most(tmp_path):
     (tmp_path / "a.txt.zst").write_bytes(zstandard.compress(b"a" * (64 << 20)))
     (shard,) = shards_of(BOOKS, str(tmp_path), ReadSummary())
-    opened = ShardCache(None, 256, tmp_path / "state").open(shard, silent)
+    opened = ShardCache(tokenizer=None, vocabulary=256, state=tmp_path / "state").open(shard, silent)
     assert len(opened.tokens) <= 100 * shard.bytes
     assert "unpacks to over 100 times" in opened.reading.first_left_out
 
@@ -187,7 +187,7 @@ def test_a_peer_that_leaves_does_not_read_a_file_to_its_end(tmp_path):
     (tmp_path / INDEX).write_bytes(index := index_of(tmp_path, ReadSummary(), silent))
     source = TextSource("books", "books", index=hashlib.sha256(index).hexdigest())
     (shard,) = shards_of(source, str(tmp_path), ReadSummary())
-    cache = ShardCache(None, 256, tmp_path / "state")
+    cache = ShardCache(tokenizer=None, vocabulary=256, state=tmp_path / "state")
     cache.stopped = True
     with pytest.raises(ReadingStopped):
         cache.open(shard, silent)

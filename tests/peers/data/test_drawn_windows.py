@@ -59,7 +59,9 @@ async def digest_of(
     signed, origin = replace(sign(manifest), run_id=RunId("ab" * 32)), Identity.from_seed(peer)
     config = PeerFile(run="ab" * 32, state=tmp_path / "state", data_paths=places, tokenizer=tokenizer)
     config = config.model_copy(update={"max_data_bytes": limit})
-    reader = TextReader(TextProcess(config, origin), signed, pytest.fail, pytest.fail)
+    reader = TextReader(
+        process=TextProcess(config, origin), signed=signed, opened=pytest.fail, ended=pytest.fail
+    )
     text, digest = await reader.open(withdrawn), hashlib.sha256()
     for counter in range(4):
         inputs, labels = text.microbatch(MicrobatchId(origin.peer_id, counter))

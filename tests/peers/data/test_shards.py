@@ -175,7 +175,7 @@ def test_what_the_index_does_not_name_is_not_read_and_what_differs_from_it_neith
     text, read = text_of(shards[0])
     assert text == b""
     assert "a.jsonl is not what the run's index names: get it again" in read.first_left_out
-    cache = ShardCache(None, 256, tmp_path / "state")
+    cache = ShardCache(tokenizer=None, vocabulary=256, state=tmp_path / "state")
     assert len(cache.open(shards[0], silent).tokens) == 0
 
 
@@ -276,7 +276,7 @@ def test_what_a_url_leads_to_is_read_as_a_folder_is(elsewhere, tmp_path, with_in
     assert (one.name, text_of(one)[0]) == ("books/c.parquet", text_of(shards[2])[0])
     here = shards_of(source, str(tmp_path / "books"), ReadSummary())
     assert [text_of(shard)[0] for shard in shards[:4]] == [text_of(shard)[0] for shard in here]
-    cache = ShardCache(None, 256, tmp_path / "state")
+    cache = ShardCache(tokenizer=None, vocabulary=256, state=tmp_path / "state")
     for made in (True, False):
         assert {cache.open(shard, silent).made for shard in shards} == {made}
 
@@ -286,7 +286,7 @@ def test_a_file_that_is_not_there_is_left_out_and_one_that_does_not_answer_is_no
     shards = shards_of(source, "memory://library/books", ReadSummary())
     whole = files.cat_file("/library/books/a.jsonl")
     for number, harm in enumerate((None, b"x" * len(whole))):
-        cache = ShardCache(None, 256, tmp_path / f"state {number}")
+        cache = ShardCache(tokenizer=None, vocabulary=256, state=tmp_path / f"state {number}")
         files.rm_file("/library/books/a.jsonl")
         if harm is not None:
             files.pipe_file("/library/books/a.jsonl", harm)

@@ -46,7 +46,7 @@ def test_every_shard_is_trained_on_once_an_epoch_and_everybody_can_see_how_far_i
             if "a" in swarm.members and (data := swarm.members["a"].worker.data) is not None:
                 data.pump()
 
-        text = TextReader(process, swarm.signed, pump, lambda _: None)
+        text = TextReader(process=process, signed=swarm.signed, opened=pump, ended=lambda _: None)
         await text.open(frozenset())
         swarm.text = text
         for name, stage in {"a": 0, "b": 1, "c": 2}.items():

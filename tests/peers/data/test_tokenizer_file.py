@@ -60,7 +60,7 @@ def test_settings_that_change_a_text_are_switched_off_and_named(tokenizer_file, 
     assert [each.tolist() for each in tokenizer.encode_pieces(pieces)] == expected
     assert next(iter(settings)) in tokenizer.warning
     (tmp_path / "a.txt").write_bytes(text)
-    cache = ShardCache(tokenizer_file, 300, tmp_path / "state")
+    cache = ShardCache(tokenizer=tokenizer_file, vocabulary=300, state=tmp_path / "state")
     opened = cache.open(Shard("a", (), ReadSummary(tokenizer=cache.warning)), silent)
     assert opened.reading.warnings() == [tokenizer.warning]
     exported, removed = read_settings(tokenizer_file)
@@ -111,7 +111,7 @@ def test_bytes_that_decoding_does_not_give_back_are_counted(tmp_path, kept):
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "a.txt").write_text(LETTERS)
     (shard,) = shards_of(TextSource("b", "b"), str(tmp_path / "books"), ReadSummary())
-    cache = ShardCache(path, 300, tmp_path / "state")
+    cache = ShardCache(tokenizer=path, vocabulary=300, state=tmp_path / "state")
     if kept is not None:
         cache.open(shard, silent)
         os.utime(tmp_path / "books" / "a.txt", (kept, kept))

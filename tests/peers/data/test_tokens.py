@@ -43,7 +43,9 @@ def shards_in(folder):
 
 def opened(folder, state, tokenizer=None, vocabulary=256, end=""):
     (shard,) = shards_in(folder)
-    return ShardCache(tokenizer, vocabulary, state, end).open(shard, Heard())
+    return ShardCache(tokenizer=tokenizer, vocabulary=vocabulary, state=state, eos_token=end).open(
+        shard, Heard()
+    )
 
 
 def test_the_second_start_takes_the_tokens_that_the_first_one_made(folder, tmp_path, tokenizer_file):
@@ -71,7 +73,7 @@ def test_another_text_or_tokenizer_is_made_anew_and_a_touched_file_is_not(folder
 
 def test_what_is_of_other_shards_is_removed(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("peers.data.shards.MIN_SHARD_BYTES", 1)
-    cache, shards = ShardCache(None, 256, tmp_path / "state"), shards_in(folder)
+    cache, shards = ShardCache(tokenizer=None, vocabulary=256, state=tmp_path / "state"), shards_in(folder)
     for made in (True, False):
         assert {cache.open(shard, Heard()).made for shard in shards} == {made}
     kept = tmp_path / "state" / "text" / "shards"

@@ -35,9 +35,12 @@ class Peer:
         self.connected = connected or [(name, "/ip4/1.1.1.1/tcp/1") for name in says]
         self.asked, self.ways = [], []
         self.reachable = ReachabilityProbe(
-            self.ask, self.connections, lambda: Addresses(tuple(self.told), False, (31331,)),
-            lambda way: self.ways.append((way, asyncio.get_running_loop().time())), Random(1),
-        )  # fmt: skip
+            asks=self.ask,
+            connections=self.connections,
+            addresses=lambda: Addresses(tuple(self.told), False, (31331,)),
+            tell=lambda way: self.ways.append((way, asyncio.get_running_loop().time())),
+            chance=Random(1),
+        )
 
     async def connections(self, seconds):
         if self.connected == "gone":
@@ -90,8 +93,10 @@ def test_one_who_does_not_get_in_is_not_believed_while_another_does():
 @pytest.mark.parametrize(("told", "way"), [((HERE,), "none"), ((HERE, SLOT), "relayed")])
 def test_where_two_do_not_get_in_a_relay_makes_the_difference(told, way):
     peer = Peer({"a": "refused", "b": "silent", "c": "reached"}, told=told)
-    peer.connected = [(name, f"/ip4/{host}/tcp/1") for name, host in
-                      zip("abc", ("1.1.1.1", "1.1.1.2", "10.0.0.1"), strict=True)]  # fmt: skip
+    peer.connected = [
+        (name, f"/ip4/{host}/tcp/1")
+        for name, host in zip("abc", ("1.1.1.1", "1.1.1.2", "10.0.0.1"), strict=True)
+    ]
     assert peer.after(100) == [way]
     assert {helper for helper, _ in peer.asked} == {"a", "b"}
 
@@ -134,8 +139,13 @@ def test_without_a_p2pd_that_answers_nobody_is_asked():
 
 
 def test_who_stands_in_the_open_internet_is_asked_first_and_who_is_behind_a_relay_last():
-    connections = [("circuit", SLOT), ("home", "/ip4/192.168.1.7/tcp/1"), ("open", "/ip4/8.8.8.8/tcp/1"),
-                   ("both", SLOT), ("both", "/ip6/2606:4700::1111/tcp/1")]  # fmt: skip
+    connections = [
+        ("circuit", SLOT),
+        ("home", "/ip4/192.168.1.7/tcp/1"),
+        ("open", "/ip4/8.8.8.8/tcp/1"),
+        ("both", SLOT),
+        ("both", "/ip6/2606:4700::1111/tcp/1"),
+    ]
     for seed in range(20):
         found = order_helpers(connections, Random(seed))
         assert set(found[:2]) == {"open", "both"}
@@ -169,7 +179,13 @@ async def test_real_peers_dial_back_and_find_an_open_door_open_and_a_shut_one_sh
             return await ask_dial_back(asker.daemon, peer, identity, addresses)
 
         addresses = lambda: Addresses(tuple(told), True, ())  # noqa: E731
-        reachable = ReachabilityProbe(ask, asker.daemon.connections, addresses, lambda way: None, Random(1))
+        reachable = ReachabilityProbe(
+            asks=ask,
+            connections=asker.daemon.connections,
+            addresses=addresses,
+            tell=lambda way: None,
+            chance=Random(1),
+        )
         assert await reachable.ask() is None, "nobody is connected"
         for each in (helper, other):
             await asker.daemon.connect(each.peer, each.addresses, 20.0)

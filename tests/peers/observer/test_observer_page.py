@@ -235,7 +235,7 @@ def test_the_number_of_series_does_not_grow_with_the_peers():
 
 def served(board, targets=(), healthy=lambda: None):
     made = pages(lambda: board, SwarmMetrics(lambda: board and board.snapshot), targets, healthy)
-    return PageServer(("127.0.0.1", 0), made, "observer.listen")
+    return PageServer(address=("127.0.0.1", 0), pages=made, key="observer.listen")
 
 
 def fetch(url):
@@ -273,7 +273,7 @@ def test_before_the_run_is_known_the_page_says_so():
 
 def test_a_port_that_is_taken_is_named_with_its_key():
     with served(None) as server, pytest.raises(UserError, match=r"observer\.listen: cannot listen on .*"):
-        PageServer(server.address, {}, "observer.listen")
+        PageServer(address=server.address, pages={}, key="observer.listen")
 
 
 def test_a_flood_of_silent_visitors_takes_a_bounded_number_of_threads_and_no_page_from_anybody():

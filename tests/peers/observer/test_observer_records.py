@@ -114,7 +114,12 @@ async def test_presence_signs_what_is_claimed():
     network = MemoryNetwork()
     transport, signed = network.transport(ME.peer_id), sign(tiny_manifest())
     presence = RecordAnnouncer(
-        signed, ME, transport, network.directory(ME.peer_id), "1.2", lambda *_, **__: None
+        signed=signed,
+        identity=ME,
+        transport=transport,
+        directory=network.directory(ME.peer_id),
+        version="1.2",
+        log_event=lambda *_, **__: None,
     )
     sealed = presence.record(2, Claims("paused", "attic", tokens=7, joules=9.9))
     record = open_record(sealed, signed.run_id).record

@@ -45,7 +45,13 @@ class Watched:
         note = lambda event: self.notes.append((event.name, event.fields))  # noqa: E731 - the event log
         self.orders = Orders(swarm.signed, note, self.sightings.events.append)
         self.walk = Crawl(
-            swarm.signed.run_id, EYE.peer_id, self.directory, self.sightings, self.orders, (), note
+            run=swarm.signed.run_id,
+            me=EYE.peer_id,
+            directory=self.directory,
+            sightings=self.sightings,
+            orders=self.orders,
+            bootstraps=(),
+            log_event=note,
         )
         walking = asyncio.create_task(self.walk.run())
         try:
@@ -145,7 +151,12 @@ def test_peers_without_a_stage_and_paused_ones_are_shown_as_what_they_are():
             transport = swarm.network.transport(sleeper.peer_id)
             directory = swarm.network.directory(sleeper.peer_id)
             presence = RecordAnnouncer(
-                swarm.signed, sleeper, transport, directory, "0", lambda *_, **__: None
+                signed=swarm.signed,
+                identity=sleeper,
+                transport=transport,
+                directory=directory,
+                version="0",
+                log_event=lambda *_, **__: None,
             )
             claims = Claims("paused", "attic")
             announcing = asyncio.create_task(

@@ -70,7 +70,7 @@ def thawed(folder, seconds):
     """What the other three of a stage see, and what it does, when a peer stood still for so long."""
 
     async def story():
-        world = World(small_manifest(1, 4, None, 5), 5, folder)
+        world = World(manifest=small_manifest(1, 4, None, 5), seed=5, disk=folder)
         for number in range(4):
             world.start(f"p{number}", 0)
         await asyncio.sleep(15.0)
@@ -106,7 +106,7 @@ def most_stand_still(folder, seconds, sharded):
     """What three of one stage note, of whom two stand still for so long."""
 
     async def story():
-        world = World(small_manifest(1, 3, None, 3, sharded), 3, folder)
+        world = World(manifest=small_manifest(1, 3, None, 3, sharded), seed=3, disk=folder)
         for number in range(3):
             world.start(f"p{number}", 0)
         await asyncio.sleep(15.0)
@@ -152,7 +152,7 @@ def test_what_one_peer_settled_while_most_stood_still_is_taken_up_and_no_work_is
 
 def test_who_fell_silent_is_not_linked_again_before_it_says_something(tmp_path):
     async def story():
-        world = World(small_manifest(1, 3, None, 6), 6, tmp_path)
+        world = World(manifest=small_manifest(1, 3, None, 6), seed=6, disk=tmp_path)
         for number in range(3):
             world.start(f"p{number}", 0)
         await asyncio.sleep(10.0)

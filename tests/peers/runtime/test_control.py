@@ -163,7 +163,11 @@ async def test_a_peer_without_a_stage_says_so_to_whoever_asks_for_one(tmp_path, 
     keys = {"bootstrap": {}, "observer": {"run": "ab" * 32}, "archivist": {"run": "ab" * 32, "archive": "x"}}
     typed = ParsedYaml("test", {"role": role, "state": str(tmp_path), **keys[role]})
     report = open_report("line", io.StringIO(), time.time, "test")
-    peer = Peer(validate_peer_file(typed, tmp_path, "test", {}), Identity.from_seed(b"me"), report)
+    peer = Peer(
+        config=validate_peer_file(typed, tmp_path, "test", {}),
+        identity=Identity.from_seed(b"me"),
+        report=report,
+    )
     try:
         await peer.control.start()
         for word in ("pause", "resume", "credit"):

@@ -34,7 +34,13 @@ GET = b"GET /healthz HTTP/1.0\r\n\r\n"
 
 @contextmanager
 def peer(hosts=()):
-    with Exporter(("127.0.0.1", 0), lambda: b"secret 1\n", lambda: None, lambda: None, hosts) as running:
+    with Exporter(
+        address=("127.0.0.1", 0),
+        metrics=lambda: b"secret 1\n",
+        healthy=lambda: None,
+        ready=lambda: None,
+        hosts=hosts,
+    ) as running:
         yield running
 
 
@@ -75,7 +81,7 @@ def test_an_answer_that_is_read_slowly_is_ended_in_time(monkeypatch):
     monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.5)
     large = HttpResponse(200, "text/plain", bytes(64 << 20))
     with (
-        PageServer(("127.0.0.1", 0), {"/": lambda _: large}, "observer.listen") as server,
+        PageServer(address=("127.0.0.1", 0), pages={"/": lambda _: large}, key="observer.listen") as server,
         socket.create_connection(server.address) as client,
     ):
         client.sendall(b"GET / HTTP/1.0\r\n\r\n")

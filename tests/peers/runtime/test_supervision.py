@@ -287,7 +287,11 @@ def test_no_memory_is_told_from_other_faults(error, memory):
 def test_the_watchdog_ends_a_process_that_hangs(turning, seconds, words, capfd):
     ended, said, turns = [], [], iter(range(10**9))
     dog = Watchdog(
-        lambda: next(turns) if turning else 7, lambda: seconds, said.append, ended.append, look_seconds=0.001
+        turns=lambda: next(turns) if turning else 7,
+        working_seconds=lambda: seconds,
+        notify=said.append,
+        end=ended.append,
+        look_seconds=0.001,
     )
     dog.start()
     dog._thread.join(30)
@@ -305,7 +309,13 @@ def test_the_watchdog_lets_a_process_live_that_turns():
             dog.stop()
         return len(looks) // (HANG_LOOKS - 1)  # Slow, but it turns.
 
-    dog = Watchdog(turns, lambda: 0.0, lambda text: None, ended.append, look_seconds=0.001)
+    dog = Watchdog(
+        turns=turns,
+        working_seconds=lambda: 0.0,
+        notify=lambda text: None,
+        end=ended.append,
+        look_seconds=0.001,
+    )
     dog.start()
     dog._thread.join(30)
     assert ended == []

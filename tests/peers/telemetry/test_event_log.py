@@ -34,7 +34,7 @@ def names(path):
 
 
 def test_events_are_read_as_they_were_written(tmp_path, clock):
-    with EventLog(tmp_path / "state" / "events.jsonl", clock, clock) as log:
+    with EventLog(path=tmp_path / "state" / "events.jsonl", clock=clock, monotonic=clock) as log:
         log.record(noted.LookUpFailed(stage=3, code="gone", reason="nobody"))
     (line,) = event_log.read(tmp_path / "state" / "events.jsonl")
     assert (line.time, line.monotonic, line.name) == (100.0, 100.0, "look_up_failed")
@@ -46,7 +46,7 @@ def test_events_are_read_as_they_were_written(tmp_path, clock):
 
 def test_events_reach_the_file_by_number_or_by_time(tmp_path, clock):
     path = tmp_path / "events.jsonl"
-    log = EventLog(path, clock, clock, flush_count=3, flush_seconds=1.0)
+    log = EventLog(path=path, clock=clock, monotonic=clock, flush_count=3, flush_seconds=1.0)
     log.record(Unknown("a", {}))
     log.record(Unknown("b", {}))
     assert names(path) == []
@@ -62,12 +62,12 @@ def test_events_reach_the_file_by_number_or_by_time(tmp_path, clock):
 
 def test_a_torn_last_line_is_left_out_and_cut_off_at_the_next_start(tmp_path, clock):
     path = tmp_path / "events.jsonl"
-    with EventLog(path, clock, clock) as log:
+    with EventLog(path=path, clock=clock, monotonic=clock) as log:
         log.record(Unknown("whole", {}))
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:-5])
     assert names(path) == ["whole"]
-    with EventLog(path, clock, clock) as log:
+    with EventLog(path=path, clock=clock, monotonic=clock) as log:
         log.record(Unknown("next", {}))
     assert names(path) == ["whole", "next"]
 
@@ -81,7 +81,7 @@ def test_damage_before_the_end_is_an_error_with_its_line(tmp_path):
 
 def test_a_long_log_keeps_only_its_newer_part(tmp_path, clock):
     path = tmp_path / "events.jsonl"
-    with EventLog(path, clock, clock, flush_count=1, limit_bytes=200) as log:
+    with EventLog(path=path, clock=clock, monotonic=clock, flush_count=1, limit_bytes=200) as log:
         for number in range(20):
             log.record(Unknown("e", {"number": number}))
     kept = [
@@ -94,7 +94,7 @@ def test_a_long_log_keeps_only_its_newer_part(tmp_path, clock):
 
 
 def rotating(path, clock, size=1000):
-    return EventLog(path, clock, clock, flush_count=1, limit_bytes=size)
+    return EventLog(path=path, clock=clock, monotonic=clock, flush_count=1, limit_bytes=size)
 
 
 def fill(log, path):
@@ -155,10 +155,10 @@ def test_of_a_p2pd_that_has_ended_nothing_holds_in_the_next_file(tmp_path, clock
 def test_how_a_peer_stands_is_read_from_the_older_part_too_where_the_log_does_not_say_so(tmp_path, clock):
     path, older = tmp_path / "events.jsonl", tmp_path / "events.jsonl.old"
     assert list(event_log.read_lately(path)) == []
-    with EventLog(path, clock, clock) as log:
+    with EventLog(path=path, clock=clock, monotonic=clock) as log:
         log.record(noted.Started("me"))
     path.replace(older)
-    with EventLog(path, clock, clock) as log:
+    with EventLog(path=path, clock=clock, monotonic=clock) as log:
         log.record(Unknown("e", {}))
     assert [event.name for event in event_log.read_lately(path)] == ["started", "e"]
     path.unlink()
@@ -196,7 +196,7 @@ def test_no_event_has_the_logs_own_fields():
 
 def test_every_event_is_read_as_it_was_written(tmp_path, clock):
     path = tmp_path / "events.jsonl"
-    with EventLog(path, clock, clock) as log:
+    with EventLog(path=path, clock=clock, monotonic=clock) as log:
         for event in one_of_each():
             log.record(event)
     assert [line.event for line in event_log.read(path)] == one_of_each()
@@ -215,7 +215,7 @@ def test_a_line_of_another_version_is_read_as_one_that_is_not_known():
 def test_a_crash_at_any_byte_loses_only_the_end(tmp_path, clock, cut):
     path = tmp_path / "events.jsonl"
     path.unlink(missing_ok=True)
-    with EventLog(path, clock, clock) as log:
+    with EventLog(path=path, clock=clock, monotonic=clock) as log:
         for number in range(8):
             log.record(Unknown("event", {"number": number, "text": "ü\n"}))
     whole = path.read_bytes()
@@ -243,7 +243,7 @@ class Full:
 
 def test_on_a_full_disk_events_wait_for_room_and_it_is_said_once(tmp_path, clock):
     told = []
-    log = EventLog(tmp_path / "events.jsonl", clock, clock, flush_count=1)
+    log = EventLog(path=tmp_path / "events.jsonl", clock=clock, monotonic=clock, flush_count=1)
     log.trouble = told.append
     log.record(Unknown("before", {}))
     full = log._file = Full(log._file, 30)
@@ -288,7 +288,7 @@ def test_a_long_log_whose_new_file_cannot_be_opened_is_written_on_and_turned_ove
 
 def test_of_too_many_that_wait_the_oldest_whole_lines_are_left_out_and_counted(tmp_path, clock, monkeypatch):
     monkeypatch.setattr(event_log, "LONGEST_WAITING_BYTES", 2000)
-    log = EventLog(tmp_path / "events.jsonl", clock, clock, flush_count=1)
+    log = EventLog(path=tmp_path / "events.jsonl", clock=clock, monotonic=clock, flush_count=1)
     full = log._file = Full(log._file, 30)
     for number in range(100):
         log.record(Unknown("during", {"number": number}))

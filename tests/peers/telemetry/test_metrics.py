@@ -304,7 +304,9 @@ def get(url):
 def exporter():
     state = {"ready": "joining: fetching the weights"}
     metrics = PeerMetrics(process=False)
-    with Exporter(("127.0.0.1", 0), metrics.text, lambda: None, lambda: state["ready"]) as running:
+    with Exporter(
+        address=("127.0.0.1", 0), metrics=metrics.text, healthy=lambda: None, ready=lambda: state["ready"]
+    ) as running:
         yield running, state
 
 
@@ -331,7 +333,13 @@ def test_where_nobody_chose_a_port_the_first_free_one_of_others_will_do():
     with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as second:
         port, also_taken = (each.getsockname()[1] for each in (taken, second))
         others = (also_taken, *range(port + 1, port + 200))
-        with Exporter(("127.0.0.1", port), bytes, lambda: None, lambda: None, others=others) as running:
+        with Exporter(
+            address=("127.0.0.1", port),
+            metrics=bytes,
+            healthy=lambda: None,
+            ready=lambda: None,
+            others=others,
+        ) as running:
             assert port < running.address[1] < port + 200
 
 
@@ -341,15 +349,15 @@ def test_an_occupied_port_is_named_with_what_to_do():
         with pytest.raises(
             UserError, match=f"127.0.0.1 port {port}: address already in use; choose another port"
         ):
-            Exporter(("127.0.0.1", port), bytes, lambda: None, lambda: None)
+            Exporter(address=("127.0.0.1", port), metrics=bytes, healthy=lambda: None, ready=lambda: None)
 
 
 def test_closing_frees_the_port_at_once_and_twice_is_no_error():
-    running = Exporter(("127.0.0.1", 0), bytes, lambda: None, lambda: None)
+    running = Exporter(address=("127.0.0.1", 0), metrics=bytes, healthy=lambda: None, ready=lambda: None)
     port = running.address[1]
     running.close()
     running.close()
-    Exporter(("127.0.0.1", port), bytes, lambda: None, lambda: None).close()
+    Exporter(address=("127.0.0.1", port), metrics=bytes, healthy=lambda: None, ready=lambda: None).close()
 
 
 def test_a_client_that_hangs_up_does_no_harm(exporter, capfd):

@@ -116,7 +116,7 @@ def test_on_a_terminal_the_line_is_rewritten_and_news_stay_above_it():
 def test_what_libraries_log_becomes_part_of_the_report():
     stream = io.StringIO()
     logger = logging.Logger("library")
-    logger.addHandler(LogToReporter(JsonReporter(stream, lambda: 0.0)))
+    logger.addHandler(LogToReporter(JsonReporter(stream=stream, clock=lambda: 0.0)))
     logger.info("chatter")
     logger.error("two\nlines %s", 5)
     (line,) = map(json.loads, stream.getvalue().splitlines())

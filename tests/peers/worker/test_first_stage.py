@@ -61,7 +61,14 @@ class Swarm:
         """The stage that a newcomer takes, and how many peers it counts at each."""
         self.asked.clear()
         said: list[str] = []
-        presence = RecordAnnouncer(self.signed, ME, self.transport, self, "0", lambda *_, **__: None)
+        presence = RecordAnnouncer(
+            signed=self.signed,
+            identity=ME,
+            transport=self.transport,
+            directory=self,
+            version="0",
+            log_event=lambda *_, **__: None,
+        )
         stage = await first_stage(presence, Random(seed), lambda event, line: said.append(line), frozenset())
         return stage, [int(count) for count in re.findall(r"stage \d+: (\d+)", said[0])]
 

@@ -62,7 +62,12 @@ def test_what_was_made_between_the_forks_of_two_requests_is_given_back_if_it_is_
         FetchGroupState((peer,), "forked", fork) for peer, fork in ((LIAR, 8), (HONEST, 5), (LIAR, 8))
     ]
     combined = reduce(combine_requests, requests)
-    offers.replaced(combined, ForkChoice(Rounds(window=2), chain, {}, 0.0), 9, b"of the fork at 5")
+    offers.replaced(
+        combined,
+        ForkChoice(rules=Rounds(window=2), chain=chain, neighbours={}, now=0.0),
+        9,
+        b"of the fork at 5",
+    )
     (ask,) = offers.decide(20, (other,), 1.0)
     assert isinstance(ask, RequestIds)
     offers.accept_sets(ask.rounds, mine[:5])
@@ -90,7 +95,7 @@ class Apart:
 
 def starting(ready: bool) -> tuple[StateRecovery, Apart]:
     """A peer without checkpoints and two in its group; `ready`: they take part."""
-    membership = Membership(PeerId("me"), 0, Random(1))
+    membership = Membership(me=PeerId("me"), stage=0, chance=Random(1))
     for name in (LIAR, HONEST):
         membership.recorded(name, 0, "worker", ("/x",), 1, b"record", 0.0)
         membership.linked(name, 0.0)
@@ -109,7 +114,16 @@ def starting(ready: bool) -> tuple[StateRecovery, Apart]:
         forget_after=lambda round: None, chunks=None,
     )  # fmt: skip
     states = Apart()
-    recovery = StateRecovery(disk, states, None, around, None, nothing, nothing, nobody_elsewhere)
+    recovery = StateRecovery(
+        disk=disk,
+        states=states,
+        presence=None,
+        neighbourhood=around,
+        compute=None,
+        log_event=nothing,
+        notify=nothing,
+        elsewhere=nobody_elsewhere,
+    )
     recovery.keepers = SimpleNamespace(linked=list)
     return recovery, states
 

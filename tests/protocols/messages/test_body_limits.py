@@ -114,7 +114,9 @@ def test_visitors_and_their_answers_fit_at_every_stage(model, codec, stages, exa
     limits = longest_bodies(manifest)
     sequences, tokens = manifest.data.micro_batch_size, manifest.data.seq_len
     for stage in range(len(stages)):
-        work = ForwardWork(manifest, stage, build_stage_part(manifest, stage), None)
+        work = ForwardWork(
+            manifest=manifest, stage=stage, part=build_stage_part(manifest, stage), snapshots=None
+        )
         for shape in ((sequences, tokens), (1, sequences * tokens), (sequences * tokens, 1)):
             ask = ForwardRequest(1, 1, stage, -1, len(stages), *shape, exact, scores, 5.0)
             assert work.body_bytes(ask) <= limits[ForwardRequest]

@@ -98,7 +98,7 @@ async def test_the_service_goes_on_after_garbage_and_half_requests(start):
 
 def test_a_holder_whose_parts_keep_coming_is_not_dropped_and_a_stalling_one_is():
     slow, stalls = PeerId("slow"), PeerId("stalls")
-    fetch = SnapshotFetch([b"1", b"2", b"3", b"4"], [slow, stalls], asked_at_once=2)
+    fetch = SnapshotFetch(hashes=[b"1", b"2", b"3", b"4"], holders=[slow, stalls], asked_at_once=2)
     assert len([effect for effect in fetch.start(0.0) if isinstance(effect, RequestChunk)]) == 4
     for now in (1.0, 2.0, 3.0):
         fetch.progressed(slow, now)

@@ -58,7 +58,7 @@ class Stream:
     def __init__(self, intake, ear, peer="peer", lane="data"):
         self.reader, self.cut_at = asyncio.StreamReader(limit=1 << 30), None
         self.transport = self
-        self.reading = StreamReader(intake, ear, peer, lane, (self.reader, self))
+        self.reading = StreamReader(intake=intake, slot=ear, peer=peer, lane=lane, stream=(self.reader, self))
         self.done = asyncio.create_task(self.reading.read())
 
     def abort(self):

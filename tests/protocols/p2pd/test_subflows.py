@@ -69,7 +69,15 @@ class World:
             self.ends.append((reason, error))
 
         stream = await self.pair()
-        self.link_ = P2pdLink(BOB.peer_id, lane, stream, ended, self.asked.append, (), 10_000_000)
+        self.link_ = P2pdLink(
+            peer=BOB.peer_id,
+            lane=lane,
+            stream=stream,
+            ended=ended,
+            slow=self.asked.append,
+            addresses=(),
+            backlog_bytes=10_000_000,
+        )
         for number in range(more):
             self.link_.add(Identity.from_seed(bytes([number])).peer_id, await self.pair())
         return self.link_

@@ -37,7 +37,9 @@ class Helper:
     def __init__(self, able=True, names=None, reached=(HERE,), seconds=0.0):
         self.dialled, self.reached, self.seconds = [], reached, seconds
         self.names = names or {}
-        self.service = DialBackService(HELPER.peer_id, self.dial, lambda: able, self.look_up)
+        self.service = DialBackService(
+            peer=HELPER.peer_id, dials=self.dial, able=lambda: able, names=self.look_up
+        )
 
     async def dial(self, peer, addresses):
         self.dialled.append((peer, tuple(addresses)))

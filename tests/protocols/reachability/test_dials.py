@@ -39,9 +39,13 @@ def test_who_leaves_before_it_is_dialled_is_not_dialled():
         me, other = Identity.from_seed(b"me"), Identity.from_seed(b"other")
         noted: list[str] = []
         around = PeerLinks(
-            MemoryNetwork(Random(1)).transport(me.peer_id), RUN, Membership(me.peer_id, 0, Random(1)),
-            Nobody(), b"", lambda event: noted.append(event.name),
-        )  # fmt: skip
+            transport=MemoryNetwork(Random(1)).transport(me.peer_id),
+            run_id=RUN,
+            membership=Membership(me=me.peer_id, stage=0, chance=Random(1)),
+            listener=Nobody(),
+            signed_manifest=b"",
+            log_event=lambda event: noted.append(event.name),
+        )
         around.record = b"mine"
         record = seal_record(other, RUN, PeerRecord(other.peer_id, 0, "worker", ["/x"], 0, 0.0, ""), 0.0)
         around.received(other.peer_id, "group", Hello(WIRE_VERSION, run_bytes(RUN), record), b"", 0)
@@ -58,8 +62,18 @@ def test_who_leaves_before_it_is_dialled_is_not_dialled():
 def test_however_many_greet_a_bounded_number_is_remembered_and_the_linked_stay():
     async def main() -> tuple[int, bool]:
         me, friend = PeerId("me"), Identity.from_seed(b"friend")
-        transport, membership = MemoryNetwork(Random(1)).transport(me), Membership(me, 0, Random(1))
-        around = PeerLinks(transport, RUN, membership, Nobody(), b"", lambda event: None)
+        transport, membership = (
+            MemoryNetwork(Random(1)).transport(me),
+            Membership(me=me, stage=0, chance=Random(1)),
+        )
+        around = PeerLinks(
+            transport=transport,
+            run_id=RUN,
+            membership=membership,
+            listener=Nobody(),
+            signed_manifest=b"",
+            log_event=lambda event: None,
+        )
         record = PeerRecord(friend.peer_id, 0, "worker", ["/x"], 0, 0.0, "")
         hello = Hello(WIRE_VERSION, run_bytes(RUN), seal_record(friend, RUN, record, 0.0))
         around.received(friend.peer_id, "group", hello, b"", 0)
@@ -105,9 +119,19 @@ class Pair:
         self.other = self.around(network, self.identity, Noticing(1))
 
     def around(self, network: MemoryNetwork, identity: Identity, listener: Noticing) -> PeerLinks:
-        peer, membership = identity.peer_id, Membership(identity.peer_id, listener.stage, Random(1))
+        peer, membership = (
+            identity.peer_id,
+            Membership(me=identity.peer_id, stage=listener.stage, chance=Random(1)),
+        )
         transport = network.transport(peer)
-        around = PeerLinks(transport, RUN, membership, listener, b"", lambda _: None)
+        around = PeerLinks(
+            transport=transport,
+            run_id=RUN,
+            membership=membership,
+            listener=listener,
+            signed_manifest=b"",
+            log_event=lambda _: None,
+        )
         around.record = self.record(listener.stage, 100.0, identity)
         around.start()
         return around

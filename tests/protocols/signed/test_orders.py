@@ -108,7 +108,12 @@ def test_an_order_of_before_with_chains_is_refused_and_says_what_to_do(tmp_path)
         open_order(data, RUN, OWNER.peer_id)
     (tmp_path / "order.bin").write_bytes(data)
     said: list[str] = []
-    book = OrderBook(SIGNED, tmp_path / "order.bin", lambda *_, **__: None, lambda _, line: said.append(line))
+    book = OrderBook(
+        signed=SIGNED,
+        kept=tmp_path / "order.bin",
+        log_event=lambda *_, **__: None,
+        notify=lambda _, line: said.append(line),
+    )
     assert book.order == NO_ORDER
     assert len(said) == 1
     assert "order.bin" in said[0]
@@ -168,7 +173,10 @@ def test_the_newest_order_counts_and_survives_a_restart(tmp_path):
 
     def book():
         return OrderBook(
-            SIGNED, tmp_path / "order.bin", lambda event: notes.append(event.name), lambda *_: None
+            signed=SIGNED,
+            kept=tmp_path / "order.bin",
+            log_event=lambda event: notes.append(event.name),
+            notify=lambda *_: None,
         )
 
     heard = []
@@ -187,7 +195,10 @@ def test_the_newest_order_counts_and_survives_a_restart(tmp_path):
 
 def test_of_two_orders_at_once_everybody_takes_the_same():
     one, two = (seal_order(OWNER, RUN, numbered(OwnerOrders(reason=why), 7)) for why in ("a", "b"))
-    books = [OrderBook(SIGNED, None, lambda *_, **__: None, lambda *_: None) for _ in range(2)]
+    books = [
+        OrderBook(signed=SIGNED, kept=None, log_event=lambda *_, **__: None, notify=lambda *_: None)
+        for _ in range(2)
+    ]
     for book, both in zip(books, ((one, two), (two, one)), strict=True):
         for signed in both:
             book.take(signed.data)

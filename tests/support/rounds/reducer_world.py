@@ -43,31 +43,48 @@ class World:
         manifest = tiny_manifest((3,))
         method = StubMethod(lambda *_, **__: None, 0, StubReduced(DRAW) if reduced else None)
         work = SimpleNamespace(
-            replica=SimpleNamespace(settled_round=settled), method=method, run_id=RUN, stage=0, closed=False,
+            replica=SimpleNamespace(settled_round=settled),
+            method=method,
+            run_id=RUN,
+            stage=0,
+            closed=False,
             counts=SimpleNamespace(applied=lambda *_: "completed", contributors=0),
-            run=lambda operations: [], commits=False,
-        )  # fmt: skip
+            run=lambda operations: [],
+            commits=False,
+        )
         around = SimpleNamespace(
             clock=SimpleNamespace(time=loop.time, call_at=loop.call_at),
             transport=SimpleNamespace(peer=ME.peer_id),
             post=self._post,
             refused=lambda peer, code, reason: self.refused.append((peer, code)),
             part_from=lambda peer, code, reason: self.departed.append((peer, code)),
-            queued_bytes=lambda peer, lane: 0, introduce=lambda contributor, peers: None, known=lambda: (),
+            queued_bytes=lambda peer, lane: 0,
+            introduce=lambda contributor, peers: None,
+            known=lambda: (),
             membership=SimpleNamespace(
-                live=lambda stage: self.live, candidates=list, reduces=lambda peers: None,
-                shares_rounds=lambda peer: True, is_member=lambda peer: peer != STRANGER.peer_id,
+                live=lambda stage: self.live,
+                candidates=list,
+                reduces=lambda peers: None,
+                shares_rounds=lambda peer: True,
+                is_member=lambda peer: peer != STRANGER.peer_id,
             ),
             linked=lambda stage: (),
-        )  # fmt: skip
+        )
         self.live = {}
         compute = SimpleNamespace(submit=self._submit)
         self.offers = OwnContributions(manifest.rounds, DRAW if reduced else None)
         self.path = RoundService(
-            manifest, work, compute, around, Weights(None, settled, START), self.offers,
-            lambda contributor, round: contributor != STRANGER.peer_id, lambda wish: None, self.notes.append,
+            manifest=manifest,
+            work=work,
+            compute=compute,
+            neighbourhood=around,
+            weights=Weights(None, settled, START),
+            offers=self.offers,
+            has_weight=lambda contributor, round: contributor != STRANGER.peer_id,
+            resynchronise=lambda wish: None,
+            log_event=self.notes.append,
             audits=self.audits,
-        )  # fmt: skip
+        )
         for peer in (B.peer_id, C.peer_id):
             self.path.joined(peer)
             self.path.message(peer, Progress(settled + 10, 0, [], settled, True, settled, START, []), b"")

@@ -70,7 +70,7 @@ class Group:
     def join(self, name: PeerId, settled: int = -1, like: PeerId | None = None) -> None:
         """A newcomer that starts from the snapshot of `like` after round `settled`."""
         chain = self.chains[like][settled] if like is not None else START
-        machine = GroupRounds(RULES, name, settled, self.now, chain)
+        machine = GroupRounds(rules=RULES, me=name, settled=settled, now=self.now, chain_value=chain)
         self.chains[name], self.given_back[name] = {}, []
         self.bodies[name], self.weights[name] = set(), {}
         self.applied[name], self.settled[name] = [], {}

@@ -26,7 +26,12 @@ def test_joins_against_a_lying_holder_end_with_the_honest_digest_whatever_the_li
 
 
 def test_a_snapshot_that_is_being_fetched_is_kept_while_newer_ones_are_made():
-    snapshots = Snapshots(Identity.from_seed(b"holder"), RunId("0" * 64), 1, Rounds(snapshot_interval=1))
+    snapshots = Snapshots(
+        identity=Identity.from_seed(b"holder"),
+        run_id=RunId("0" * 64),
+        stage=1,
+        rules=Rounds(snapshot_interval=1),
+    )
     digests = []
     for round in range(6):
         snapshots.hold(Weights(torch.full((8,), round, dtype=torch.int32), round, b"c" * 32))

@@ -32,16 +32,21 @@ async def test_a_visitor_with_an_invite_is_answered_and_one_without_is_told_why_
     swarm, said = Swarm(tiny_manifest((1, 1), model=SMALL, access="invite")), []
     swarm.open()
     invite = invited(swarm.signed)
-    workers = [swarm.start(name, stage, in_flight=1, invite=invite).worker
-               for name, stage in {"a": 0, "b": 1}.items()]  # fmt: skip
+    workers = [
+        swarm.start(name, stage, in_flight=1, invite=invite).worker
+        for name, stage in {"a": 0, "b": 1}.items()
+    ]
     await swarm.until(lambda: all(w.neighbourhood and w.snapshots.held for w in workers), 120.0)
     for shown in (invite, b""):
         transport = swarm.network.transport(VISITOR)
         client = SwarmClient(
-            swarm.signed, transport, swarm.network.directory(VISITOR), Random(0),
-            lambda event, text: said.append((event, text)), invite=invite_shown(swarm.signed, shown,
-            VISITOR),
-        )  # fmt: skip
+            signed=swarm.signed,
+            transport=transport,
+            directory=swarm.network.directory(VISITOR),
+            chance=Random(0),
+            notify=lambda event, text: said.append((event, text)),
+            invite=invite_shown(swarm.signed, shown, VISITOR),
+        )
         async with client:
             if shown:
                 assert len(await text_of(client, b"def f", 4, Conversation())) == 4

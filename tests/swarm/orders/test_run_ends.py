@@ -28,7 +28,14 @@ async def remembered(swarm, round, role="bootstrap"):
     """A bootstrap tells how far the run has come."""
     transport = swarm.network.transport(REMEMBERS.peer_id)
     directory = swarm.network.directory(REMEMBERS.peer_id)
-    presence = RecordAnnouncer(swarm.signed, REMEMBERS, transport, directory, "", lambda *_, **__: None)
+    presence = RecordAnnouncer(
+        signed=swarm.signed,
+        identity=REMEMBERS,
+        transport=transport,
+        directory=directory,
+        version="",
+        log_event=lambda *_, **__: None,
+    )
 
     async def forever():
         while True:

@@ -114,7 +114,7 @@ def meet(membership: Membership, name: str, teller: PeerId | None = None) -> Pee
 
 
 def test_friends_come_first_and_cost_nothing():
-    membership = Membership(PeerId("me"), 1, Random(1))
+    membership = Membership(me=PeerId("me"), stage=1, chance=Random(1))
     first = meet(membership, "first")
     assert membership.begin_dials(0.0) == [first]
     membership.linked(first, 0.0)
@@ -132,7 +132,7 @@ def test_friends_come_first_and_cost_nothing():
 
 
 def test_of_the_records_of_nobody_few_are_dialled():
-    membership = Membership(PeerId("me"), 0, Random(1))
+    membership = Membership(me=PeerId("me"), stage=0, chance=Random(1))
     for number in range(768):
         meet(membership, f"nobody {number}")
     dialled = 0

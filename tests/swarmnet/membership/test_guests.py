@@ -32,7 +32,7 @@ def links_to(membership: Membership) -> int:
 
 
 def test_a_crowd_that_greets_from_one_network_gets_few_links():
-    membership = Membership(PeerId("me"), 1, Random(1))
+    membership = Membership(me=PeerId("me"), stage=1, chance=Random(1))
     crowd(membership, 2000, networks=1)
     for now in (20.0, 20.0 + RELEASE_SECONDS):
         for peer in membership.surplus(now):
@@ -42,7 +42,7 @@ def test_a_crowd_that_greets_from_one_network_gets_few_links():
 
 
 def test_nor_does_one_from_as_many_networks_as_it_likes_get_more_than_there_are_places():
-    membership = Membership(PeerId("me"), 1, Random(1))
+    membership = Membership(me=PeerId("me"), stage=1, chance=Random(1))
     crowd(membership, 2000, networks=200)
     for now in (20.0, 20.0 + RELEASE_SECONDS):
         for peer in membership.surplus(now):
@@ -52,7 +52,7 @@ def test_nor_does_one_from_as_many_networks_as_it_likes_get_more_than_there_are_
 
 
 def test_who_has_worked_stays_a_neighbour_among_any_number_that_were_reached():
-    membership = Membership(PeerId("me"), 1, Random(1))
+    membership = Membership(me=PeerId("me"), stage=1, chance=Random(1))
     honest = [meet(membership, f"honest {number}", f"/dns/home{number}/tcp/1") for number in range(7)]
     membership.worked(honest)
     for number in range(2000):
@@ -62,7 +62,7 @@ def test_who_has_worked_stays_a_neighbour_among_any_number_that_were_reached():
 
 
 def test_whom_a_full_table_forgets_has_not_worked():
-    membership = Membership(PeerId("me"), 1, Random(1))
+    membership = Membership(me=PeerId("me"), stage=1, chance=Random(1))
     honest = meet(membership, "honest", "/dns/home/tcp/1")
     membership.worked([honest])
     membership.unlinked(honest, 1.0)
@@ -86,7 +86,7 @@ def test_a_newcomer_finds_a_place_where_a_crowd_has_taken_all():
 
 
 def test_who_has_worked_needs_no_place():
-    membership = Membership(PeerId("me"), 1, Random(1))
+    membership = Membership(me=PeerId("me"), stage=1, chance=Random(1))
     crowd(membership, 200, networks=8)
     held = len(membership.guests)
     worker = next(peer for peer in membership.peers if peer in membership.guests)
@@ -96,7 +96,7 @@ def test_who_has_worked_needs_no_place():
 
 
 def test_a_newcomer_whom_a_crowd_surrounds_tries_the_others_until_somebody_takes_part():
-    membership = Membership(PeerId("me"), 1, Random(1))
+    membership = Membership(me=PeerId("me"), stage=1, chance=Random(1))
     for number in range(300):
         meet(membership, f"false {number}", f"/ip4/8.8.8.1/tcp/{number + 1}", linked=False)
     honest = meet(membership, "honest", "/ip4/8.8.8.2/tcp/1", linked=False)
@@ -116,7 +116,7 @@ def test_a_newcomer_whom_a_crowd_surrounds_tries_the_others_until_somebody_takes
 
 
 def test_among_keys_from_few_networks_those_from_elsewhere_are_tried_first():
-    membership = Membership(PeerId("me"), 1, Random(1))
+    membership = Membership(me=PeerId("me"), stage=1, chance=Random(1))
     for number in range(1000):
         address = f"/ip4/8.8.{number % 16}.{number // 16 + 1}/tcp/1"
         meet(membership, f"false {number}", address, linked=False)

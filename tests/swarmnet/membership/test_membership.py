@@ -22,7 +22,7 @@ ME, A, B = PeerId("me"), PeerId("a"), PeerId("b")
 
 
 def members(stage: int = 1) -> Membership:
-    return Membership(ME, stage, Random(1))
+    return Membership(me=ME, stage=stage, chance=Random(1))
 
 
 def record(membership: Membership, peer: PeerId, stage: int = 1, sequence: int = 1, now: float = 0.0) -> bool:

@@ -15,7 +15,7 @@ ME = PeerId("me")
 
 def group(count: int, stage: int = 1, of: int = 1) -> Membership:
     """`count` other peers of stage `of` are known to a peer of `stage`."""
-    membership = Membership(ME, stage, Random(1))
+    membership = Membership(me=ME, stage=stage, chance=Random(1))
     for number in range(count):
         meet(membership, f"peer {number}", of)
     return membership
@@ -152,7 +152,7 @@ def test_all_of_a_group_count_its_hops_alike_within_one(count: int, false_record
     peers = [PeerId(f"{Random(count + number).random()}") for number in range(1, 1 + count)]
     counted = []
     for me in peers[:60]:
-        membership = Membership(me, 1, Random(1))
+        membership = Membership(me=me, stage=1, chance=Random(1))
         for number in range(count):
             membership.recorded(peers[number], 1, "worker", ("/x",), 1, b"record", 0.0)
         for peer in choose_neighbours(me, membership.peers):
@@ -178,7 +178,7 @@ def test_what_the_neighbours_speak_for_allows_for_the_whole_group():
 
 def large_group() -> tuple[Membership, list[PeerId]]:
     """A member of a group of 40 that has reached all the others; and those who stand beside it on no ring."""
-    membership = Membership(PeerId("me"), 1, Random(1))
+    membership = Membership(me=PeerId("me"), stage=1, chance=Random(1))
     group = [PeerId(f"peer {number}") for number in range(39)]
     for peer in group:
         membership.recorded(peer, 1, "worker", ("/x",), 1, b"record", 0.0)
@@ -209,7 +209,7 @@ def test_a_link_that_is_for_slices_alone_carries_no_gossip():
 
 
 def test_in_a_group_that_is_linked_whole_all_are_neighbours_whoever_reduces():
-    membership = Membership(PeerId("me"), 1, Random(1))
+    membership = Membership(me=PeerId("me"), stage=1, chance=Random(1))
     for peer in (PeerId("a"), PeerId("b")):
         membership.recorded(peer, 1, "worker", ("/x",), 1, b"record", 0.0)
         membership.linked(peer, 0.0)
@@ -219,7 +219,7 @@ def test_in_a_group_that_is_linked_whole_all_are_neighbours_whoever_reduces():
 
 
 def test_reducers_are_drawn_among_those_who_are_vouched_for():
-    membership = Membership(PeerId("me"), 1, Random(1))
+    membership = Membership(me=PeerId("me"), stage=1, chance=Random(1))
     for name in ("reached", "told of", "only a record", "elsewhere"):
         peer = PeerId(name)
         stage = 2 if peer == "elsewhere" else 1

@@ -56,7 +56,10 @@ def weights_of(shape: ModelShape, span: Span) -> dict[str, Tensor]:
 def stage_of(shape: ModelShape, span: Span, recompute: bool = False) -> StageCompute:
     layout = layout_of(parameter_shapes(shape, span))
     stage = StageCompute(
-        shape, span, layout, Computing(activation_checkpointing="stage" if recompute else "none")
+        shape=shape,
+        span=span,
+        layout=layout,
+        computing=Computing(activation_checkpointing="stage" if recompute else "none"),
     )
     stage.publish(copied(to_floats(initial_units(shape, span, layout, 3))))
     return stage

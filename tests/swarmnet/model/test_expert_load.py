@@ -28,7 +28,9 @@ TOKENS = torch.randint(256, (2, 6), generator=torch.Generator().manual_seed(0))
 
 def computing(span, recompute="none", shape=SHAPE):
     layout = layout_of(parameter_shapes(shape, span))
-    made = StageCompute(shape, span, layout, Computing(activation_checkpointing=recompute))
+    made = StageCompute(
+        shape=shape, span=span, layout=layout, computing=Computing(activation_checkpointing=recompute)
+    )
     weights = torch.randn(layout.size, generator=torch.Generator().manual_seed(1)) / 4
     made.publish(copied(weights))
     return made, weights, layout

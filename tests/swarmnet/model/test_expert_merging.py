@@ -97,7 +97,12 @@ def test_the_nearest_are_found_whatever_the_numbers(gates):
 def test_a_replica_merges_when_a_round_settles_and_lives_on_from_there():
     run = Manifest("experts", "owner", stages=(2,), model=SHAPE, sync=Sync(method="local-steps"))
     here, there = (
-        Replica(LAYOUT, method_of(run, LAYOUT), weights(), merging=ExpertMerging(EXPERTS, LAYOUT))
+        Replica(
+            layout=LAYOUT,
+            method=method_of(run, LAYOUT),
+            units=weights(),
+            merging=ExpertMerging(EXPERTS, LAYOUT),
+        )
         for _ in range(2)
     )
     for round in range(2):

@@ -45,7 +45,7 @@ def test_they_are_those_of_the_matrix_products_that_torch_makes(monkeypatch, sha
     for stage in range(3):
         span = manifest.span(stage)
         layout = layout_of(parameter_shapes(shape, span))
-        compute = StageCompute(shape, span, layout)
+        compute = StageCompute(shape=shape, span=span, layout=layout)
         compute.publish(copied(to_floats(initial_units(shape, span, layout, 0))))
         tokens_BT = torch.zeros(DATA.micro_batch_size, DATA.seq_len, dtype=torch.int64)
         inputs = tokens_BT if stage == 0 else torch.randn(*tokens_BT.shape, shape.hidden_size)
@@ -66,7 +66,7 @@ async def test_utilisation_is_the_models_operations_by_the_peak_and_absent_witho
     swarm, metrics = Watched(tiny_manifest((3,))), PeerMetrics(process=False)
     swarm.open()
     worker = swarm.start("a", 0).worker
-    observer = WorkerSampler(worker, metrics, Silent(), Silent(), peak=1e9)
+    observer = WorkerSampler(worker=worker, metrics=metrics, report=Silent(), log=Silent(), peak=1e9)
     await swarm.until(lambda: swarm.committed(0) > 1, 30.0)
     first, at = worker.data.ledger.tokens, swarm.loop.time()
     observer.look()

@@ -48,7 +48,10 @@ def spans(shape: ModelShape, stages: tuple[int, ...]) -> list[Span]:
 def stage_of(shape: ModelShape, span: Span, recompute: bool = False, seed: int = 3) -> StageCompute:
     layout = layout_of(parameter_shapes(shape, span))
     stage = StageCompute(
-        shape, span, layout, Computing(activation_checkpointing="stage" if recompute else "none")
+        shape=shape,
+        span=span,
+        layout=layout,
+        computing=Computing(activation_checkpointing="stage" if recompute else "none"),
     )
     stage.publish(copied(to_floats(initial_units(shape, span, layout, seed))))
     return stage
@@ -324,7 +327,7 @@ def test_an_open_key_and_a_misshapen_gradient_are_refused() -> None:
 
 def test_nothing_is_computed_before_weights_are_published() -> None:
     layout = layout_of(parameter_shapes(LLAMA, whole(LLAMA)))
-    stage = StageCompute(LLAMA, whole(LLAMA), layout)
+    stage = StageCompute(shape=LLAMA, span=whole(LLAMA), layout=layout)
     with pytest.raises(ValueError, match="publish weights first"):
         stage.forward(0, TOKENS)
 
@@ -363,7 +366,7 @@ def computed_as(
     shape: ModelShape, span: Span, computing: Computing = PLAIN, tile: int = 1 << 20
 ) -> StageCompute:
     layout = layout_of(parameter_shapes(shape, span))
-    stage = StageCompute(shape, span, layout, computing)
+    stage = StageCompute(shape=shape, span=span, layout=layout, computing=computing)
     weights = to_floats(initial_units(shape, span, layout, 3))
     stage.publish((start, weights[start : start + tile]) for start in range(0, layout.size, tile))
     return stage
@@ -459,7 +462,7 @@ def test_only_microbatches_of_the_runs_own_shape_are_compiled(monkeypatch: pytes
 
     monkeypatch.setattr(torch, "compile", compiled)
     layout = layout_of(parameter_shapes(LLAMA, whole(LLAMA)))
-    stage = StageCompute(LLAMA, whole(LLAMA), layout, Computing(compile=True))
+    stage = StageCompute(shape=LLAMA, span=whole(LLAMA), layout=layout, computing=Computing(compile=True))
     stage.warm_up(BATCH, LENGTH)
     assert not taken(stage).any(), "warming up leaves nothing behind"
     stage.publish(copied(to_floats(initial_units(LLAMA, whole(LLAMA), layout, 3))))
@@ -479,6 +482,9 @@ def test_layers_of_experts_are_not_compiled_for_each_number_of_tokens_would_be(
 
     monkeypatch.setattr(torch, "compile", compiled)
     stage = StageCompute(
-        EXPERTS, whole(EXPERTS), layout_of(parameter_shapes(EXPERTS, whole(EXPERTS))), Computing(compile=True)
+        shape=EXPERTS,
+        span=whole(EXPERTS),
+        layout=layout_of(parameter_shapes(EXPERTS, whole(EXPERTS))),
+        computing=Computing(compile=True),
     )
     stage.warm_up(BATCH, LENGTH)

@@ -37,7 +37,7 @@ def applied(seeds, round=0, **changes):
     """A replica of ME's whose round holds a contribution of each peer's gradient; and ME's method."""
     run = manifest(selection="top-k", **changes)
     methods = {peer: method_of(run, LAYOUT) for peer in seeds}
-    replica = Replica(LAYOUT, methods[ME], torch.zeros(LAYOUT.size, dtype=torch.int32))
+    replica = Replica(layout=LAYOUT, method=methods[ME], units=torch.zeros(LAYOUT.size, dtype=torch.int32))
     for peer, seed in seeds.items():
         replica.add(round, peer, methods[peer].contribute(gradient(seed), 1, round, peer))
     replica.apply(round)
@@ -49,7 +49,7 @@ def test_who_has_the_same_gradient_agrees_on_everything_and_who_has_the_opposite
     assert replica.vote_agreement(0, ME) == VoteAgreement(method.votes, 0, 0)
     run = manifest(selection="top-k")
     mine, theirs = method_of(run, LAYOUT), method_of(run, LAYOUT)
-    replica = Replica(LAYOUT, mine, torch.zeros(LAYOUT.size, dtype=torch.int32))
+    replica = Replica(layout=LAYOUT, method=mine, units=torch.zeros(LAYOUT.size, dtype=torch.int32))
     replica.add(0, ME, mine.contribute(gradient(1), 1, 0, ME))
     replica.add(0, OTHER, theirs.contribute(-gradient(1), 1, 0, OTHER))
     replica.apply(0)
@@ -67,7 +67,7 @@ def test_noise_is_opposed_as_often_as_agreed_with_and_who_is_alone_is_alone():
 def test_nothing_is_said_of_a_round_without_own_votes_or_of_one_long_ago():
     run = manifest(selection="top-k")
     mine, theirs = method_of(run, LAYOUT), method_of(run, LAYOUT)
-    replica = Replica(LAYOUT, mine, torch.zeros(LAYOUT.size, dtype=torch.int32))
+    replica = Replica(layout=LAYOUT, method=mine, units=torch.zeros(LAYOUT.size, dtype=torch.int32))
     replica.add(0, OTHER, theirs.contribute(gradient(1), 1, 0, OTHER))
     assert replica.vote_agreement(0, ME) is None
     replica.add(0, ME, mine.contribute(gradient(1), 1, 0, ME))

@@ -48,7 +48,7 @@ class Given:
 
 def signs_of_the_paper(given):
     """Of each round int8 [size]."""
-    plain = PlainDemo(given, len(PEERS), lambda number: RATE)
+    plain = PlainDemo(ground=given, peers=len(PEERS), rate=lambda number: RATE)
     before = plain.weights()
     for number in range(ROUNDS):
         plain.step(number)

@@ -95,7 +95,10 @@ class TwoBytes:
 def test_another_codec_of_values_is_a_method_of_fewer_bytes_with_the_same_step():
     layout = layout_of({"lm_head.weight": (64, 64), "model.norm.weight": (64,)})
     run = manifest(selection="top-k", topk_per_chunk=1024, momentum=0.5)
-    plain, short = method_of(run, layout), FloatMethod(run, layout, torch.device("cpu"), TwoBytes())
+    plain, short = (
+        method_of(run, layout),
+        FloatMethod(run, layout, torch.device("cpu"), codec=TwoBytes()),
+    )
     tokens = run.rounds.global_batch_tokens
     gradient = tokens * torch.tensor([-(2.0**-8), 2.0**-7, 2.0**-6, -(2.0**-5)]).repeat(layout.size // 4)
     steps = []

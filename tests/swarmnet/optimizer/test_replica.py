@@ -32,7 +32,7 @@ class Swarm:
     def replica(self):
         method = method_of(self.manifest, LAYOUT)
         units = with_zero_momentum(torch.arange(LAYOUT.size, dtype=torch.int32), method.state)
-        return Replica(LAYOUT, method, units)
+        return Replica(layout=LAYOUT, method=method, units=units)
 
 
 def swarm(**sync):
@@ -160,7 +160,9 @@ def test_a_replica_can_start_from_a_snapshot(swarm):
             first.add(round, peer, swarm.payloads[round, peer])
         first.apply(round)
         first.settle(round)
-    joined = Replica(LAYOUT, method_of(swarm.manifest, LAYOUT), first.settled_units(), settled_round=1)
+    joined = Replica(
+        layout=LAYOUT, method=method_of(swarm.manifest, LAYOUT), units=first.settled_units(), settled_round=1
+    )
     assert joined.digest() == digests[1]
     for round in range(2, ROUNDS):
         for peer in PEERS:
@@ -185,7 +187,7 @@ def test_misuse_is_refused_and_says_what_is_next():
     with pytest.raises(ReplicaError, match="settled"):
         replica.apply(0)
     with pytest.raises(ReplicaError, match="int32"):
-        Replica(LAYOUT, method_of(swarm.manifest, LAYOUT), torch.zeros(LAYOUT.size))
+        Replica(layout=LAYOUT, method=method_of(swarm.manifest, LAYOUT), units=torch.zeros(LAYOUT.size))
 
 
 def test_a_refused_contribution_changes_nothing():
@@ -204,7 +206,7 @@ def test_a_refused_contribution_changes_nothing():
 def test_ahead_moves_the_live_weights_by_the_own_momentum_until_the_round_is_applied():
     swarm = SWARMS[0]
     method = method_of(swarm.manifest, LAYOUT)
-    replica = Replica(LAYOUT, method, torch.zeros(LAYOUT.size, dtype=torch.int32))
+    replica = Replica(layout=LAYOUT, method=method, units=torch.zeros(LAYOUT.size, dtype=torch.int32))
     gradient = torch.zeros(LAYOUT.size)
     gradient[: 40 * 64] = torch.randn(40 * 64, generator=torch.Generator().manual_seed(3))
     payload = method.contribute(gradient, 1, 0, PEERS[0])

@@ -27,7 +27,7 @@ def gradient_of(layout, seed):
 
 def momentum_of(layout, transform, decay):
     transforms = [transform_of(transform, plane.chunk, CPU) for plane in layout.planes]
-    return Momentum(layout, transforms, decay, 1.0, CPU)
+    return Momentum(layout=layout, transforms=transforms, decay=decay, clip=1.0, device=CPU)
 
 
 @pytest.mark.parametrize("selection", ["top-k", "group"])

@@ -38,7 +38,13 @@ def key(counter: int) -> MicrobatchId:
 
 
 def machine(*below: PeerId, slots: int = 8) -> Pipeline:
-    return Pipeline(1, Router(Random(1)), lambda _key, _tried: below, slots, MicrobatchLedger())
+    return Pipeline(
+        stages_below=1,
+        router=Router(Random(1)),
+        candidates=lambda _key, _tried: below,
+        slots=slots,
+        ledger=MicrobatchLedger(),
+    )
 
 
 def answered(pipeline: Pipeline, peer: PeerId, counter: int, now: float) -> None:

@@ -69,7 +69,13 @@ def test_an_origin_forgets_its_microbatch_at_once_and_the_last_stage_answers_aft
 @pytest.mark.parametrize("phase", ["forward", "waiting", "unrouted", "backward", "done"])
 def test_whoever_asks_again_gets_the_answer_as_well_and_it_is_not_added_again(phase):
     below = [X]
-    pipeline = Pipeline(1, Router(Random(1)), lambda _key, _tried: below, 2, MicrobatchLedger())
+    pipeline = Pipeline(
+        stages_below=1,
+        router=Router(Random(1)),
+        candidates=lambda _key, _tried: below,
+        slots=2,
+        ledger=MicrobatchLedger(),
+    )
     pipeline.handle(ActArrived(UP, KEY, 1, 60.0), 0.0)
     if phase == "unrouted":
         below.clear()
@@ -175,7 +181,13 @@ def test_when_nobody_can_do_it_the_sender_above_is_told():
 
 def test_without_a_route_it_waits_and_goes_as_soon_as_there_is_one():
     below: list[PeerId] = []
-    pipeline = Pipeline(1, Router(Random(1)), lambda _key, _tried: below, 2, MicrobatchLedger())
+    pipeline = Pipeline(
+        stages_below=1,
+        router=Router(Random(1)),
+        candidates=lambda _key, _tried: below,
+        slots=2,
+        ledger=MicrobatchLedger(),
+    )
     pipeline.handle(ActArrived(UP, KEY, 1, 60.0), 0.0)
     assert pipeline.handle(ForwardDone(KEY), 1.0) == []
     assert not pipeline.has_room_ahead(1.0)
@@ -279,7 +291,11 @@ class World:
         self.last = last
         self.below: list[PeerId] = [X, Y]
         self.pipeline = Pipeline(
-            0 if last else 1, Router(Random(seed)), lambda _key, _tried: self.below, 3, MicrobatchLedger()
+            stages_below=0 if last else 1,
+            router=Router(Random(seed)),
+            candidates=lambda _key, _tried: self.below,
+            slots=3,
+            ledger=MicrobatchLedger(),
         )
         self.bodies: set[MicrobatchId] = set()
         self.computing: list[tuple[str, MicrobatchId]] = []

@@ -188,7 +188,7 @@ def test_who_stood_still_believes_the_one_who_went_on_and_settles_nothing_by_its
 
 
 def test_who_stood_still_follows_for_a_while_only_and_not_after_a_short_stop():
-    rounds = GroupRounds(RULES, PeerId("me"), -1, 0.0)
+    rounds = GroupRounds(rules=RULES, me=PeerId("me"), settled=-1, now=0.0)
     rounds.handle(ProcessSuspended(2.9), 1.0)
     assert not rounds.agreement.follows, "nobody has settled without it"
     rounds.handle(ProcessSuspended(3.0), 1.0)

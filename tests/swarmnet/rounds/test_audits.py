@@ -152,7 +152,7 @@ def tells(machine: GroupRounds, peer: PeerId, held: tuple[Reference, ...], settl
 def machine_with(*held: Reference) -> GroupRounds:
     convicted: set[PeerId] = set()
     machine = GroupRounds(
-        RULES, PeerId("me"), -1, 0.0, draw=Draw(b"run", 4, 2, RULES.window),
+        rules=RULES, me=PeerId("me"), settled=-1, now=0.0, draw=Draw(b"run", 4, 2, RULES.window),
         has_weight=lambda contributor, round: contributor not in convicted,
     )  # fmt: skip
     for peer in (A, B):

@@ -122,7 +122,7 @@ async def test_of_a_banned_peer_nothing_is_taken_soon_after_though_a_friend_hand
 
 def test_a_ban_bars_the_same_rounds_wherever_it_is_heard_within_a_block():
     for heard, begins in ((-1, 0), (0, 8), (4, 8), (5, 16), (12, 16), (13, 24)):
-        membership = Membership(ME, 0, Random(0))
+        membership = Membership(me=ME, stage=0, chance=Random(0))
         membership.recorded(X, 0, "worker", (), 1, b"", 0.0)
         membership.linked(X, 0.0)
         contributors = ContributorFilter(membership, RULES)
@@ -305,7 +305,7 @@ def test_after_a_partition_both_sides_take_what_the_other_made_meanwhile():
 
 
 def machine_with(*same_branch_peers: PeerId, counts=lambda contributor, round: True) -> GroupRounds:
-    machine = GroupRounds(RULES, ME, -1, 0.0, has_weight=counts)
+    machine = GroupRounds(rules=RULES, me=ME, settled=-1, now=0.0, has_weight=counts)
     for branch_peer in same_branch_peers:
         machine.handle(NeighbourJoined(branch_peer), 0.0)
         machine.handle(ProgressArrived(branch_peer, 0, 0, frozenset(), -1, True, -1, START, ()), 0.0)
@@ -394,7 +394,7 @@ def known(membership: Membership, peer: PeerId, stage: int = 0, sequence: int = 
 
 
 def test_a_record_makes_no_member_of_a_small_open_group_and_a_link_does():
-    membership = Membership(ME, 0, Random(0))
+    membership = Membership(me=ME, stage=0, chance=Random(0))
     known(membership, X)
     for number in range(50):
         known(membership, PeerId(f"only a record {number}"))
@@ -408,7 +408,7 @@ def test_a_record_makes_no_member_of_a_small_open_group_and_a_link_does():
 
 @pytest.mark.parametrize("ends", ["left", "moved"])
 def test_who_has_left_the_group_stays_a_maker_for_a_while(ends):
-    membership = Membership(ME, 0, Random(0))
+    membership = Membership(me=ME, stage=0, chance=Random(0))
     known(membership, X)
     membership.linked(X, 0.0)
     membership.left(X) if ends == "left" else known(membership, X, stage=1, sequence=2)
@@ -418,7 +418,7 @@ def test_who_has_left_the_group_stays_a_maker_for_a_while(ends):
 
 
 def test_in_a_run_by_invite_whose_invite_was_seen_is_a_member():
-    membership = Membership(ME, 0, Random(0), by_invite=True)
+    membership = Membership(me=ME, stage=0, chance=Random(0), by_invite=True)
     known(membership, X)
     known(membership, A, invited=True)
     assert not membership.is_member(X)
@@ -426,7 +426,7 @@ def test_in_a_run_by_invite_whose_invite_was_seen_is_a_member():
 
 
 def test_in_a_group_too_large_to_be_linked_whole_records_are_members():
-    membership = Membership(ME, 0, Random(0))
+    membership = Membership(me=ME, stage=0, chance=Random(0))
     group = [PeerId(f"peer {number}") for number in range(40)]
     for peer in group:
         known(membership, peer)

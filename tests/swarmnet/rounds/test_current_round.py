@@ -14,7 +14,7 @@ RULES = Rounds(global_batch_tokens=100, max_seconds=5.0, contribution_timeout_se
 def group(*same_branch_peers: NeighbourView) -> tuple[CurrentRound, FinalityRules]:
     """This peer in round 3, which opened at 0.0, and its allies."""
     views = {PeerId(f"ally {number}"): view for number, view in enumerate(same_branch_peers)}
-    return CurrentRound(RULES, 3, views, 0.0), FinalityRules(RULES, views)
+    return CurrentRound(rules=RULES, number=3, same_branch_peers=views, now=0.0), FinalityRules(RULES, views)
 
 
 def branch_peer(round: int, tokens: int = 0, before: int = 0) -> NeighbourView:

@@ -52,11 +52,11 @@ def newcomer(settled: int, branch: str = "x") -> Chain:
 
 def reducing(chain: Chain, *same_branch_peers: PeerId) -> ReductionSchedule:
     made = ReductionSchedule(
-        RULES,
-        DRAW,
-        ME,
-        {branch_peer: NeighbourView(linked_at=0.0) for branch_peer in same_branch_peers},
-        chain,
+        rules=RULES,
+        draw=DRAW,
+        me=ME,
+        same_branch_peers={branch_peer: NeighbourView(linked_at=0.0) for branch_peer in same_branch_peers},
+        chain=chain,
     )
     made.members = MEMBERS
     return made
@@ -110,7 +110,13 @@ def test_where_nobody_knows_what_was_before_all_draw_by_the_state_that_they_bega
 
 def machine_at(chain: Chain) -> GroupRounds:
     machine = GroupRounds(
-        RULES, ME, chain.round, 0.0, chain.value, draw=DRAW, is_member=lambda peer: peer in MEMBERS
+        rules=RULES,
+        me=ME,
+        settled=chain.round,
+        now=0.0,
+        chain_value=chain.value,
+        draw=DRAW,
+        is_member=lambda peer: peer in MEMBERS,
     )
     for peer in (A, B):
         machine.handle(NeighbourJoined(peer), 0.0)

@@ -62,7 +62,7 @@ def told(peer: PeerId, their: Chain, anchor: int) -> ProgressArrived:
 
 
 def of(mine: Chain, *peers: PeerId) -> ForkChoice:
-    return ForkChoice(RULES, mine, {peer: NeighbourView() for peer in peers}, 0.0)
+    return ForkChoice(rules=RULES, chain=mine, neighbours={peer: NeighbourView() for peer in peers}, now=0.0)
 
 
 def wishes(effects: list[Effect]) -> list[FetchGroupState]:
@@ -273,7 +273,12 @@ class Courted(Group):
         for me, like in self.giving_way.items():
             chain, neighbours = self.peers[like].chain, list(self.peers[me].neighbours)
             self.peers[me] = GroupRounds(
-                round_group.RULES, me, chain.round, self.now, chain.value, earlier=chain.earlier(chain.round)
+                rules=round_group.RULES,
+                me=me,
+                settled=chain.round,
+                now=self.now,
+                chain_value=chain.value,
+                earlier=chain.earlier(chain.round),
             )
             self.weights[me] = {}
             self.settled[me] = dict(self.settled[like])

@@ -53,7 +53,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.chance = Random(seed)
         self.now = 0.0
-        self.rounds = GroupRounds(RULES, ME, -1, 0.0)
+        self.rounds = GroupRounds(rules=RULES, me=ME, settled=-1, now=0.0)
         self.added: set[tuple[int, PeerId]] = set()
         self.applied = self.settled = -1
         self.making: list[int] = []

@@ -285,7 +285,7 @@ def test_who_was_to_follow_others_and_fetched_its_own_history_gives_up_only_what
         chain.append(SettledSet(1, bytes([round] * 8)))
     assert offers.decide(5 + DELAY, ALLIES, 0.0) == []
     assert len(offers.taken) == 6
-    own = ForkChoice(RULES, chain, {}, 0.0)
+    own = ForkChoice(rules=RULES, chain=chain, neighbours={}, now=0.0)
     resync_request = FetchGroupState((PeerId("a"),), "their history stands", fork_round=2)
     value = chain.at(4)
     assert value is not None
@@ -311,10 +311,10 @@ def test_a_history_that_this_peer_left_and_another_took_up_counts_where_it_comes
     before, after = chain.at(3), chain.at(5)
     assert before is not None
     assert after is not None
-    offers.replaced(left, ForkChoice(RULES, chain, {}, 0.0), 3, before)
+    offers.replaced(left, ForkChoice(rules=RULES, chain=chain, neighbours={}, now=0.0), 3, before)
     assert set(offers.open.values()) == {4, 5}
     behind = FetchGroupState((PeerId("b"),), "others are ahead")
-    offers.replaced(behind, ForkChoice(RULES, theirs, {}, 0.0), 5, after)
+    offers.replaced(behind, ForkChoice(rules=RULES, chain=theirs, neighbours={}, now=0.0), 5, after)
     offers.jumped(5)
     assert offers.decide(5 + DELAY, (), LONGEST_WAIT_SECONDS + 1) == []
     assert set(offers.taken.values()) == set(range(6)), "nobody but this peer knows the sets of 4 and 5"
@@ -330,7 +330,9 @@ def test_a_state_of_a_third_branch_gives_up_what_came_after_that_branch_forked(n
         chain.append(SettledSet(1, bytes([round] * 8)))
         theirs.append(SettledSet(1, bytes([round if round < 2 else 9] * 8)))
     assert offers.decide(5 + DELAY, ALLIES, 0.0) == []
-    own = ForkChoice(RULES, chain, {PeerId("c"): NeighbourView(linked_at=0.0)}, 0.0)
+    own = ForkChoice(
+        rules=RULES, chain=chain, neighbours={PeerId("c"): NeighbourView(linked_at=0.0)}, now=0.0
+    )
     if neighbour_is_known:
         sets = tuple(OpenSet(n, 0, 0, 1, theirs.part(n, n)[0].digest) for n in range(6))
         own.progress(ProgressArrived(PeerId("c"), 6, 0, frozenset(), 5, True, -1, START, sets), 0.0)

@@ -39,7 +39,11 @@ def value(round: int) -> bytes:
 def reducing(*members: PeerId, **same_branch_peers: NeighbourView) -> ReductionSchedule:
     """Of a peer that is drawn for everything where it is the only member."""
     found = ReductionSchedule(
-        RULES, DRAW, ME, {PeerId(name): view for name, view in same_branch_peers.items()}, settled(400)
+        rules=RULES,
+        draw=DRAW,
+        me=ME,
+        same_branch_peers={PeerId(name): view for name, view in same_branch_peers.items()},
+        chain=settled(400),
     )
     found.members = frozenset((ME, *members))
     return found

@@ -70,7 +70,9 @@ def test_nothing_is_left_undone_by_a_commit_that_is_only_counted(
 
 
 def test_a_round_is_closed_in_time_though_its_first_commit_comes_late_and_fills_little() -> None:
-    machine = GroupRounds(replace(RULES, global_batch_tokens=10**6), PeerId("peer0"), -1, 0.0)
+    machine = GroupRounds(
+        rules=replace(RULES, global_batch_tokens=10**6), me=PeerId("peer0"), settled=-1, now=0.0
+    )
     machine.handle(TimePassed(), 4.5)
     assert machine.next_deadline() > 5.0, "nothing is there that could be closed"
     assert machine.handle(GradientAccumulated(10), 4.7) == []
@@ -152,7 +154,7 @@ def test_lost_and_late_messages_never_split_the_settled_sets(
 
 
 def test_of_two_contributions_by_one_peer_the_smaller_id_counts() -> None:
-    machine = GroupRounds(RULES, PeerId("me"), -1, 0.0)
+    machine = GroupRounds(rules=RULES, me=PeerId("me"), settled=-1, now=0.0)
     machine.handle(NeighbourJoined(PeerId("other")), 0.0)
     hello = ProgressArrived(PeerId("other"), 0, 0, frozenset(), -1, True, -1, START, ())
     machine.handle(hello, 0.0)
@@ -175,7 +177,7 @@ def test_a_settled_set_stands_against_the_smaller_id_of_a_later_life_of_its_make
     me, other = PeerId("me"), PeerId("other")
     settled = Reference(0, me, ContributionId(b"\xff" * 16), 10)
     anew = Reference(0, me, ContributionId(b"\x00" * 16), 10)
-    machine = GroupRounds(RULES, me, -1, 0.0)
+    machine = GroupRounds(rules=RULES, me=me, settled=-1, now=0.0)
     machine.handle(NeighbourJoined(other), 0.0)
     machine.handle(settled_by(other, settled), 0.0)
     machine.handle(ContributionArrived(other, anew), 0.1)
@@ -187,7 +189,7 @@ def test_a_settled_set_stands_against_the_smaller_id_of_a_later_life_of_its_make
 
 def test_only_who_has_settled_a_round_can_tell_that_something_is_not_in_it() -> None:
     me, other = PeerId("me"), PeerId("other")
-    machine = GroupRounds(RULES, me, -1, 0.0)
+    machine = GroupRounds(rules=RULES, me=me, settled=-1, now=0.0)
     machine.handle(NeighbourJoined(other), 0.0)
     machine.handle(ProgressArrived(other, 0, 0, frozenset(), -1, True, -1, START, ()), 0.0)
     held = Reference(0, PeerId("third"), ContributionId(b"\x07" * 16), 10)

@@ -34,7 +34,7 @@ def test_a_run_that_skips_nothing_needs_no_legality(data, stages):
     peers = [[PeerId(f"{number}{name}") for name in sorted(those)] for number, those in enumerate(names)]
     tried = data.draw(st.sets(st.sampled_from([PeerId(f"{stage + 1}{name}") for name in "abc"])))
     rules, live = PathRules(stages), lambda stage: peers[stage] if stage < stages else []
-    straight, skipping = Straight(rules, stage, live), Skipping(rules, stage, live)
+    straight, skipping = Straight(rules, stage, live), Skipping(rules=rules, stage=stage, live=live)
     header = PathHeader(tuple(range(stage + 1)), stage, 0, stages - 1 - stage)
     straight.check(header)
     skipping.check(header)
@@ -60,7 +60,7 @@ def test_only_one_header_leads_straight_to_a_stage(header):
 
 
 def test_a_microbatch_may_go_where_its_path_can_be_completed_without_waiting_for_a_swap():
-    ways = Skipping(RULES, 0, swarm())
+    ways = Skipping(rules=RULES, stage=0, live=swarm())
     ways.start(KEY)
     assert {peer[0] for peer in ways.candidates(KEY)} == {"1", "2", "3"}
     check(ways.header_for(KEY, 3), 3, RULES)
@@ -68,7 +68,7 @@ def test_a_microbatch_may_go_where_its_path_can_be_completed_without_waiting_for
 
 def test_the_round_says_how_long_the_way_of_a_microbatch_is_that_starts_now():
     round = 9
-    ways = Skipping(PathRules.of(6, 1 / 3, 0, full_path_warmup_rounds=10), 0, swarm())
+    ways = Skipping(rules=PathRules.of(6, 1 / 3, 0, full_path_warmup_rounds=10), stage=0, live=swarm())
     ways.round = lambda: round
     ways.start(KEY)
     assert ways.candidates(KEY) == ["1a", "1b"] == ways.candidates(None)
@@ -78,7 +78,7 @@ def test_the_round_says_how_long_the_way_of_a_microbatch_is_that_starts_now():
 
 
 def test_every_second_microbatch_may_be_whole():
-    ways = Skipping(PathRules.of(6, 1 / 3, 0, full_path_fraction=0.5), 0, swarm())
+    ways = Skipping(rules=PathRules.of(6, 1 / 3, 0, full_path_fraction=0.5), stage=0, live=swarm())
     lengths = []
     for counter in range(6):
         told = {peer[0] for peer in ways.candidates(None)}
@@ -90,7 +90,7 @@ def test_every_second_microbatch_may_be_whole():
 
 
 def test_a_dead_stage_is_gone_around_while_a_run_begins_whole():
-    ways = Skipping(PathRules.of(6, 1 / 3, 0, full_path_warmup_rounds=10), 0, swarm(1))
+    ways = Skipping(rules=PathRules.of(6, 1 / 3, 0, full_path_warmup_rounds=10), stage=0, live=swarm(1))
     ways.start(KEY)
     assert ways.candidates(KEY) == ["2a", "2b"]
     assert ways.header_for(KEY, 2) == PathHeader((0, 2), 2, 0, 3)
@@ -100,31 +100,31 @@ def test_a_dead_stage_is_gone_around_while_a_run_begins_whole():
 
 
 def test_a_middle_stage_counts_for_less_the_more_of_them_are_on_the_way():
-    middle, last = Skipping(RULES, 2, swarm()), Skipping(RULES, 5, swarm())
+    middle, last = Skipping(rules=RULES, stage=2, live=swarm()), Skipping(rules=RULES, stage=5, live=swarm())
     for hops_left, scale in ((2, 1.0), (3, 2 / 3), (4, 0.5)):
         assert middle.arrive(KEY, PathHeader((0, 2), 2, 1, hops_left)) == Passage(2 + hops_left, scale)
     assert last.arrive(KEY, PathHeader((0, 1, 2, 3, 4, 5), 5, 1, 0)) == Passage(6, 1.0)
 
 
 def test_a_dead_stage_is_gone_around():
-    ways = Skipping(RULES, 0, swarm(1, 3))
+    ways = Skipping(rules=RULES, stage=0, live=swarm(1, 3))
     ways.start(KEY)
     assert {peer[0] for peer in ways.candidates(KEY)} == {"2"}
     assert ways.missing() == ()
 
 
 def test_beyond_the_budget_the_missing_stages_are_named():
-    ways = Skipping(RULES, 0, swarm(1, 2, 3))
+    ways = Skipping(rules=RULES, stage=0, live=swarm(1, 2, 3))
     ways.start(KEY)
     assert ways.candidates(KEY) == []
     assert ways.missing() == (1, 2, 3)
-    assert Skipping(RULES, 1, swarm(5)).missing() == (5,)
-    assert Skipping(RULES, 5, swarm(1, 2, 3)).missing() == ()
+    assert Skipping(rules=RULES, stage=1, live=swarm(5)).missing() == (5,)
+    assert Skipping(rules=RULES, stage=5, live=swarm(1, 2, 3)).missing() == ()
 
 
 def test_a_full_path_leaves_stages_out_only_when_they_are_dead():
     dead = set()
-    ways = Skipping(RULES, 1, lambda stage: [] if stage in dead else [PeerId(str(stage))])
+    ways = Skipping(rules=RULES, stage=1, live=lambda stage: [] if stage in dead else [PeerId(str(stage))])
     ways.arrive(KEY, PathHeader((0, 1), 1, 1, 4))
     assert ways.candidates(KEY) == ["2"]
     dead.add(2)
@@ -144,11 +144,11 @@ def test_a_full_path_leaves_stages_out_only_when_they_are_dead():
 )
 def test_an_illegal_header_is_refused(header):
     with pytest.raises(IllegalPath):
-        Skipping(RULES, 1, swarm()).check(header)
+        Skipping(rules=RULES, stage=1, live=swarm()).check(header)
 
 
 def test_the_same_microbatch_by_another_way_is_told_apart():
-    ways = Skipping(RULES, 3, swarm())
+    ways = Skipping(rules=RULES, stage=3, live=swarm())
     ways.arrive(KEY, PathHeader((0, 1, 3), 3, 1, 1))
     assert not ways.came_by_other_path(KEY, PathHeader((0, 1, 3), 3, 1, 1))
     assert ways.came_by_other_path(KEY, PathHeader((0, 2, 3), 3, 1, 1))
@@ -157,7 +157,7 @@ def test_the_same_microbatch_by_another_way_is_told_apart():
 
 
 def test_another_try_stays_in_the_stage_while_it_has_other_peers():
-    ways = Skipping(RULES, 0, swarm())
+    ways = Skipping(rules=RULES, stage=0, live=swarm())
     ways.start(KEY)
     everybody = ways.candidates(KEY)
     assert ways.candidates(KEY, tried={PeerId("2a")}) == everybody, "it was sent nowhere yet"
@@ -168,11 +168,13 @@ def test_another_try_stays_in_the_stage_while_it_has_other_peers():
 
 
 def test_a_peer_takes_stages_that_it_cannot_see_for_live():
-    ways = Skipping(PathRules(9), 2, lambda stage: [PeerId(str(stage))] if stage in (1, 3) else [])
+    ways = Skipping(
+        rules=PathRules(9), stage=2, live=lambda stage: [PeerId(str(stage))] if stage in (1, 3) else []
+    )
     ways.arrive(KEY, PathHeader((0, 1, 2), 2, 0, 6))
     assert ways.candidates(KEY) == ["3"]
     assert ways.missing() == ()
-    assert Skipping(PathRules(9), 3, lambda stage: []).missing() == (4,)
+    assert Skipping(rules=PathRules(9), stage=3, live=lambda stage: []).missing() == (4,)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_chunks_are_few_enough_for_one_message_and_not_smaller_than_need_be(size
 
 
 def test_different_chunks_are_asked_of_every_holder_and_no_more_than_its_slots():
-    fetch = SnapshotFetch(hashes(20), [A, B])
+    fetch = SnapshotFetch(hashes=hashes(20), holders=[A, B])
     first = asks(fetch.start(0.0))
     assert len(first) == 2 * ASKED_AT_ONCE
     assert len({ask.index for ask in first}) == 2 * ASKED_AT_ONCE
@@ -56,7 +56,7 @@ def test_different_chunks_are_asked_of_every_holder_and_no_more_than_its_slots()
 
 
 def test_a_chunk_with_the_wrong_hash_drops_its_sender_and_others_are_asked():
-    fetch = SnapshotFetch(hashes(4), [A, B])
+    fetch = SnapshotFetch(hashes=hashes(4), holders=[A, B])
     fetch.start(0.0)
     wanted, effects = fetch.chunk(A, 0, WRONG, 0.1)
     assert not wanted
@@ -70,7 +70,7 @@ def test_a_chunk_with_the_wrong_hash_drops_its_sender_and_others_are_asked():
 
 
 def test_a_holder_that_sends_nothing_is_dropped_and_one_that_sends_slowly_is_not():
-    fetch = SnapshotFetch(hashes(12), [A, B])
+    fetch = SnapshotFetch(hashes=hashes(12), holders=[A, B])
     fetch.start(0.0)
     now, index = 0.0, next(iter(fetch.holders[B].asked))
     for _ in range(4):
@@ -83,7 +83,7 @@ def test_a_holder_that_sends_nothing_is_dropped_and_one_that_sends_slowly_is_not
 
 
 def test_near_the_end_a_holder_without_work_of_its_own_is_asked_for_what_another_owes():
-    fetch = SnapshotFetch(hashes(3), [A, B], asked_at_once=2)
+    fetch = SnapshotFetch(hashes=hashes(3), holders=[A, B], asked_at_once=2)
     assert {(ask.peer, ask.index) for ask in asks(fetch.start(0.0))} == {(A, 0), (A, 1), (B, 2)}
     assert asks(fetch.chunk(A, 0, fetch.hashes[0], 0.1)[1]) == [], "A has one of its own still to send"
     assert asks(fetch.chunk(B, 2, fetch.hashes[2], 0.2)[1]) == [RequestChunk(B, 1)]
@@ -93,7 +93,7 @@ def test_near_the_end_a_holder_without_work_of_its_own_is_asked_for_what_another
 
 
 def test_a_holder_that_comes_late_takes_its_share_and_one_that_was_dropped_does_not_come_back():
-    fetch = SnapshotFetch(hashes(9), [A, B], asked_at_once=2)
+    fetch = SnapshotFetch(hashes=hashes(9), holders=[A, B], asked_at_once=2)
     fetch.start(0.0)
     assert len(asks(fetch.add(C, 0.5))) == 2
     assert fetch.add(C, 0.6) == []
@@ -105,13 +105,13 @@ def test_a_holder_that_comes_late_takes_its_share_and_one_that_was_dropped_does_
 
 
 def test_no_chunk_is_asked_of_three_holders():
-    fetch = SnapshotFetch(hashes(1), [A, B, C])
+    fetch = SnapshotFetch(hashes=hashes(1), holders=[A, B, C])
     assert [ask.peer for ask in asks(fetch.start(0.0))] == [A, B]
     assert asks(fetch.drop(A, "gone", 0.1)) == [RequestChunk(C, 0)]
 
 
 def test_chunks_of_strangers_are_judged_by_their_hash():
-    fetch = SnapshotFetch(hashes(2), [A])
+    fetch = SnapshotFetch(hashes=hashes(2), holders=[A])
     fetch.start(0.0)
     assert fetch.chunk(C, 1, fetch.hashes[1], 0.1)[0]
     assert fetch.chunk(C, 0, WRONG, 0.1) == (False, [])
@@ -145,13 +145,13 @@ def test_an_older_root_is_taken_if_it_is_worth_resuming_and_as_many_name_it():
 
 
 def test_what_is_here_is_not_asked_for():
-    fetch = SnapshotFetch(hashes(6), [A, B], asked_at_once=2, here={0, 3, 4, 99})
+    fetch = SnapshotFetch(hashes=hashes(6), holders=[A, B], asked_at_once=2, here={0, 3, 4, 99})
     assert [ask.index for ask in asks(fetch.start(0.0))] == [1, 2, 5]
     assert not fetch.chunk(A, 3, fetch.hashes[3], 0.1)[0], "it is not wanted again"
     for index in (1, 2, 5):
         assert fetch.chunk(B, index, fetch.hashes[index], 0.2)[0]
     assert not fetch.missing
-    whole = SnapshotFetch(hashes(2), [A], here={0, 1})
+    whole = SnapshotFetch(hashes=hashes(2), holders=[A], here={0, 1})
     assert (whole.start(0.0), whole.missing, whole.stuck) == ([], set(), False)
 
 
@@ -162,7 +162,7 @@ def test_any_mixture_of_holders_ends_complete_or_stuck(seed, chunks, holders):
     """Each holder is honest, lying, silent or about to leave; who is honest is never dropped."""
     chance, now = Random(seed), 0.0
     kinds = {PeerId(f"h{n}"): chance.choice(["honest", "liar", "silent", "leaves"]) for n in range(holders)}
-    fetch = SnapshotFetch(hashes(chunks), list(kinds))
+    fetch = SnapshotFetch(hashes=hashes(chunks), holders=list(kinds))
     under_way: list[RequestChunk] = []
 
     def take(effects) -> None:

@@ -64,10 +64,16 @@ def bench(question: BenchConfig, said: Said) -> LearningReport:
     tokens_of_a_step = question.peers * manifest.microbatch_tokens
     steps = max(1, (question.tokens or TOKENS_PER_PARAMETER * ground.count) // tokens_of_a_step)
     terms = TrialSettings(
-        manifest.run_id(), fingerprint(subject.texts().held_out.scored), question.peers, steps,
-        question.delay, question.away, question.late, question.local_steps,
+        manifest.run_id(),
+        fingerprint(subject.texts().held_out.scored),
+        question.peers,
+        steps,
+        question.delay,
+        question.away,
+        question.late,
+        question.local_steps,
         "" if question.device.type == "cpu" else f"{computed} {question.device.type}",
-    )  # fmt: skip
+    )
     question.out.mkdir(parents=True, exist_ok=True)
     plans = {}
     for name, recipe in known.items():
@@ -78,9 +84,17 @@ def bench(question: BenchConfig, said: Said) -> LearningReport:
         found = carried_out(plans, question.jobs, _kept(question, terms, known, play))
     rows = [_row(name, known[name], question, found[name]) for name in known]
     return LearningReport(
-        manifest.name, ground.count, rows[0].outcomes[0].tokens, question.peers, question.delay,
-        question.away, question.late, question.seeds, activation_bytes(manifest), tuple(rows),
-    )  # fmt: skip
+        manifest.name,
+        ground.count,
+        rows[0].outcomes[0].tokens,
+        question.peers,
+        question.delay,
+        question.away,
+        question.late,
+        question.seeds,
+        activation_bytes(manifest),
+        tuple(rows),
+    )
 
 
 def _recipes(question: BenchConfig, manifest: Manifest) -> dict[str, Recipe]:

@@ -84,17 +84,31 @@ class Ground:
     """One model and its texts, with one seed: computes gradients and held-out losses for any method."""
 
     def __init__(
-        self, manifest: Manifest, texts: BenchTexts, seed: int, computing: Computing = PLAIN,
+        self,
+        *,
+        manifest: Manifest,
+        texts: BenchTexts,
+        seed: int,
+        computing: Computing = PLAIN,
         device: torch.device | str = "cpu",
-    ) -> None:  # fmt: skip
-        self.manifest, self.seed, self.device = manifest, seed, torch.device(device)
+    ) -> None:
+        self.manifest = manifest
+        self.seed = seed
+        self.device = torch.device(device)
         self._texts = texts
-        stages, self._rules = range(len(manifest.stages)), manifest.path_rules()
+        stages = range(len(manifest.stages))
+        self._rules = manifest.path_rules()
         if self._rules.most_swaps:
             raise UserError("paths.swaps: the bench takes stages in their order; leave it out of the run")
         self.layouts = [layout_of(parameter_shapes(manifest.model, manifest.span(stage))) for stage in stages]
         self._computes = [
-            StageCompute(manifest.model, manifest.span(stage), self.layouts[stage], computing, self.device)
+            StageCompute(
+                shape=manifest.model,
+                span=manifest.span(stage),
+                layout=self.layouts[stage],
+                computing=computing,
+                device=self.device,
+            )
             for stage in stages
         ]
         starts = [sum(layout.size for layout in self.layouts[:stage]) for stage in stages]
@@ -168,9 +182,13 @@ class Ground:
         """Return the positions in the training text at which the microbatch's sequences start."""
         data = self.manifest.data
         return window_starts(
-            RUN, self.seed, microbatch, len(self._texts.corpus), data.micro_batch_size,
+            RUN,
+            self.seed,
+            microbatch,
+            len(self._texts.corpus),
+            data.micro_batch_size,
             data.seq_len,
-        )  # fmt: skip
+        )
 
     def _path(self, microbatch: MicrobatchId) -> list[int]:
         """Return the stages that the microbatch visits; the middle ones are drawn at random.

@@ -53,9 +53,12 @@ def schedule(peak: float, steps: int) -> Rate:
 def scheduled(sync: Sync, peak: float, steps: int) -> Sync:
     """Return `sync` with the learning-rate schedule that all methods use in this benchmark."""
     return replace(
-        sync, learning_rate=peak, warmup_rounds=max(1, round(WARMUP_SHARE * steps)), decay_rounds=steps,
+        sync,
+        learning_rate=peak,
+        warmup_rounds=max(1, round(WARMUP_SHARE * steps)),
+        decay_rounds=steps,
         min_lr_ratio=FINAL_RATIO,
-    )  # fmt: skip
+    )
 
 
 class Inner:
@@ -93,8 +96,10 @@ class Inner:
 class MeanGradient:
     """Synchronous data parallelism: in each step all peers send their whole gradient and apply the mean."""
 
-    def __init__(self, ground: Ground, peers: int, inner: InnerOptimizerName, rate: Rate) -> None:
-        self._ground, self._peers, self._rate = ground, peers, rate
+    def __init__(self, *, ground: Ground, peers: int, inner: InnerOptimizerName, rate: Rate) -> None:
+        self._ground = ground
+        self._peers = peers
+        self._rate = rate
         self._weights_P = ground.initial_weights()
         self._inner = Inner(inner, self._weights_P, ground.parameters)
         self.sent_bytes = 0

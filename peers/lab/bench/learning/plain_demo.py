@@ -34,11 +34,14 @@ class _Tiles:
     def __init__(self, parameter: Parameter, kept: int, device: torch.device) -> None:
         self.parameter = parameter
         rows, columns = parameter.shape if len(parameter.shape) == 2 else (1, parameter.shape[0])
-        self._rows, self._columns = rows, columns
-        self._height, self._width = _side(rows), _side(columns)
+        self._rows = rows
+        self._columns = columns
+        self._height = _side(rows)
+        self._width = _side(columns)
         self.kept = min(kept, self._height * self._width)
         self.tiles = rows // self._height * (columns // self._width)
-        self._down_AA, self._across_BB = _cosines(self._height).to(device), _cosines(self._width).to(device)
+        self._down_AA = _cosines(self._height).to(device)
+        self._across_BB = _cosines(self._width).to(device)
 
     def forward(self, flat: Tensor) -> Tensor:
         """Return the DCT coefficients of a flat parameter: [size] -> [tiles, A B]."""
@@ -56,8 +59,9 @@ class _Tiles:
 class PlainDemo:
     """Several peers that train by DeMo, each with its own momentum; all have equal weights."""
 
-    def __init__(self, ground: Ground, peers: int, rate: Rate, kept: int = KEPT) -> None:
-        self._ground, self._rate = ground, rate
+    def __init__(self, *, ground: Ground, peers: int, rate: Rate, kept: int = KEPT) -> None:
+        self._ground = ground
+        self._rate = rate
         self._weights_P = ground.initial_weights()
         self._momenta = [torch.zeros_like(self._weights_P) for _ in range(peers)]
         self._tiles = [_Tiles(each, kept, self._weights_P.device) for each in ground.parameters]

@@ -48,7 +48,13 @@ class TrialSubject:
     def ground(self, seed: int) -> Ground:
         """Return the model and texts for a seed. Raises UserError, TextError."""
         manifest, texts = _read(self)
-        return Ground(manifest, texts, seed, computing_of(ComputeFile(), self.device), self.device)
+        return Ground(
+            manifest=manifest,
+            texts=texts,
+            seed=seed,
+            computing=computing_of(ComputeFile(), self.device),
+            device=self.device,
+        )
 
     def texts(self) -> BenchTexts:
         """Return the texts of the run. Raises UserError, TextError."""

@@ -114,7 +114,9 @@ def recipes(sync: Sync) -> Mapping[str, Recipe]:
 def _mean_gradient(inner: InnerOptimizerName) -> Recipe:
     def make(ground: Ground, setting: Setting, rate: float) -> Learner:
         _require_all(setting)
-        return MeanGradient(ground, setting.peers, inner, schedule(rate, setting.steps))
+        return MeanGradient(
+            ground=ground, peers=setting.peers, inner=inner, rate=schedule(rate, setting.steps)
+        )
 
     return Recipe(make, 8e-3, "the mean gradient every step")
 
@@ -126,17 +128,23 @@ def _require_all(setting: Setting) -> None:
 
 def _plain_demo(ground: Ground, setting: Setting, rate: float) -> Learner:
     _require_all(setting)
-    return PlainDemo(ground, setting.peers, schedule(rate, setting.steps))
+    return PlainDemo(ground=ground, peers=setting.peers, rate=schedule(rate, setting.steps))
 
 
 def _as_the_paper(sync: Sync) -> Callable[[Ground, Setting, float], Learner]:
     """Return the maker of the product's DeMo with the settings of the paper."""
     return _rounds(
         replace(
-            sync, method="demo", selection="top-k", topk_per_chunk=KEPT, momentum=DECAY, transform="fine-dct",
+            sync,
+            method="demo",
+            selection="top-k",
+            topk_per_chunk=KEPT,
+            momentum=DECAY,
+            transform="fine-dct",
             chunking="tiled",
-        ), "",
-    ).make  # fmt: skip
+        ),
+        "",
+    ).make
 
 
 def _rounds(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
@@ -147,7 +155,15 @@ def _rounds(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
         every = 1 if sync.local_steps is None else (setting.local_steps or steps) * each
         ours = sync if setting.outer_lr is None else replace(sync, outer_lr=setting.outer_lr)
         return BenchRounds(
-            ground, setting.peers, ours, rate, setting.steps, setting.delay, every, setting.away, setting.late
+            ground=ground,
+            peers=setting.peers,
+            sync=ours,
+            peak=rate,
+            steps=setting.steps,
+            delay=setting.delay,
+            every=every,
+            away=setting.away,
+            late=setting.late,
         )
 
     outer = sync.local_steps.outer_lr if sync.local_steps is not None and sync.outer_momentum else None

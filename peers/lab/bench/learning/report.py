@@ -61,12 +61,19 @@ def row(method: str, told: str, local_steps: int, rates_tried: int, outcomes: Se
     """Return the row of a method from its outcomes, one for each seed."""
     loss, spread = mean_and_spread(each.loss for each in outcomes)
     return MethodRow(
-        method, told, outcomes[0].trial.rate, outcomes[0].trial.outer_lr, local_steps, rates_tried,
-        loss, spread,
+        method,
+        told,
+        outcomes[0].trial.rate,
+        outcomes[0].trial.outer_lr,
+        local_steps,
+        rates_tried,
+        loss,
+        spread,
         mean_and_spread(each.bits_per_byte for each in outcomes)[0],
         mean_and_spread(each.bytes_per_token for each in outcomes)[0],
-        mean_and_spread(each.seconds for each in outcomes)[0], tuple(outcomes),
-    )  # fmt: skip
+        mean_and_spread(each.seconds for each in outcomes)[0],
+        tuple(outcomes),
+    )
 
 
 def activation_bytes(manifest: Manifest) -> float:
@@ -137,9 +144,11 @@ def draw(report: LearningReport, folder: Path, demos: Mapping[str, Curve]) -> li
     for number, each in enumerate(best_first):
         points = each.outcomes[0].curve
         axes.plot(
-            [point.tokens for point in points], [point.loss for point in points], label=each.method,
+            [point.tokens for point in points],
+            [point.loss for point in points],
+            label=each.method,
             color=colours(number % colours.N),
-        )  # fmt: skip
+        )
     axes.set(xlabel="tokens", ylabel="held-out loss, nats per token", title=report.name)
     axes.legend(fontsize="small")
     front, axes = pyplot.subplots(figsize=(9, 6))
@@ -148,9 +157,12 @@ def draw(report: LearningReport, folder: Path, demos: Mapping[str, Curve]) -> li
     for number, each in enumerate(best_first):
         axes.scatter(each.contribution_bytes, each.loss, color=colours(number % colours.N), zorder=2)
         axes.annotate(
-            each.method, (each.contribution_bytes, each.loss), (4, 4), textcoords="offset points",
+            each.method,
+            (each.contribution_bytes, each.loss),
+            (4, 4),
+            textcoords="offset points",
             fontsize="small",
-        )  # fmt: skip
+        )
     axes.set(xscale="log", xlabel="bytes of contributions per token", ylabel="held-out loss, nats per token")
     axes.set(title=report.name, xmargin=0.15)  # Room for the names to the right of the points.
     files = [folder / f"{report.name}-tokens.png", folder / f"{report.name}-bytes.png"]

@@ -34,10 +34,21 @@ class BenchRounds:
     """Peers that train in rounds of `every` microbatches each; a round is applied `delay` rounds later."""
 
     def __init__(
-        self, ground: Ground, peers: int, sync: Sync, peak: float, steps: int, delay: int = 0, every: int = 1,
-        away: int = 0, late: float = 0.0,
-    ) -> None:  # fmt: skip
-        self._ground, self._delay, self._every = ground, delay, every
+        self,
+        *,
+        ground: Ground,
+        peers: int,
+        sync: Sync,
+        peak: float,
+        steps: int,
+        delay: int = 0,
+        every: int = 1,
+        away: int = 0,
+        late: float = 0.0,
+    ) -> None:
+        self._ground = ground
+        self._delay = delay
+        self._every = every
         self._sync = scheduled(sync, peak, max(1, steps // every))
         manifest = replace(ground.manifest, sync=self._sync)
         self._names = [PeerId(f"peer {peer}") for peer in range(peers)]
@@ -50,13 +61,14 @@ class BenchRounds:
             experts = manifest.model.experts
             merging = ExpertMerging(experts, layout) if experts.merge_rounds else None
             settled = with_zero_momentum(units, method.state).to(ground.device)
-            self._replicas.append(Replica(layout, method, settled, merging=merging))
+            self._replicas.append(Replica(layout=layout, method=method, units=settled, merging=merging))
         for number, methods in enumerate(self._methods):
             for method in methods:
                 if method.held is not None:
                     method.held.hold(number % method.held.groups)
         self._here = range(peers - away), middle_third(steps)
-        self._late, self._chance = late, Random(f"late {ground.seed}")
+        self._late = late
+        self._chance = Random(f"late {ground.seed}")
         self._held_back: list[tuple[Replica, int, PeerId, bytes]] = []
         """Late contributions, added one round after the others of their round."""
         self._gathered: defaultdict[tuple[int, int], list[tuple[Tensor, int]]] = defaultdict(list)

@@ -126,16 +126,27 @@ class TrialSettings:
     def trial(self, name: str, recipe: Recipe, rates: Rates, seed: int) -> Trial:
         """Return the trial of the method `name` at these rates."""
         return Trial(
-            self.run_id, self.text, name, rates.rate, seed, self.peers, self.steps, self.delay, rates.outer,
-            self.away, self.late, self.local_steps if recipe.local_steps else 0, self.computed,
-        )  # fmt: skip
+            self.run_id,
+            self.text,
+            name,
+            rates.rate,
+            seed,
+            self.peers,
+            self.steps,
+            self.delay,
+            rates.outer,
+            self.away,
+            self.late,
+            self.local_steps if recipe.local_steps else 0,
+            self.computed,
+        )
 
 
 def play(trial: Trial, recipe: Recipe, ground: Ground, said: Callable[[int], None]) -> Outcome:
     """Run a trial to its end, or until it diverges. `said` receives the number of finished steps."""
     setting = Setting(
         trial.peers, trial.steps, trial.delay, trial.outer_lr, trial.away, trial.late, trial.local_steps
-    )  # fmt: skip
+    )
     learner = recipe.make(ground, setting, trial.rate)
     tokens_of_a_step = trial.peers * ground.manifest.microbatch_tokens
     began, curve, losses = perf_counter(), [], list[float]()
@@ -157,9 +168,14 @@ def play(trial: Trial, recipe: Recipe, ground: Ground, said: Callable[[int], Non
     loss = loss if isfinite(loss) else inf
     missed = trial.away * len(middle_third(trial.steps)) * ground.manifest.microbatch_tokens
     return Outcome(
-        trial, loss, ground.bits_per_byte(loss), learner.sent_bytes, trial.steps * tokens_of_a_step - missed,
-        perf_counter() - began, tuple(curve),
-    )  # fmt: skip
+        trial,
+        loss,
+        ground.bits_per_byte(loss),
+        learner.sent_bytes,
+        trial.steps * tokens_of_a_step - missed,
+        perf_counter() - began,
+        tuple(curve),
+    )
 
 
 def mean_and_spread(values: Iterable[float]) -> tuple[float, float]:

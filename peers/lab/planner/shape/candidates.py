@@ -162,8 +162,11 @@ def shapes(run: Manifest, parameters: int, peers: int) -> Iterator[Shape]:
 class Judge:
     """Estimates shapes of one run for given peers; caches what several shapes have in common."""
 
-    def __init__(self, run: Manifest, question: PlanRequest, parameters: int, target: float) -> None:
-        self.run, self.question, self.parameters, self.target = run, question, parameters, target
+    def __init__(self, *, run: Manifest, question: PlanRequest, parameters: int, target: float) -> None:
+        self.run = run
+        self.question = question
+        self.parameters = parameters
+        self.target = target
         self._placed = cache(self._place)
         self._contribution = cache(self._contributions)
 
@@ -238,12 +241,14 @@ def bottleneck(manifest: Manifest, how: Exchange, peers: Sequence[PeerGroup]) ->
         if any(took > MAX_OF_A_LINE * line for took, line in zip(taken, thinnest, strict=True)):
             return False
         return all(
-            rate <= (1 + 1e-9) * sum(
+            rate
+            <= (1 + 1e-9)
+            * sum(
                 one.count * carried(one.computes, one.line.without(taken[stage]), crossed[stage])
                 for one in group
             )
             for stage, group in enumerate(groups)
-        )  # fmt: skip
+        )
 
     computed = min(sum(one.count * one.computes for one in group) for group in groups)
     return largest(computed, bears)

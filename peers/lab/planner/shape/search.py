@@ -88,7 +88,7 @@ def search(run: Manifest, question: PlanRequest) -> Search:
     """
     parameters = parameters_of(replace(run, stages=(run.model.num_hidden_layers,)), 0)
     target = question.tokens or laws.TOKENS_PER_PARAMETER * parameters
-    judge = Judge(run, question, parameters, target)
+    judge = Judge(run=run, question=question, parameters=parameters, target=target)
     every = list(shapes(run, parameters, sum(one.count for one in question.classes)))
     judged = [one for one in map(judge.judged, every) if one is not None]
     found = [
@@ -140,9 +140,13 @@ def _as_it_is(
 ) -> tuple[PlayedShape | None, str]:
     step = exchange_of(run).inner_batch_tokens
     shape = Shape(
-        run.stages, run.data.micro_batch_size, run.sync.topology, run.rounds.global_batch_tokens, step,
+        run.stages,
+        run.data.micro_batch_size,
+        run.sync.topology,
+        run.rounds.global_batch_tokens,
+        step,
         run.sync.fragments,
-    )  # fmt: skip
+    )
     try:
         return _found(run, question, shape, parameters, target), ""
     except UserError as error:

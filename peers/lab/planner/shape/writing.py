@@ -75,9 +75,11 @@ def _values(search: Search, run: Manifest) -> dict[str, Any]:
             "contribution_timeout_seconds": float(ceil(max(run.rounds.contribution_timeout_seconds, waits))),
         },
         "sync": {
-            **_method(shape, run), "decay_rounds": search.rounds, "warmup_rounds": warmup,
+            **_method(shape, run),
+            "decay_rounds": search.rounds,
+            "warmup_rounds": warmup,
         },
-    }  # fmt: skip
+    }
 
 
 def _boundary(shape: Shape, run: Manifest) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def test_a_million_parameters_fit_the_promised_bytes(
 
 
 def test_the_baseline_sends_everything_when_it_may_and_keeps_nothing():
-    baseline = FloatDemo(BANDS, 4096, 0.9)
+    baseline = FloatDemo(chunks=BANDS, kept=4096, decay=0.9)
     gradient = torch.randn(baseline.residual.shape, generator=torch.Generator().manual_seed(0))
     sent = baseline.encode(gradient, 1.0)
     assert baseline.residual.abs().max() < 1e-4

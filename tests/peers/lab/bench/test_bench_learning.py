@@ -37,7 +37,7 @@ def ground(stages=(1, 1, 1), codec="fp32", seed=0):
     )  # fmt: skip
     text = corpus()
     held_out = cut(bytes(text[-600:].tolist()), window=16, batch=8)
-    return Ground(manifest, BenchTexts(text[:-600], held_out), seed)
+    return Ground(manifest=manifest, texts=BenchTexts(text[:-600], held_out), seed=seed)
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,7 @@ def test_the_variants_are_recipes():
 
 def test_demo_of_one_peer_that_sends_everything_is_signed_descent():
     here = ground()
-    learner = PlainDemo(here, 1, lambda _: 1e-3, kept=CHUNK)
+    learner = PlainDemo(ground=here, peers=1, rate=lambda _: 1e-3, kept=CHUNK)
     before = learner.weights()
     gradient = here.gradient(before, 0, 0).summed
     learner.step(0)
@@ -114,7 +114,10 @@ def test_demo_of_one_peer_that_sends_everything_is_signed_descent():
 
 def test_the_products_rounds_are_those_of_a_replica_and_wait_for_their_delay():
     here = ground()
-    at_once, later = (BenchRounds(here, 2, here.manifest.sync, 4e-3, STEPS, delay) for delay in (0, 1))
+    at_once, later = (
+        BenchRounds(ground=here, peers=2, sync=here.manifest.sync, peak=4e-3, steps=STEPS, delay=delay)
+        for delay in (0, 1)
+    )
     began = at_once.weights()
     for learner in (at_once, later):
         learner.step(0)
@@ -127,7 +130,7 @@ def test_the_products_rounds_are_those_of_a_replica_and_wait_for_their_delay():
 def test_who_is_away_computes_nothing_for_a_third_and_comes_back():
     here = ground()
     learner, computed, gradient = (
-        BenchRounds(here, 2, here.manifest.sync, 4e-3, STEPS, away=1),
+        BenchRounds(ground=here, peers=2, sync=here.manifest.sync, peak=4e-3, steps=STEPS, away=1),
         [],
         here.gradient,
     )
@@ -145,7 +148,8 @@ def test_who_is_away_computes_nothing_for_a_third_and_comes_back():
 def test_what_comes_late_moves_the_weights_a_round_later():
     here = ground()
     in_time, late = (
-        BenchRounds(here, 2, here.manifest.sync, 4e-3, STEPS, late=share) for share in (0.0, 1.0)
+        BenchRounds(ground=here, peers=2, sync=here.manifest.sync, peak=4e-3, steps=STEPS, late=share)
+        for share in (0.0, 1.0)
     )
     began = late.weights()
     in_time.step(0)
@@ -158,7 +162,9 @@ def test_what_comes_late_moves_the_weights_a_round_later():
 
 def test_microbatches_leave_out_as_many_stages_as_the_run_says():
     here = ground(stages=(1, 1, 1))
-    skipping = Ground(replace(here.manifest, paths=Paths(skip_ratio=0.34)), here._texts, seed=0)
+    skipping = Ground(
+        manifest=replace(here.manifest, paths=Paths(skip_ratio=0.34)), texts=here._texts, seed=0
+    )
     found = skipping.gradient(here.initial_weights(), 0, 0).summed
     assert not found[skipping.slices[1]].any(), "nobody visited it"
     assert found[skipping.slices[0]].any()

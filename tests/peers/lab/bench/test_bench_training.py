@@ -31,7 +31,7 @@ def run(stages=(1, 1), **sync):
 def test_the_plain_loop_and_the_peer_find_the_same_gradient():
     manifest = run((2,))
     plain, peer = (
-        Plain(manifest, first_state(manifest, 0), inner_batch_tokens=1 << 20),
+        Plain(manifest=manifest, first=first_state(manifest, 0), inner_batch_tokens=1 << 20),
         StagesInOneThread(manifest),
     )
     for tokens, labels in texts_of(manifest)[:1]:

@@ -144,7 +144,7 @@ def test_so_many_are_away_as_leave_and_come_back():
                     lambda a, b: 0.01, Work(0))  # fmt: skip
     swarm = Swarm(layout, Router, 1)
     turnover = Turnover(0.1 / 3600, (20.0,) * 800)
-    playing = Play(swarm, turnover, 1, 100.0)
+    playing = Play(swarm=swarm, turnover=turnover, seed=1, until=100.0)
     away = []
     for second in range(0, 100, 5):
         swarm.run(float(second))

@@ -71,9 +71,9 @@ def test_the_arithmetic_of_thousands_is_that_of_the_plan(peers, stages):
 
 
 def test_shapes_that_no_peer_can_hold_are_left_out():
-    judge = Judge(RUN, asked("8x2ktps:0.01GB"), PARAMETERS, 1e8)
+    judge = Judge(run=RUN, question=asked("8x2ktps:0.01GB"), parameters=PARAMETERS, target=1e8)
     assert judge.judged(Shape((4,), 1, "all-gather", 65_536)) is None
-    judge = Judge(RUN, asked("8x2ktps:8GB"), PARAMETERS, 1e8)
+    judge = Judge(run=RUN, question=asked("8x2ktps:8GB"), parameters=PARAMETERS, target=1e8)
     assert judge.judged(Shape((4,), 1, "all-gather", 65_536)).tokens_per_second == pytest.approx(16_000)
 
 

@@ -13,7 +13,7 @@ from swarmnet.membership.machine import Membership
 
 def membership(**peers):
     """`peers`: name -> "linked", "ready" (linked, and takes part), "silent" (did not answer), "dialing"."""
-    known = Membership(PeerId("me"), 1, Random(1))
+    known = Membership(me=PeerId("me"), stage=1, chance=Random(1))
     for name, how in peers.items():
         peer = PeerId(name)
         known.recorded(peer, 0 if name.startswith("above") else 1, "worker", (), 1, b"record", 0.0)
@@ -72,9 +72,11 @@ async def test_two_looks_at_a_slow_directory_end_though_both_drop_the_same_stage
     """A starting peer looks for its group while the regular look-ups have begun."""
     presence = SlowDirectory()
     links = SimpleNamespace(
-        membership=Membership(PeerId("me"), 0, Random(1)), learn_all=lambda records: None, known=dict
+        membership=Membership(me=PeerId("me"), stage=0, chance=Random(1)),
+        learn_all=lambda records: None,
+        known=dict,
     )
-    discovery = PeerDiscovery(presence, links, 4, lambda *_: None)
+    discovery = PeerDiscovery(presence=presence, neighbourhood=links, stages=4, notify=lambda *_: None)
     looks = [asyncio.create_task(discovery.look()) for _ in range(RECORD_LOOKS + 2)]
     await asyncio.sleep(0)
     presence.answer.set()

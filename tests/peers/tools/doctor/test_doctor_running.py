@@ -34,7 +34,9 @@ def test_the_addresses_of_a_running_peer_are_known_after_its_log_has_moved(tmp_p
         log.write_text(text)
         assert logged_addresses(tmp_path, "12D3KooWme") == ["/ip4/8.8.4.4/tcp/2"]
     log.unlink()
-    with EventLog(log, lambda: 1.0, lambda: 1.0, flush_count=1, limit_bytes=400) as running:
+    with EventLog(
+        path=log, clock=lambda: 1.0, monotonic=lambda: 1.0, flush_count=1, limit_bytes=400
+    ) as running:
         running.record(Started("12D3KooWme"))
         running.record(Listening(HERE))
         for _ in range(100):

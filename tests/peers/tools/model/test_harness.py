@@ -37,7 +37,7 @@ def weights() -> dict[str, Tensor]:
 
 @pytest.fixture
 def reader(weights) -> ModelScorer:
-    return ModelScorer(weights, SHAPE, ByteTokenizer(), 16)
+    return ModelScorer(weights=weights, shape=SHAPE, tokenizer=ByteTokenizer(), window=16)
 
 
 def nats(weights: dict[str, Tensor], before: bytes, after: bytes, window: int = 16) -> float:

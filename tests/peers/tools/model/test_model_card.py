@@ -84,7 +84,7 @@ def leave_checkpoint(
 
 def leave_log(folder: Path, peer: str, stage: int, events: list[tuple[str, dict[str, object]]]) -> Path:
     clock = iter(range(1000, 2000))
-    with EventLog(folder / "events.jsonl", lambda: next(clock), lambda: 0.0) as log:
+    with EventLog(path=folder / "events.jsonl", clock=lambda: next(clock), monotonic=lambda: 0.0) as log:
         log.record(parse("started", {"peer": peer}))
         log.record(parse("assembled", {"stage": stage}))
         for event, fields in events:
@@ -220,7 +220,7 @@ def move(folder: Path, events: list[tuple[str, dict[str, object]]]) -> None:
     log = folder / "events.jsonl"
     log.replace(folder / "events.jsonl.old")
     clock = iter(range(1100, 2000))
-    with EventLog(log, lambda: next(clock), lambda: 0.0) as begun:
+    with EventLog(path=log, clock=lambda: next(clock), monotonic=lambda: 0.0) as begun:
         for event, fields in events:
             begun.record(parse(event, fields))
 
@@ -268,7 +268,9 @@ def test_after_damage_a_log_counts_from_where_it_says_again_whose_it_is(states):
 def test_a_log_that_has_moved_twice_says_itself_whose_it_is(tmp_path):
     leave_checkpoint(tmp_path, 1, 7, [])
     log = tmp_path / "events.jsonl"
-    with EventLog(log, lambda: 1.0, lambda: 1.0, flush_count=1, limit_bytes=500) as running:
+    with EventLog(
+        path=log, clock=lambda: 1.0, monotonic=lambda: 1.0, flush_count=1, limit_bytes=500
+    ) as running:
         running.record(noted.Started(ONE))
         running.record(noted.Assembled(1))
         for number in range(100):

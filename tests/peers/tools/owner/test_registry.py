@@ -29,7 +29,7 @@ def member(network: MemoryNetwork, name: str):
 
 
 def book(signed) -> OrderBook:
-    return OrderBook(signed, None, lambda *_, **__: None, lambda *_: None)
+    return OrderBook(signed=signed, kept=None, log_event=lambda *_, **__: None, notify=lambda *_: None)
 
 
 @on_virtual_clock

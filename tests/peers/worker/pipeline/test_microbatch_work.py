@@ -110,10 +110,10 @@ def test_from_the_first_stage_only_its_origin_sends_a_microbatch():
     manifest = tiny_manifest()
     rules = manifest.path_rules()
     origin, other = PeerId("origin"), PeerId("other")
-    membership = Membership(PeerId("me"), 1, None)
+    membership = Membership(me=PeerId("me"), stage=1, chance=None)
     for name in (origin, other):
         membership.recorded(name, 0, "worker", ("/x",), 1, b"record", 0.0)
-    ways, header = Skipping(rules, 1, lambda stage: []), visit(begin(rules), 1, rules)
+    ways, header = Skipping(rules=rules, stage=1, live=lambda stage: []), visit(begin(rules), 1, rules)
     assert unfit_way(membership, ways, origin, origin, header) is None
     assert unfit_way(membership, ways, other, origin, header).code == "illegal_path"
 

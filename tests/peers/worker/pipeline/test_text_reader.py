@@ -61,7 +61,9 @@ class Peer:
             PeerFile(run="ab" * 32, state=state, data_paths=places, **keys),
             Identity.from_seed(origin.encode()),
         )
-        self.text = TextReader(self.process, signed, self.opened.set, lambda _: self.ended.set())
+        self.text = TextReader(
+            process=self.process, signed=signed, opened=self.opened.set, ended=lambda _: self.ended.set()
+        )
         self.start = partial(self.text.open, self.withdrawn)
 
     @property

@@ -170,7 +170,15 @@ class Posts:
 
 
 def one(identity, path=None, posts=None, stage=0, log_event=lambda _: None):
-    return Receipts(identity, SIGNED, stage, path, posts or Posts(), lambda: 1000.0, log_event)
+    return Receipts(
+        identity=identity,
+        signed=SIGNED,
+        stage=stage,
+        path=path,
+        neighbourhood=posts or Posts(),
+        now=lambda: 1000.0,
+        log_event=log_event,
+    )
 
 
 def contributed(path=None, posts=None, rounds=range(4)):

@@ -41,20 +41,33 @@ class World:
         work = SimpleNamespace(
             replica=SimpleNamespace(settled_round=-1),
             counts=SimpleNamespace(applied=lambda *_: "completed", contributors=0),
-            method=method, run_id=RUN, stage=0, closed=False, commits=False, run=lambda operations: [],
-        )  # fmt: skip
+            method=method,
+            run_id=RUN,
+            stage=0,
+            closed=False,
+            commits=False,
+            run=lambda operations: [],
+        )
         around = SimpleNamespace(
             clock=SimpleNamespace(time=loop.time, call_at=loop.call_at),
             transport=SimpleNamespace(peer=ME.peer_id),
             post=lambda peer, lane, message, body=b"": self.posted.append((peer, message)),
             refused=lambda peer, code, reason: self.refused.append((peer, code)),
-            queued_bytes=lambda peer, lane: 0, introduce=lambda contributor, peers: None,
-        )  # fmt: skip
+            queued_bytes=lambda peer, lane: 0,
+            introduce=lambda contributor, peers: None,
+        )
         compute = SimpleNamespace(submit=lambda kind, job, done: self.done.extend(job.args[0]))
         self.path = RoundService(
-            manifest, work, compute, around, Weights(None, -1, START), OwnContributions(manifest.rounds),
-            lambda contributor, round: True, lambda wish: None, lambda *_, **__: None,
-        )  # fmt: skip
+            manifest=manifest,
+            work=work,
+            compute=compute,
+            neighbourhood=around,
+            weights=Weights(None, -1, START),
+            offers=OwnContributions(manifest.rounds),
+            has_weight=lambda contributor, round: True,
+            resynchronise=lambda wish: None,
+            log_event=lambda *_, **__: None,
+        )
         for peer in (B, C):
             self.path.joined(peer)
             self.path.message(peer, Progress(9, 0, [], -1, True, -1, START, []), b"")
@@ -101,7 +114,18 @@ def test_of_own_contributions_only_those_of_which_all_is_known_are_forgotten(mon
     monkeypatch.setattr(update_compute, "OWN_BYTES_KEPT", 40)
     undecided = OrderedDict.fromkeys(ContributionId(bytes([n]) * 16) for n in (0, 3))
     method = SimpleNamespace(held=None, own=None)
-    work = UpdateWork(RUN, 0, ME, None, method, None, None, None, None, undecided)
+    work = UpdateWork(
+        run_id=RUN,
+        stage=0,
+        identity=ME,
+        stage_compute=None,
+        method=method,
+        replica=None,
+        gathered=None,
+        settled=None,
+        counts=None,
+        undecided=undecided,
+    )
     for number in range(8):
         newest = ContributionId(bytes([number]) * 16)
         work.own[newest] = bytes(10)

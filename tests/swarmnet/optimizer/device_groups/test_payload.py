@@ -43,7 +43,11 @@ class Devices:
             assert isinstance(method, Divisible)
             method.use_device_group(MultiDevice(self.shares, device, partial(self._sum, device)))
         self.replicas = [
-            Replica(self.shares.layout(device), method, torch.zeros(method.state.size, dtype=torch.int32))
+            Replica(
+                layout=self.shares.layout(device),
+                method=method,
+                units=torch.zeros(method.state.size, dtype=torch.int32),
+            )
             for device, method in enumerate(self.methods)
         ]
 
@@ -84,7 +88,7 @@ class Devices:
 def test_shares_contribute_to_the_byte_and_settle_to_the_bit_what_one_device_does(case, count):
     manifest = method_cases.manifest(**case)
     alone = method_of(manifest, LAYOUT)
-    replica = Replica(LAYOUT, alone, torch.zeros(alone.state.size, dtype=torch.int32))
+    replica = Replica(layout=LAYOUT, method=alone, units=torch.zeros(alone.state.size, dtype=torch.int32))
     devices = Devices(manifest, count)
     for round in range(3):
         gradient = CALM * gradient_of(LAYOUT, round)

@@ -154,7 +154,7 @@ def test_what_is_shared_comes_out_as_of_peers_that_train_everything():
 
 def test_the_own_weights_hold_what_was_moved_until_the_round_is_applied_and_then_what_the_group_made_of_it():
     made = method(group=1)
-    replica = Replica(LAYOUT, made, torch.zeros(LAYOUT.size, dtype=torch.int32))
+    replica = Replica(layout=LAYOUT, method=made, units=torch.zeros(LAYOUT.size, dtype=torch.int32))
     payload = made.contribute(made.of(gradient_of(LAYOUT, 0)), 7, 0, PEERS[0])
     before = replica.live_floats(ahead=False)
     replica.add(0, PEERS[0], payload)
@@ -300,7 +300,7 @@ def test_a_run_that_cannot_be_is_refused(experts, sync, message):
 
 def test_who_trains_what_and_since_when_nobody_does_can_be_read():
     made = method(group=1)
-    replica = Replica(LAYOUT, made, torch.zeros(LAYOUT.size, dtype=torch.int32))
+    replica = Replica(layout=LAYOUT, method=made, units=torch.zeros(LAYOUT.size, dtype=torch.int32))
     assert made.holding == ExpertAssignment(1, (0, 0), (-1, -1), (0, 0)), "nothing has settled yet"
 
     def settled(round, *groups):
@@ -321,7 +321,9 @@ def test_who_trains_what_and_since_when_nobody_does_can_be_read():
 
 def test_whoever_came_later_says_nothing_of_what_was_trained_before_it_and_waits_since_then():
     made = method(group=1)
-    replica = Replica(LAYOUT, made, torch.zeros(LAYOUT.size, dtype=torch.int32), settled_round=40)
+    replica = Replica(
+        layout=LAYOUT, method=made, units=torch.zeros(LAYOUT.size, dtype=torch.int32), settled_round=40
+    )
     for round in (41, 42):
         replica.add(round, PEERS[0], told(1, PEERS[0], round=round))
         replica.apply(round)
@@ -332,7 +334,7 @@ def test_whoever_came_later_says_nothing_of_what_was_trained_before_it_and_waits
 
 def test_a_contribution_that_is_taken_out_before_its_round_settles_has_trained_nothing():
     made = method(group=1)
-    replica = Replica(LAYOUT, made, torch.zeros(LAYOUT.size, dtype=torch.int32))
+    replica = Replica(layout=LAYOUT, method=made, units=torch.zeros(LAYOUT.size, dtype=torch.int32))
     for number, peer in enumerate(PEERS[:2]):
         replica.add(0, peer, told(number, peer))
     replica.apply(0)

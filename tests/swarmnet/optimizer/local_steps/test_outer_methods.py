@@ -120,8 +120,13 @@ def test_a_momentum_is_part_of_what_is_settled_and_a_replica_begins_with_all_of_
     assert state.shape == (2 * LAYOUT.size,)
     assert state[LAYOUT.size :].any()
     with pytest.raises(ReplicaError, match="int32"):
-        Replica(LAYOUT, method, state[: LAYOUT.size])
-    forgot = Replica(LAYOUT, method, with_zero_momentum(state[: LAYOUT.size], method.state), settled_round=0)
+        Replica(layout=LAYOUT, method=method, units=state[: LAYOUT.size])
+    forgot = Replica(
+        layout=LAYOUT,
+        method=method,
+        units=with_zero_momentum(state[: LAYOUT.size], method.state),
+        settled_round=0,
+    )
     assert forgot.digest() != replica.digest()
     for start, stop in method.state.padding:
         assert not state[start:stop].any()

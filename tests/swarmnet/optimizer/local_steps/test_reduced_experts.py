@@ -216,7 +216,7 @@ def test_replicas_that_hear_of_a_result_late_are_equal_to_those_that_heard_in_ti
     results = {who: method().reduce(cut(PAYLOADS, [shard])) for shard, who in enumerate(REDUCERS[:SHARDS])}
     digests = []
     for late in (None, *results):
-        replica = Replica(LAYOUT, method(1), torch.zeros(LAYOUT.size, dtype=torch.int32))
+        replica = Replica(layout=LAYOUT, method=method(1), units=torch.zeros(LAYOUT.size, dtype=torch.int32))
         for who, result in results.items():
             if who != late:
                 replica.add(0, who, result)

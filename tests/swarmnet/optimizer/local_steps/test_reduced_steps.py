@@ -387,7 +387,7 @@ def test_tiny_layouts_go_through_all_of_it_though_some_shards_have_nothing_to_sa
         method = methods[PEERS[0]]
         half = range(run.sync.shards // 2)
         other_half = range(run.sync.shards // 2, run.sync.shards)
-        replica = Replica(TINY, method, torch.zeros(TINY.size, dtype=torch.int32))
+        replica = Replica(layout=TINY, method=method, units=torch.zeros(TINY.size, dtype=torch.int32))
         for round in range(run.sync.local_steps.fragments):
             payloads = {peer: of.own.encode_delta(round, peer) for peer, of in methods.items()}
             for reducer, shards in zip(REDUCERS, (half, other_half), strict=False):
