@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from peers.archivist.links import ArchivistLinks, LinkContext
+from peers.archivist.archivist_links import ArchivistLinks, LinkContext
 from peers.errors import UserError
 from peers.network.discovery.claimed_tokens import Contributions
 from peers.network.orders.order_book import OrderBook
@@ -21,9 +21,9 @@ from peers.state.archive import Archive, ArchivedCheckpoint, IndexFull, entry_na
 from peers.state.archive_store import ArchiveError, sha256
 from peers.state.snapshot_service import SNAPSHOTS_ALONE, NoState, SnapshotService, start_digest
 from peers.state.snapshot_store import Snapshots, Weights
-from peers.telemetry import events
+from peers.telemetry import log_events
 from peers.telemetry.console import counted
-from peers.telemetry.events import Notify
+from peers.telemetry.log_events import Notify
 from protocols.errors import WireError
 from protocols.signed.identity import Identity
 from protocols.signed.peer_record import PeerRecord
@@ -92,7 +92,7 @@ class Archivist:
         identity: Identity,
         book: OrderBook,
         circle: ArchivistLinks,
-        log_event: events.LogEvent,
+        log_event: log_events.LogEvent,
         notify: Notify,
     ) -> None:
         self.archive = archive
@@ -176,7 +176,7 @@ class Archivist:
         """Count, log and print that a stage was not archived."""
         code = code_of(error)
         self.failures[stage, code] += 1
-        self.log_event(events.ArchivingFailed(stage=stage, code=code, reason=str(error)))
+        self.log_event(log_events.ArchivingFailed(stage=stage, code=code, reason=str(error)))
         self.notify("archive", f"stage {stage} is not archived this time: {error or 'it took too long'}")
 
     async def fetch_stage(self, stage: int) -> None:
@@ -205,7 +205,7 @@ class Archivist:
         entry = await asyncio.to_thread(self._write_checkpoint, stage, weights, statements, now)
         self.signed.update(entry.signers)
         self.log_event(
-            events.Archived(stage=stage, round=entry.round, bytes=entry.bytes, signers=len(statements))
+            log_events.Archived(stage=stage, round=entry.round, bytes=entry.bytes, signers=len(statements))
         )
         text = f"archived stage {stage}, round {entry.round}, signed by {counted(len(statements), 'peer')}"
         self.notify("archived", f"{text}, in {self.archive.store.url}")
@@ -218,7 +218,7 @@ class Archivist:
         prune = partial(self.archive.prune, interval, self.policy.newest, self.policy.every)
         try:
             for deleted in await asyncio.to_thread(prune):
-                self.log_event(events.Pruned(stage=deleted.stage, round=deleted.round))
+                self.log_event(log_events.Pruned(stage=deleted.stage, round=deleted.round))
         except UserError as error:
             self.notify("archive", str(error))
 

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from random import Random
 
 from peers.archivist.archivist import Archivist, Policy
-from peers.archivist.links import ArchivistLinks
+from peers.archivist.archivist_links import ArchivistLinks
 from peers.archivist.sampler import ArchiveObserver
 from peers.archivist.serve import NewcomerService
 from peers.config.remote_files import retry_until_reached
@@ -101,10 +101,9 @@ class ArchivistRole(Role):
             log_event=log_event,
             serving=service,
         )
-        archiving = config.archiving
         archivist = Archivist(
             archive=archive,
-            policy=Policy(archiving.seconds, archiving.newest, archiving.every),
+            policy=Policy(config.archiving.seconds, config.archiving.newest, config.archiving.every),
             identity=process.identity,
             book=book,
             circle=links,

@@ -24,7 +24,7 @@ from peers.state.archive import Archive, ArchivedCheckpoint
 from peers.state.archive_store import ArchiveError
 from peers.state.snapshot_store import Snapshots, Weights
 from peers.state.start_folder import start_state
-from peers.telemetry import events
+from peers.telemetry import log_events
 from protocols.daemon.temporary import prefix
 from protocols.errors import WireError
 from protocols.fields import Body
@@ -45,7 +45,7 @@ from protocols.signed.envelope import run_bytes
 from protocols.signed.peer_record import NO_STAGE
 from protocols.signed.records import open_record
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.machine import BEAT_SECONDS
+from swarmnet.membership.membership import BEAT_SECONDS
 from swarmnet.model.flat_layout import Layout
 from swarmnet.rounds.history import START
 from swarmnet.run.manifest import WIRE_VERSION
@@ -79,7 +79,7 @@ class NewcomerService:
         transport: Transport,
         admission: Admission,
         record: Callable[[], bytes],
-        log_event: events.LogEvent,
+        log_event: log_events.LogEvent,
         model: Path | None = None,
     ) -> None:
         """Create the service. `record` returns the archivist's own signed record; `model` is the folder of
@@ -165,7 +165,7 @@ class NewcomerService:
             await link.drained(0, OPEN_SECONDS)
             link.close()
         except WireError as error:
-            self.log_event(events.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
+            self.log_event(log_events.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
 
     async def _start_serving(self, peer: PeerId, stage: int, addresses: list[str], link: Link | None) -> None:
         """Send `Hello` to a newcomer, over `link` if that is open, and serve it from now on."""
@@ -173,7 +173,7 @@ class NewcomerService:
             if link is None or link.closed:
                 link = await self.transport.open(peer, "group", OPEN_SECONDS, addresses)
         except WireError as error:
-            self.log_event(events.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
+            self.log_event(log_events.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
             return
         self._stop_serving(peer)  # Ends an earlier link to this peer, if there is one.
         self._newcomers[peer] = _Newcomer(stage, link, asked_at=self._loop.time())
@@ -217,7 +217,7 @@ class NewcomerService:
             link.post(Bye("idle"))
             await link.drained(0, BEAT_SECONDS)
         except WireError as error:
-            self.log_event(events.AnswerFailed(peer=link.peer, code=error.code, reason=str(error)))
+            self.log_event(log_events.AnswerFailed(peer=link.peer, code=error.code, reason=str(error)))
         link.close()
 
     def _stop_serving(self, peer: PeerId, close: bool = True) -> None:
@@ -246,7 +246,7 @@ class NewcomerService:
         try:
             newcomer.link.post(message, body)
         except WireError as error:
-            self.log_event(events.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
+            self.log_event(log_events.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
             return
         if isinstance(message, Chunk):
             self.served_bytes[newcomer.stage] += len(body)
@@ -294,7 +294,9 @@ class NewcomerService:
                 try:
                     weights, signed = await asyncio.to_thread(self._read_checkpoint, entry, layout)
                 except UserError as error:
-                    self.log_event(events.ArchiveUnusable(stage=stage, round=entry.round, reason=str(error)))
+                    self.log_event(
+                        log_events.ArchiveUnusable(stage=stage, round=entry.round, reason=str(error))
+                    )
                     continue
                 self._signed_statements[stage] = signed
                 await asyncio.to_thread(snapshots.hold, weights)
@@ -313,7 +315,7 @@ class NewcomerService:
             weights = Weights(units, settled_round=-1, chain=START, tokens=0)
             await asyncio.to_thread(snapshots.hold, weights)
         except UserError as error:
-            self.log_event(events.ArchiveUnusable(stage=stage, round=-1, reason=str(error)))
+            self.log_event(log_events.ArchiveUnusable(stage=stage, round=-1, reason=str(error)))
         finally:
             self._loading.discard(stage)
             self._free_unused(stage)

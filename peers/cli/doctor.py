@@ -41,7 +41,7 @@ def doctor(
         config = _newcomer_config(run, bootstrap, settings)
     else:
         config = load(peer_file_of(peer_file, "doctor"), os.environ, overrides(settings))
-    from peers.tools.doctor.show import NETWORK, run_doctor, wanted_checks
+    from peers.tools.doctor.print_checks import NETWORK, run_doctor, wanted_checks
 
     checks = wanted_checks(only or ())
     can_reach_swarm = not is_newcomer or run is not None or bool(config.bootstrap)

@@ -25,16 +25,16 @@ from swarmnet.model.computing.choices import (
     DtypeName,
     OptimizerStateDevice,
 )
-from swarmnet.run.local_steps import PRESETS
+from swarmnet.run.local_step_presets import PRESETS
 from swarmnet.run.manifest import MethodName
 
 if TYPE_CHECKING:
     from peers.lab.bench.learning.bench import BenchConfig
-    from peers.lab.bench.learning.report import LearningReport as Learned
+    from peers.lab.bench.learning.learning_report import LearningReport as Learned
     from peers.lab.bench.learning.trials import Trial
-    from peers.lab.faults.report import Result
-    from peers.lab.planner.links import Links
+    from peers.lab.faults.fault_report import Result
     from peers.lab.planner.plan_request import PlanRequest
+    from peers.lab.planner.planned_links import Links
     from peers.lab.planner.speeds import PeerClass
     from swarmnet.run.manifest import Manifest, Rounds
 
@@ -224,7 +224,7 @@ def learning(
     interrupted benchmark continues."""
     from peers.compute.stage_part import device_of
     from peers.lab.bench.learning.bench import BenchConfig
-    from peers.lab.bench.learning.report import as_json, demo_curve, draw, render
+    from peers.lab.bench.learning.learning_report import as_json, demo_curve, draw, render
 
     demos = {file.stem: demo_curve(file) for file in demo or ()}
     for run_file in run_files:
@@ -317,8 +317,8 @@ def simulate(
 
     Checks that nothing is lost or counted twice and that all peers agree in the end. Exit code 1 if not.
     """
+    from peers.lab.faults.fault_report import again, played
     from peers.lab.faults.play import Options
-    from peers.lab.faults.report import again, played
 
     _check_kinds(kind or (), moves)
     _check_model(real, method, experts)
@@ -397,7 +397,7 @@ def _rounds_and_stages(run_file: Path | None) -> tuple[Rounds | None, int | None
 
 def _print_result(result: Result, again: str) -> None:
     """Print a schedule's result, the rules that it violated, and the command `again` that repeats it."""
-    from peers.lab.faults.report import row
+    from peers.lab.faults.fault_report import row
 
     seed, peers, stages, rounds, faults, verdict = row(result)  # Texts of the columns.
     typer.echo(f"{seed:>7}  {peers:>2} peers  {stages} stages  {rounds:>16} rounds  {verdict:<8}  {faults}")
@@ -456,8 +456,8 @@ def plan(
     """
     from peers.config.run_file import load_manifest
     from peers.lab.planner.plan import plan as estimate
+    from peers.lab.planner.plan_report import render
     from peers.lab.planner.plan_request import PlanRequest
-    from peers.lab.planner.report import render
     from swarmnet.identifiers import PeerId
 
     if out is not None and not shape:
@@ -478,7 +478,7 @@ def _parse_swarm(
 ) -> tuple[tuple[PeerClass, ...], tuple[float, float], Links | None]:
     """Parse `--peers`, `--latency` and `--links`. Return the classes of peers, the range of latencies in
     seconds, and the table of links between regions or None. Raises UserError."""
-    from peers.lab.planner import links as tables
+    from peers.lab.planner import planned_links as tables
     from peers.lab.planner.speeds import peer_classes
 
     if links is not None and latency is not None:
@@ -494,8 +494,8 @@ def _parse_swarm(
 def _find_shape(manifest: Manifest, request: PlanRequest, run_file: Path, out: Path | None) -> None:
     """Search the stages, microbatches, topology and rounds that train fastest with the given peers. Print
     them, and write them as a run file to `out`, which must not exist."""
-    from peers.lab.planner.shape.report import render
-    from peers.lab.planner.shape.search import search
+    from peers.lab.planner.shape.shape_report import render
+    from peers.lab.planner.shape.shape_search import search
     from peers.lab.planner.shape.writing import require_new, write
 
     if out is not None:

@@ -17,7 +17,7 @@ import typer
 from peers.config.peer_file import DemoOptions, PeerFile, default_state, load, validate_peer_file
 from peers.config.yaml_lines import ParsedYaml
 from peers.errors import ConfigError, UserError, as_user_errors
-from swarmnet.run.local_steps import PRESETS
+from swarmnet.run.local_step_presets import PRESETS
 from swarmnet.run.manifest import MethodName
 
 if TYPE_CHECKING:

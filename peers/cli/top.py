@@ -36,7 +36,7 @@ def top(
     if run is not None:
         _watch_swarm(console, run, bootstrap or ())
     else:
-        from peers.tools.top.show import peer
+        from peers.tools.top.run_screen import peer
 
         peer(console, state_of(state, "top"))
 

@@ -19,7 +19,7 @@ from peers.data.documents import ReadSummary, TextError, files_at
 from peers.data.shards import Shard, all_shards
 from peers.data.tokens import Progress, ShardCache, ShardTokens
 from peers.errors import UserError
-from peers.telemetry.events import Notify
+from peers.telemetry.log_events import Notify
 from swarmnet.run.manifest import BYTES, STANDARD_LIBRARY, Manifest
 
 FIRST_STAGE = 0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from peers.telemetry import events as events
+from peers.telemetry import log_events
 from protocols.errors import WireError
 from protocols.fields import Body
 from protocols.messages.table import Hello, Lane, Message
@@ -48,7 +48,7 @@ class LinkPool:
         hello: Callable[[], Hello],
         addresses: Callable[[PeerId], Sequence[str]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
-        log_event: events.LogEvent,
+        log_event: log_events.LogEvent,
     ) -> None:
         """Create without links. `sent` counts bytes by message kind; `spawn` runs a task until the
         neighbourhood closes."""
@@ -99,7 +99,7 @@ class LinkPool:
         try:
             link = await self.transport.open(peer, lane, DIAL_SECONDS, self.addresses(peer))
         except WireError as error:
-            self.log_event(events.DialFailed(peer=peer, lane=lane, code=error.code, reason=str(error)))
+            self.log_event(log_events.DialFailed(peer=peer, lane=lane, code=error.code, reason=str(error)))
             return False
         finally:
             self._opening.discard((peer, lane))
@@ -152,7 +152,7 @@ class LinkPool:
             self.sent[message.kind] += link.post(message, body)
         except WireError as error:
             self.log_event(
-                events.PostFailed(peer=link.peer, lane=link.lane, code=error.code, reason=str(error))
+                log_events.PostFailed(peer=link.peer, lane=link.lane, code=error.code, reason=str(error))
             )
             return False
         return True

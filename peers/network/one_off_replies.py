@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from peers.telemetry import events as events
+from peers.telemetry import log_events
 from protocols.errors import WireError
 from protocols.fields import Body
 from protocols.messages.table import Message
@@ -16,7 +16,12 @@ class OneOffReplies:
     """Sends one response of a kind per peer at a time. A flood thus costs the requester more than us."""
 
     def __init__(
-        self, *, transport: Transport, sent: Counter[str], log_event: events.LogEvent, deadline_seconds: float
+        self,
+        *,
+        transport: Transport,
+        sent: Counter[str],
+        log_event: log_events.LogEvent,
+        deadline_seconds: float,
     ) -> None:
         """Create the sender. `sent` counts bytes on the wire by message kind."""
         self.transport = transport
@@ -38,6 +43,6 @@ class OneOffReplies:
             await link.drained(0, self.deadline_seconds)
             link.close()
         except WireError as error:
-            self.log_event(events.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
+            self.log_event(log_events.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
         finally:
             self._under_way.discard(reply)

@@ -20,7 +20,7 @@ from peers.network.ports import Admission, Listener, OpenToAll
 from peers.network.rtt_tracker import RttTracker
 from peers.runtime.lived_clock import Clock
 from peers.runtime.timer import Timer
-from peers.telemetry import events as events
+from peers.telemetry import log_events
 from peers.telemetry.counters import Timings
 from peers.telemetry.reasons import refusal
 from protocols.errors import BadSignature, WireError
@@ -43,8 +43,8 @@ from protocols.signed.envelope import run_bytes
 from protocols.signed.records import ANNOUNCE_SECONDS, SignedRecord, open_record
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.membership.address_ranges import dialable
-from swarmnet.membership.machine import BEAT_SECONDS, MANY, MAX_PEERS, SILENT_SECONDS, Membership
-from swarmnet.membership.machine import PeerInfo as KnownPeer
+from swarmnet.membership.membership import BEAT_SECONDS, MANY, MAX_PEERS, SILENT_SECONDS, Membership
+from swarmnet.membership.membership import PeerInfo as KnownPeer
 from swarmnet.run.manifest import WIRE_VERSION
 
 RECORDS_TOLD = 32
@@ -70,7 +70,7 @@ class PeerLinks:
         membership: Membership,
         listener: Listener,
         signed_manifest: bytes,
-        log_event: events.LogEvent,
+        log_event: log_events.LogEvent,
         bodies: Bodies = ANYTHING.bodies,
     ) -> None:
         """Create the neighbourhood. `log_event` writes to the peer's event log; `bodies` has the largest
@@ -144,7 +144,7 @@ class PeerLinks:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _on_stall(self, seconds: float) -> None:
-        self.log_event(events.ProcessStalled(seconds=round(seconds, 3)))
+        self.log_event(log_events.ProcessStalled(seconds=round(seconds, 3)))
         self.listener.on_stall(seconds)
 
     @property
@@ -305,7 +305,7 @@ class PeerLinks:
             known = self.membership.peers.get(peer)
         if known is not None:
             self.membership.linked(peer, self.clock.time())
-            self.log_event(events.Linked(peer=peer, stage=known.stage))
+            self.log_event(log_events.Linked(peer=peer, stage=known.stage))
             self.listener.linked(peer, known.stage)
             self.listener.counted(self.membership.group_size())
             records = [record for record in self.membership.records(RECORDS_TOLD) if record != known.record]
@@ -354,7 +354,9 @@ class PeerLinks:
             self.membership.unlinked(peer, self.clock.time())
         if was_linked:
             self.departures[code] += 1
-            self.log_event(events.Unlinked(peer=peer, code=code, reason=reason or code, released=released))
+            self.log_event(
+                log_events.Unlinked(peer=peer, code=code, reason=reason or code, released=released)
+            )
             self.listener.unlinked(peer, reason or code, released)
             self.listener.counted(self.membership.group_size())
 
@@ -401,7 +403,7 @@ class PeerLinks:
             case Bye(reason):
                 self._unlink(peer, GOODBYES.get(reason, "left"), f"left: {reason[:200]}", left=True)
             case Refuse(code, reason):
-                self.log_event(events.RefusedBy(peer=peer, code=refusal(code), reason=reason[:200]))
+                self.log_event(log_events.RefusedBy(peer=peer, code=refusal(code), reason=reason[:200]))
                 self._unlink(peer, "refused_us", f"refused us: {code[:40]}")
             case _:
                 self.listener.message(peer, message, body)
@@ -418,7 +420,7 @@ class PeerLinks:
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
         self.traffic.refused[code] += 1
-        self.log_event(events.Refused(peer=peer, code=code, reason=reason))
+        self.log_event(log_events.Refused(peer=peer, code=code, reason=reason))
 
     def _handle_hello(self, peer: PeerId, hello: Hello) -> None:
         """Handle `Hello`: refuse the peer, or accept its messages, learn its record and dial it. Raises

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from peers.network.discovery.announcer import OPERATION_SECONDS
-from peers.observer.owner_orders import Orders
+from peers.observer.order_reader import Orders
 from peers.observer.sightings import Miss, PeerObservations
 from peers.runtime.supervision import until_one_ends
-from peers.telemetry import events
+from peers.telemetry import log_events
 from protocols.dht.directory import split_multiaddr
 from protocols.errors import Unreachable, WireError
 from protocols.ports import Directory
@@ -56,7 +56,7 @@ class Crawl:
         sightings: PeerObservations,
         orders: Orders,
         bootstraps: Sequence[str],
-        log_event: events.LogEvent,
+        log_event: log_events.LogEvent,
     ) -> None:
         """`bootstraps` are the multiaddrs whose availability is shown."""
         self.run_id = run
@@ -101,7 +101,7 @@ class Crawl:
             try:
                 records = await self.directory.look_up(self.run_id, stage, OPERATION_SECONDS)
             except WireError as error:
-                self.log_event(events.LookUpFailed(stage=stage, code=error.code, reason=str(error)))
+                self.log_event(log_events.LookUpFailed(stage=stage, code=error.code, reason=str(error)))
                 complete = False
                 continue
             await self._add_records(records)
@@ -159,7 +159,7 @@ class Crawl:
             self.sightings.missed(peer, failure, now)
         departure = self._departure_of(peer)
         if departure and not departure_before:
-            self.log_event(events.Departed(peer=peer, code=departure))
+            self.log_event(log_events.Departed(peer=peer, code=departure))
 
     async def _read_stage_again(self, stage: int) -> None:
         """Read the records of a stage again, unless this was done in the last REFRESH_SECONDS; a failure is

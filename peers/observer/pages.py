@@ -8,8 +8,8 @@ from importlib.resources import files
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from peers.observer.metrics import SwarmMetrics
 from peers.observer.page_json import Board
+from peers.observer.swarm_metrics import SwarmMetrics
 from peers.runtime.http_server import HttpResponse, Page, Probe, probed
 
 JSON = "application/json; charset=utf-8"

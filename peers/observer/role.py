@@ -15,17 +15,17 @@ from peers.network.discovery.bootstrap import find_manifest
 from peers.network.discovery.claims import Claims, plain_name
 from peers.network.discovery.record_reader import OBSERVER
 from peers.observer.crawler import Crawl
-from peers.observer.metrics import SwarmMetrics
-from peers.observer.owner_orders import Orders
+from peers.observer.order_reader import Orders
 from peers.observer.page_json import Board
 from peers.observer.pages import pages
 from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
 from peers.observer.steady_stage import SteadyStage
+from peers.observer.swarm_metrics import SwarmMetrics
 from peers.role import Network, Process, Role
 from peers.runtime.http_server import PageServer
 from peers.runtime.supervision import until_one_ends
-from peers.telemetry import events
+from peers.telemetry import log_events
 from peers.telemetry.console import StatusLine
 from peers.telemetry.snapshot import SwarmSnapshot
 from protocols.signed.peer_record import NO_STAGE
@@ -66,7 +66,7 @@ class ObserverRole(Role):
         server = PageServer(
             address=observer.address, pages=handlers, key="observer.listen", hosts=observer.hosts
         )
-        process.notify_event(events.Page(f"the swarm's page is at {server.url}", server.url))
+        process.notify_event(log_events.Page(f"the swarm's page is at {server.url}", server.url))
         try:
             await network.join(process)
             manifest_file = config.state / "run.json"

@@ -22,7 +22,7 @@ from peers.network.discovery.record_reader import look
 from peers.network.orders.order_book import OrderBook
 from peers.network.orders.republish import keep
 from peers.role import Network, Process, Role
-from peers.telemetry import events as events
+from peers.telemetry import log_events
 from peers.telemetry.console import StatusLine
 from protocols.errors import WireError
 from protocols.signed.peer_record import NO_STAGE
@@ -98,7 +98,7 @@ class Bootstrap(Role):
                     record = announcer.record(NO_STAGE, claims)
                     await directory.announce(signed.run_id, NO_STAGE, record, 10.0)
             except WireError as error:
-                log_event(events.LookUpFailed(what="height", code=error.code, reason=str(error)))
+                log_event(log_events.LookUpFailed(what="height", code=error.code, reason=str(error)))
             except UserError as error:  # A full disk: the round is kept in memory until a restart.
                 process.notify("height_not_kept", str(error))
             await asyncio.sleep(HEIGHT_SECONDS)
@@ -122,7 +122,7 @@ class Bootstrap(Role):
             relay = network.transport.circuits
             if relay.carried_bytes != logged_bytes:
                 logged_bytes = relay.carried_bytes
-                traffic = events.Circuits(open=relay.circuits, slots=relay.slots, bytes=logged_bytes)
+                traffic = log_events.Circuits(open=relay.circuits, slots=relay.slots, bytes=logged_bytes)
                 process.log.record(traffic)
             process.log.flush()
             await asyncio.sleep(LOOK_SECONDS)

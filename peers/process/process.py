@@ -29,7 +29,7 @@ from peers.runtime.http_server import Exporter
 from peers.runtime.liveness import Pulse
 from peers.runtime.state_lock import lock_state_folder
 from peers.runtime.supervision import FAULT, FatalError, Watchdog, reason
-from peers.telemetry import events as events
+from peers.telemetry import log_events
 from peers.telemetry.console import Reporter, open_report, report_library_logs
 from peers.telemetry.event_log import EventLog
 from peers.telemetry.metrics import PeerMetrics
@@ -161,10 +161,10 @@ class Peer:
             if address[1] and exporter.address[1] != address[1]:  # Port 0 means any port.
                 port_note = f", as port {address[1]} is taken (metrics.listen chooses another)"
             self.process.notify_event(
-                events.Metrics(f"metrics at {exporter.url}/metrics{port_note}", exporter.url)
+                log_events.Metrics(f"metrics at {exporter.url}/metrics{port_note}", exporter.url)
             )
         me = self.process.identity.peer_id
-        self.log.record(events.Started(peer=me, pid=os.getpid(), role=self.config.role))
+        self.log.record(log_events.Started(peer=me, pid=os.getpid(), role=self.config.role))
         pulse = asyncio.create_task(self.pulse.run(), name="pulse")
         watchdog = Watchdog(
             turns=lambda: self.pulse.turns,
@@ -172,7 +172,7 @@ class Peer:
             notify=self._report_fault,
         )
         watchdog.start()
-        stopped_event = events.Stopped("fault")
+        stopped_event = log_events.Stopped("fault")
         try:
             await self.control.start()
             await Sessions(self.process, self.role).run()
@@ -182,23 +182,23 @@ class Peer:
             else:
                 code, why = "out_of_memory", reason(error)
             self._report_fault(f"ends after an error: {why}")
-            self.log.record(events.Fault(code=code, reason=why))
-            stopped_event = events.Stopped(code, why)
+            self.log.record(log_events.Fault(code=code, reason=why))
+            stopped_event = log_events.Stopped(code, why)
             return FAULT
         except IdentityInUse as error:
-            stopped_event = events.Stopped("not_possible", str(error))
+            stopped_event = log_events.Stopped("not_possible", str(error))
             key = shlex.quote(str(self.config.identity))
             raise UserError(
                 f"{error}. Stop it, or give this computer its own identity: mv {key} {key}.copied"
             ) from None
         except UserError as error:
-            stopped_event = events.Stopped("not_possible", str(error))
+            stopped_event = log_events.Stopped("not_possible", str(error))
             raise
         finally:
             watchdog.stop()
             pulse.cancel()
             await self.control.close()
-            self.log.record(events.Stopped("asked") if self._stop.is_set() else stopped_event)
+            self.log.record(log_events.Stopped("asked") if self._stop.is_set() else stopped_event)
             self.log.close()
             if exporter is not None:
                 await asyncio.to_thread(exporter.close)

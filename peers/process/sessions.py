@@ -23,7 +23,7 @@ from peers.network.discovery.mdns import neighbours
 from peers.network.discovery.rejoining import Rejoining
 from peers.network.reachability_probe import TEXTS, ReachabilityProbe, Way, has_a_network
 from peers.role import Network, Process, Role
-from peers.telemetry import events as events
+from peers.telemetry import log_events
 from peers.telemetry.console import StatusLine
 from peers.telemetry.metric_kinds import only
 from peers.telemetry.metrics import WAYS
@@ -105,7 +105,7 @@ class Sessions:
             background_tasks.append(asyncio.create_task(directory.keep_time_forever(), name="clock"))
             for address in transport.addresses:
                 text = f"listening on {address}/p2p/{transport.peer}"
-                process.notify_event(events.Listening(text, transport.daemon.pid))
+                process.notify_event(log_events.Listening(text, transport.daemon.pid))
             if keeps_slots(self.config):
                 transport.relays.use(self.config.bootstrap, self._report_relaying)
                 await transport.relays.first(SLOT_SECONDS)
@@ -138,7 +138,9 @@ class Sessions:
 
     def _report_relaying(self, text: str, relay: PeerId, addresses: Sequence[str]) -> None:
         """Report that a relay leads to this peer at these addresses; none means that it does no longer."""
-        event = events.Relayed(text, relay, addresses) if addresses else events.NotRelayed(text, relay)
+        event = (
+            log_events.Relayed(text, relay, addresses) if addresses else log_events.NotRelayed(text, relay)
+        )
         self.process.notify_event(event)
 
     def _create_probe(self, transport: P2pdTransport) -> ReachabilityProbe:
@@ -152,7 +154,7 @@ class Sessions:
 
         def report(way: Way) -> None:
             only(gauges, WAYS, way)
-            process.notify_event(events.Reachable(TEXTS[way], way))
+            process.notify_event(log_events.Reachable(TEXTS[way], way))
 
         return ReachabilityProbe(
             asks=ask,

@@ -20,7 +20,7 @@ from peers.state.archive import Archive, ArchivedCheckpoint
 from peers.state.archive_store import ArchiveError, StoreUnreachable, open_store
 from peers.state.checkpoint_file import STATEMENT_BYTES, Checkpoint, CheckpointError
 from peers.telemetry.console import counted
-from peers.telemetry.events import Notify
+from peers.telemetry.log_events import Notify
 from protocols.errors import WireError
 from protocols.signed.envelope import EnvelopeKind, open_envelope
 from swarmnet.identifiers import PeerId

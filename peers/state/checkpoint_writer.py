@@ -16,8 +16,8 @@ from peers.config.run_file import SignedManifest
 from peers.state import checkpoint_file
 from peers.state.partial_download import KeptChunks
 from peers.state.snapshot_store import Snapshots, Weights
-from peers.telemetry import events as events
-from peers.telemetry.events import Notify
+from peers.telemetry import log_events
+from peers.telemetry.log_events import Notify
 from swarmnet.rounds.history import START
 from swarmnet.rounds.own_contributions import RestartState
 
@@ -58,7 +58,7 @@ class CheckpointWriter:
         stage: int,
         part: StagePart,
         compute: Compute,
-        log_event: events.LogEvent,
+        log_event: log_events.LogEvent,
         notify: Notify,
         digests: KeepsStatements,
         past: Callable[[int], RestartState],
@@ -200,6 +200,6 @@ class CheckpointWriter:
                 self.notify("checkpoint_failed", f"{error}; training goes on, the older checkpoint is intact")
             return
         self.saved = path, round
-        self.log_event(events.Saved(round=round, bytes=path.stat().st_size))
+        self.log_event(log_events.Saved(round=round, bytes=path.stat().st_size))
         self._report_again_at = 0.0
         self.notify("checkpoint", f"saved the weights of round {round} in {path}")

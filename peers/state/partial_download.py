@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from peers.telemetry.events import Notify
+from peers.telemetry.log_events import Notify
 from protocols.messages.table import SnapshotRoot
 from swarmnet.snapshots.digest_votes import Root
 from swarmnet.snapshots.fetch import chunk_bytes, worth_resuming

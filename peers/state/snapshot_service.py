@@ -31,9 +31,9 @@ from peers.state.snapshot_store import (
     sealed_round,
     units_of,
 )
-from peers.telemetry import events as events
+from peers.telemetry import log_events
 from peers.telemetry.console import amount
-from peers.telemetry.events import Notify
+from peers.telemetry.log_events import Notify
 from peers.telemetry.reasons import HOLDERS
 from protocols.errors import CannotStart, Malformed, WireError
 from protocols.fields import Body
@@ -53,7 +53,7 @@ from protocols.signed import msgpack_guard
 from protocols.signed.envelope import EnvelopeKind, open_envelope
 from protocols.signed.token_count import tokens_in
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.machine import PeerInfo
+from swarmnet.membership.membership import PeerInfo
 from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.history import START
 from swarmnet.run.manifest import Manifest
@@ -135,7 +135,7 @@ class SnapshotService:
         snapshots: Snapshots,
         neighbourhood: SnapshotPorts,
         state_bytes: int,
-        log_event: events.LogEvent,
+        log_event: log_events.LogEvent,
         notify: Notify,
     ) -> None:
         self.snapshots = snapshots
@@ -241,7 +241,7 @@ class SnapshotService:
                 async with asyncio.timeout(ASK_AGAIN_SECONDS):
                     await self._all_offered.wait()
         if self._offers.keys() < self._asked:
-            self.log_event(events.OffersMissing(peers=sorted(self._asked - self._offers.keys())))
+            self.log_event(log_events.OffersMissing(peers=sorted(self._asked - self._offers.keys())))
         if not self._offers:
             raise NoState(f"none of {len(holders)} peers of the stage said what it has")
         training = {peer: offer for peer, offer in self._offers.items() if offer.round >= 0}
@@ -373,7 +373,7 @@ class SnapshotService:
         at_once = carriers.requests_per_holder if carriers is not None else ASKED_AT_ONCE
         self._fetch = SnapshotFetch(hashes=hashes, holders=holders, asked_at_once=at_once, here=resumed)
         self.log_event(
-            events.Fetching(round=root.round, size=root.size, kept=self.kept_bytes, holders=len(holders))
+            log_events.Fetching(round=root.round, size=root.size, kept=self.kept_bytes, holders=len(holders))
         )
         size = amount(root.size) + (f", {amount(self.kept_bytes)} of it on disk" if resumed else "")
         which = f"of round {root.round}" if root.round >= 0 else "that the run starts from"
@@ -426,7 +426,7 @@ class SnapshotService:
                 CARRIERS, self._on_carrier_chunk, self._on_carrier_progress
             )
         except CannotStart as error:
-            self.log_event(events.NoCarriers(reason=str(error)))
+            self.log_event(log_events.NoCarriers(reason=str(error)))
             return None
 
     def _on_carrier_progress(self, peer: PeerId) -> None:
@@ -497,7 +497,7 @@ class SnapshotService:
                         self.neighbourhood.post(peer, "group", GetChunk(root.digest, index))
                 case Dropped(peer, code, reason):
                     reason = reason or HOLDERS[code].meaning
-                    self.log_event(events.HolderDropped(peer=peer, code=code, reason=reason))
+                    self.log_event(log_events.HolderDropped(peer=peer, code=code, reason=reason))
                     left = len(fetch.holders)
                     self.notify("holder", f"{peer} {reason}; it is asked no more, other holders: {left}")
         if not fetch.missing or fetch.stuck:

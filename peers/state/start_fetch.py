@@ -31,7 +31,7 @@ from peers.config.peer_file import default_state
 from peers.config.remote_files import connect, is_web, reached
 from peers.config.run_url import is_url, without_secret
 from peers.state.start_folder import CONFIG, INDEX, MAX_JSON_BYTES, StartError, hash_of, read_json
-from peers.telemetry.events import Notify
+from peers.telemetry.log_events import Notify
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.run.manifest import Lora, Manifest, ModelShape
 

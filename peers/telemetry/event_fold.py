@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from peers.telemetry import events
+from peers.telemetry import log_events
 from peers.telemetry.event import Event, event_text
 from peers.telemetry.event_log import LogLine
 from peers.telemetry.snapshot import Curve, ShownEvent
@@ -17,16 +17,16 @@ from swarmnet.resources.upload_need import ContributionFates
 MAX_EVENTS = 200
 
 
-class SettledRounds(dict[int, events.Settled]):
+class SettledRounds(dict[int, log_events.Settled]):
     """Round -> the event of a round that this peer has settled, without rounds of abandoned branches."""
 
     def take(self, event: Event) -> None:
         """Process the peer's next event. A settled round is added. When the peer fetches the state again,
         the rounds from the fork on are removed."""
         match event:
-            case events.Settled(round):
+            case log_events.Settled(round):
                 self[round] = event
-            case events.Resync(fork_round=int(first_abandoned)):
+            case log_events.Resync(fork_round=int(first_abandoned)):
                 for abandoned in [round for round in self if round >= first_abandoned]:
                     del self[abandoned]
             case _:
@@ -54,19 +54,19 @@ class PeerTimeline:
         `Committed` has a microbatch's loss. Contributions that are open when the peer fetches the state again
         (`Resync`) count as late."""
         match event:
-            case events.Committed(tokens=tokens, loss=float(loss)):
+            case log_events.Committed(tokens=tokens, loss=float(loss)):
                 self.recent.add(loss * tokens, tokens)
                 if self.recent.mean is not None:
                     self.losses.add(at, self.recent.mean)
-            case events.ContributionMade(round, id):
+            case log_events.ContributionMade(round, id):
                 self.contributions.make(id, round)
-            case events.ContributionReturned(id=id):
+            case log_events.ContributionReturned(id=id):
                 self.contributions.give_back(id)
-            case events.Settled(round):
+            case log_events.Settled(round):
                 self.contributions.settle(round)
-            case events.Resync():
+            case log_events.Resync():
                 self.contributions.lose_open()
-            case events.Started():
+            case log_events.Started():
                 self.contributions = ContributionFates()
             case _:
                 pass
@@ -77,6 +77,6 @@ class PeerTimeline:
         words = event_text(event)
         if words is not None:
             return ShownEvent(line.time, words.code, words.text, words.level)
-        if isinstance(event, events.Notice) and event.name not in events.NOT_AMONG_NEWS:
+        if isinstance(event, log_events.Notice) and event.name not in log_events.NOT_AMONG_NEWS:
             return ShownEvent(line.time, event.name, event.text[:200])
         return None

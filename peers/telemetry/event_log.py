@@ -23,7 +23,7 @@ import msgspec
 
 from peers.errors import UserError
 from peers.telemetry.event import Event, Unknown
-from peers.telemetry.events import (
+from peers.telemetry.log_events import (
     EVENT_CLASSES,
     NOTICE_CLASSES,
     Assembled,

@@ -11,7 +11,7 @@ from typing import get_args
 from msgspec.structs import FieldInfo, fields
 
 from peers.telemetry.event import Event
-from peers.telemetry.events import EVENT_CLASSES, NOTICE_CLASSES, Topic
+from peers.telemetry.log_events import EVENT_CLASSES, NOTICE_CLASSES, Topic
 from peers.telemetry.reasons import BAN, NOTHING, TABLES, Codes, Reason
 
 HEAD = """# Events
@@ -21,7 +21,7 @@ A peer writes events to its event log, `events.jsonl` in its state folder. Each 
 fields below. Fields are text unless the table says otherwise; a field with `?` is optional. Durations are in
 seconds, losses in nats per token, ids and digests in hexadecimal. [Watching](watching.md#codes) explains the
 codes. When a log file is full, the next one starts with the event `continued`, whose `standing` lists the
-lines that still hold. `scripts/docs` generates this page from peers/telemetry/events.py.
+lines that still hold. `scripts/docs` generates this page from peers/telemetry/log_events.py.
 """
 TYPES = {
     "collections.abc.Sequence[str]": "text list",

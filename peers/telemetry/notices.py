@@ -7,7 +7,7 @@ from __future__ import annotations
 from peers.telemetry.console import Reporter
 from peers.telemetry.event import event_text
 from peers.telemetry.event_log import LogLine
-from peers.telemetry.events import Applied
+from peers.telemetry.log_events import Applied
 
 QUIET_SECONDS = 30.0
 """The same event with the same peer is printed once in this time; untrusted peers decide how often it

@@ -34,7 +34,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Codes(Mapping[str, Reason]):
-    """Codes that answer one question. Events name the table of their `code` (events.py)."""
+    """Codes that answer one question. Events name the table of their `code` (log_events.py)."""
 
     title: str
     metric: str

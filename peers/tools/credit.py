@@ -13,7 +13,7 @@ from peers.errors import UserError, as_user_errors
 from peers.runtime.find_running import PEER_FILE
 from peers.telemetry.console import counted, printable
 from peers.telemetry.reasons import JOIN
-from peers.worker.rounds.receipts import FILE_NAME, read, summary
+from peers.worker.rounds.receipt_service import FILE_NAME, read, summary
 
 YOUNG_SECONDS = 60.0
 """Seconds of running below which a peer took part in few blocks of rounds; a link to a signer takes

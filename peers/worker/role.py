@@ -18,8 +18,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from peers.compute.devices.device_processes import Processes
 from peers.compute.devices.part import spread_part
-from peers.compute.devices.processes import Processes
 from peers.compute.executor import Compute, ThreadCompute, set_threads
 from peers.compute.gpu import GpuWatch, nvml_of
 from peers.compute.limits_watch import LimitsWatch, Why
@@ -35,7 +35,7 @@ from peers.role import Network, Process, Role
 from peers.runtime.control_server import Request
 from peers.runtime.supervision import report_memory_errors, unless_failed
 from peers.state.start_fetch import model_here
-from peers.telemetry import events as noted
+from peers.telemetry import log_events
 from peers.telemetry.console import StatusLine
 from peers.telemetry.counters import OBSERVE_SECONDS
 from peers.telemetry.event_fold import PeerTimeline
@@ -48,7 +48,7 @@ from peers.worker.find_run import find_run
 from peers.worker.pause.paused import rest
 from peers.worker.pause.pausing import CUT_SECONDS, DRAIN_SECONDS, PauseControl
 from peers.worker.pipeline.text_reader import TextReader
-from peers.worker.rounds.receipts import FILE_NAME, read, summary
+from peers.worker.rounds.receipt_service import FILE_NAME, read, summary
 from peers.worker.sampler import WorkerSampler
 from peers.worker.settings import Settings
 from peers.worker.snapshot_of_worker import stuck_of_worker
@@ -403,7 +403,7 @@ class WorkerRole(Role):
         """Drop the stage soon and load none while this or another reason holds."""
         if reason not in self.pausing.texts:
             self.process.notify_event(
-                noted.Pausing(f"pauses: {text or self.pausing.meaning(reason)}", reason)
+                log_events.Pausing(f"pauses: {text or self.pausing.meaning(reason)}", reason)
             )
         self.pausing.pause(reason, text)
         self._report_pause()
@@ -413,7 +413,7 @@ class WorkerRole(Role):
         if reason in self.pausing.texts:
             self.pausing.resume(reason)
             left = f"still {self.pausing.line()}" if self.pausing else "the peer resumes"
-            self.process.notify_event(noted.Resuming(f"no longer paused by {reason}: {left}", reason))
+            self.process.notify_event(log_events.Resuming(f"no longer paused by {reason}: {left}", reason))
             self._report_pause()
 
     def _report_pause(self) -> None:
@@ -433,7 +433,7 @@ class WorkerRole(Role):
         process.metrics.peak.set("train_flops_utilization_ratio", None)
         only(training.state, STATES, "paused")
         process.notify_event(
-            noted.Paused(f"{pausing.line()}: {held / 1e6:,.0f} MB of memory left in use", held)
+            log_events.Paused(f"{pausing.line()}: {held / 1e6:,.0f} MB of memory left in use", held)
         )
         ended = asyncio.create_task(pausing.ended(), name="end of the pause")
         clock = asyncio.get_running_loop()

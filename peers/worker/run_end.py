@@ -15,7 +15,7 @@ from peers.errors import UserError
 from peers.network.discovery.height import RemoteProgressGuard
 from peers.network.orders.order_book import OrderBook
 from peers.state.checkpoint_file import on_disk
-from peers.telemetry import events as noted
+from peers.telemetry import log_events
 from peers.telemetry.snapshot import IN_STEP
 from peers.worker.worker_context import WorkerContext
 
@@ -96,7 +96,7 @@ class RunShutdown:
             await asyncio.sleep(LOOK_SECONDS)
         assert worker.update is not None
         self.round = worker.update.rounds.settled
-        worker.log_event(noted.RunEnded(round=self.round, ordered=self.last))
+        worker.log_event(log_events.RunEnded(round=self.round, ordered=self.last))
         worker.notify(
             "ended",
             f"the run has ended, as its owner ordered: all rounds up to {self.round} are settled. This peer "

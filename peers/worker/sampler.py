@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from peers.network.peer_links import PeerLinks
-from peers.telemetry import events as noted
+from peers.telemetry import log_events
 from peers.telemetry.console import Reporter, StatusLine
 from peers.telemetry.counters import OBSERVE_SECONDS, Growth, by_code
 from peers.telemetry.event_log import EventLog
@@ -26,7 +26,7 @@ from peers.telemetry.reasons import DEPARTURES, DROPS, REQUESTS, REROUTES
 from peers.telemetry.snapshot import SwarmSnapshot
 from peers.worker.compute_sampler import ComputeTime, idle_reason
 from peers.worker.pipeline.text_reader import coverage_of
-from peers.worker.rounds.receipts import summary
+from peers.worker.rounds.receipt_service import summary
 from peers.worker.rounds.round_service import RoundService
 from peers.worker.snapshot_of_worker import ledger_event, snapshot_of
 from peers.worker.worker import Worker
@@ -122,7 +122,7 @@ class WorkerSampler:
         if worker.neighbourhood is not None:
             traffic = worker.neighbourhood.traffic
             self.log.record(
-                noted.Traffic(
+                log_events.Traffic(
                     sent=dict(traffic.sent),
                     received=dict(traffic.received),
                     refused=by_code(traffic.refused),

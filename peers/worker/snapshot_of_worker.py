@@ -6,14 +6,14 @@ import time
 
 from peers.compute.process_memory import resident_bytes
 from peers.network.peer_links import PeerLinks
-from peers.telemetry import events as noted
+from peers.telemetry import log_events
 from peers.telemetry.reasons import stuck_lines
 from peers.telemetry.snapshot import IN_STEP, PeerRow, SwarmSnapshot, complete
 from peers.worker.worker import Worker
-from swarmnet.membership.machine import BEAT_SECONDS, PeerInfo
+from swarmnet.membership.membership import BEAT_SECONDS, PeerInfo
 from swarmnet.pipeline.ledger import MicrobatchLedger
 from swarmnet.placement.standstill import StagePeer, stuck_stages
-from swarmnet.rounds.machine import GroupRounds
+from swarmnet.rounds.group_rounds import GroupRounds
 
 
 def snapshot_of(
@@ -94,8 +94,8 @@ def microbatches_of(ledger: MicrobatchLedger) -> dict[str, int]:
     }
 
 
-def ledger_event(ledger: MicrobatchLedger) -> noted.Ledger:
-    return noted.Ledger(
+def ledger_event(ledger: MicrobatchLedger) -> log_events.Ledger:
+    return log_events.Ledger(
         ledger.committed,
         ledger.tokens,
         ledger.repeated,

@@ -20,15 +20,15 @@ from peers.network.peer_links import PeerLinks
 from peers.network.ports import HeartbeatLoad
 from peers.runtime.timer import Timer
 from peers.state.checkpoint_file import on_disk
-from peers.telemetry import events as noted
-from peers.telemetry.events import Notify
+from peers.telemetry import log_events
+from peers.telemetry.log_events import Notify
 from peers.telemetry.reasons import MOVES
 from peers.worker.settings import Settings
 from protocols.errors import WireError
 from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.machine import Membership
-from swarmnet.placement.machine import (
+from swarmnet.membership.membership import Membership
+from swarmnet.placement.mover import (
     AnnounceMove,
     DirectoryQueried,
     GroupBeat,
@@ -126,7 +126,7 @@ class StageMover:
         neighbourhood: PeerLinks,
         worker: Serves,
         chance: Random,
-        log_event: noted.LogEvent,
+        log_event: log_events.LogEvent,
         notify: Notify,
     ) -> None:
         self.presence = presence
@@ -200,10 +200,10 @@ class StageMover:
                     self._looking.add_done_callback(self.worker.task_ended)
                 case AnnounceMove(stage):
                     self._announce(stage)
-                    self.log_event(noted.StageChangeStarted(stage=stage))
+                    self.log_event(log_events.StageChangeStarted(stage=stage))
                 case Withdraw(code):
                     self._announce(-1)
-                    self.log_event(noted.StageChangeRefused(code=code, reason=MOVES[code].meaning))
+                    self.log_event(log_events.StageChangeRefused(code=code, reason=MOVES[code].meaning))
                 case MoveToStage(stage):
                     here = self.worker.stage
                     self.notify("moves", f"moves from stage {here} to stage {stage}, which has less capacity")
@@ -245,7 +245,7 @@ class StageMover:
                 held = await _on_disk(self.presence, self.worker.settings.checkpoints)
                 self._on_disk = frozenset(one.stage for one in held)
             self.log_event(
-                noted.PlacementChecked(
+                log_events.PlacementChecked(
                     capacities=[round(capacity, 3) for capacity in view.capacities], rate=rate
                 )
             )
@@ -296,6 +296,6 @@ async def _records(presence: RecordAnnouncer, stages: int) -> dict[PeerId, Signe
     try:
         records = await look(presence.directory, presence.signed.run_id, stages)
     except WireError as error:
-        presence.log_event(noted.LookUpFailed(code=error.code, reason=str(error)))
+        presence.log_event(log_events.LookUpFailed(code=error.code, reason=str(error)))
         return None
     return {peer: signed for peer, signed in records.items() if signed.record.stage >= 0}

@@ -20,8 +20,8 @@ from peers.state.checkpoint_writer import CheckpointWriter
 from peers.state.snapshot_service import NOTHING, NoState, SnapshotService
 from peers.state.snapshot_store import Weights
 from peers.state.start_folder import start_state
-from peers.telemetry import events as noted
-from peers.telemetry.events import Notify
+from peers.telemetry import log_events
+from peers.telemetry.log_events import Notify
 from peers.worker.rounds.round_service import RoundService
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.events import FetchGroupState
@@ -60,7 +60,7 @@ class StateRecovery:
         presence: RecordAnnouncer,
         neighbourhood: PeerLinks,
         compute: Compute,
-        log_event: noted.LogEvent,
+        log_event: log_events.LogEvent,
         notify: Notify,
         elsewhere: Callable[[], Awaitable[bool]],
         model: Path | None = None,
@@ -146,7 +146,7 @@ class StateRecovery:
                 assert first is not None, "likewise"
                 return first
             bytes_now = self.states.fetched_bytes - self.states.kept_bytes
-            self.log_event(noted.Fetched(round=weights.settled_round, bytes=bytes_now))
+            self.log_event(log_events.Fetched(round=weights.settled_round, bytes=bytes_now))
             if weights.settled_round < 0:  # Now it has what a seed would give, and tries again.
                 self.states.snapshots.hold(weights)
                 own = weights if own is None else own

@@ -13,7 +13,7 @@ from peers.config.peer_file import PeerFile
 from peers.config.run_file import SignedManifest
 from peers.runtime.find_running import PEER_FILE
 from peers.telemetry.event_fold import PeerTimeline
-from peers.telemetry.events import Notify
+from peers.telemetry.log_events import Notify
 from peers.telemetry.reasons import slow_upload
 from peers.telemetry.snapshot import IN_STEP
 from protocols.signed.peer_record import PeerRecord

@@ -28,17 +28,17 @@ from peers.state.archive_restore import Restoring
 from peers.state.checkpoint_writer import CheckpointWriter
 from peers.state.snapshot_service import SnapshotService, start_digest
 from peers.state.snapshot_store import RoundProgress, Snapshots
-from peers.telemetry import events as noted
-from peers.telemetry.events import Notify
+from peers.telemetry import log_events
+from peers.telemetry.log_events import Notify
 from peers.telemetry.snapshot import IN_STEP
 from peers.worker.dispatch import MessageDispatcher
 from peers.worker.inference.server import Inference
 from peers.worker.order_enforcement import OrderEnforcer
 from peers.worker.pipeline.pipeline_service import MicrobatchSource, PipelineService
 from peers.worker.record_fields import claims_of
-from peers.worker.rounds.counters import RoundCounts
 from peers.worker.rounds.digest_gossip import SignedDigests
-from peers.worker.rounds.receipts import Receipts
+from peers.worker.rounds.receipt_service import Receipts
+from peers.worker.rounds.round_counts import RoundCounts
 from peers.worker.rounds.round_service import RoundService
 from peers.worker.rounds.update_compute import RoundSettled, UpdateWork, experts_line
 from peers.worker.run_end import RunShutdown
@@ -53,7 +53,7 @@ from protocols.ports import Directory, Transport
 from protocols.signed.identity import Identity
 from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.machine import Membership
+from swarmnet.membership.membership import Membership
 from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.contributors import ContributorFilter
 from swarmnet.rounds.events import ChainSigned, FetchGroupState
@@ -88,7 +88,7 @@ class Worker(WorkerContext):
         load_text: Callable[[frozenset[bytes]], Awaitable[MicrobatchSource]],
         settings: Settings,
         chance: Random,
-        log_event: noted.LogEvent,
+        log_event: log_events.LogEvent,
         notify: Notify,
         make_part: MakePart = build_stage_part,
     ) -> None:
@@ -365,7 +365,7 @@ class Worker(WorkerContext):
         self.transport.on_address_change(self.presence.announce_now)
         self.orders.begin()
         self.neighbourhood.start()
-        self.log_event(noted.Assembled(stage=self.stage, parameters=self.part.layout.parameters))
+        self.log_event(log_events.Assembled(stage=self.stage, parameters=self.part.layout.parameters))
 
     async def _warm_up(self) -> None:
         """Compile, or wait for the processes of several devices, in the compute thread. Meanwhile this loop
@@ -528,7 +528,7 @@ class Worker(WorkerContext):
         if not await self._until(ready, self.loop.time() + STEP_SECONDS):
             reason, group = f"not in step after {STEP_SECONDS:g} s", tuple(self.recovery.group())
             self.log_event(
-                noted.Resync(code="not_in_step", peers=list(group), reason=reason, fork_round=None)
+                log_events.Resync(code="not_in_step", peers=list(group), reason=reason, fork_round=None)
             )
             self._resynchronise(FetchGroupState(group, reason))
         if not (self._behind.is_set() or self._leaving.is_set()):
@@ -539,7 +539,7 @@ class Worker(WorkerContext):
                 )
             self._in_step_before = True
             self.data.serving = True
-            self.log_event(noted.InStep(round=rounds.current, settled=rounds.settled))
+            self.log_event(log_events.InStep(round=rounds.current, settled=rounds.settled))
             self.notify(
                 "trains", f"in step with its stage, at round {rounds.current}: takes part from now on"
             )

@@ -12,12 +12,12 @@ from peers.network.peer_links import PeerLinks
 from peers.network.ports import HeartbeatLoad
 from peers.state.checkpoint_writer import CheckpointWriter
 from peers.state.snapshot_service import SnapshotService
-from peers.telemetry import events as noted
-from peers.telemetry.events import Notify
+from peers.telemetry import log_events
+from peers.telemetry.log_events import Notify
 from peers.worker.inference.server import Inference
 from peers.worker.pipeline.pipeline_service import PipelineService
 from peers.worker.rounds.digest_gossip import SignedDigests
-from peers.worker.rounds.receipts import Receipts
+from peers.worker.rounds.receipt_service import Receipts
 from peers.worker.rounds.round_service import RoundService
 from peers.worker.settings import Settings
 from peers.worker.stage_moves import StageMover
@@ -37,7 +37,7 @@ class WorkerContext:
     transport: Transport
     presence: RecordAnnouncer
     compute: Compute
-    log_event: noted.LogEvent
+    log_event: log_events.LogEvent
     notify: Notify
     state: str
     stage: int

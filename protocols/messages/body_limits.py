@@ -22,7 +22,7 @@ from protocols.messages.terms import Bodies
 from protocols.signed.envelope import ENVELOPE_BYTES
 from protocols.signed.identity import SIGNATURE_BYTES
 from protocols.signed.slices import head_bytes
-from swarmnet.inference.machine import MAX_SEQUENCES
+from swarmnet.inference.inference_client import MAX_SEQUENCES
 from swarmnet.run.activation_sizes import LABEL_BYTES, encoded_bytes
 from swarmnet.run.manifest import MANIFEST_LIMIT, Manifest
 from swarmnet.snapshots.fetch import chunk_bytes

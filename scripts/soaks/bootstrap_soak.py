@@ -22,7 +22,7 @@ from typing import Any
 
 from peers.config.run_file import publish
 from peers.lab.processes.demo import LOOPBACK
-from peers.lab.processes.processes import DemoPeer, start
+from peers.lab.processes.local_processes import DemoPeer, start
 from peers.telemetry import event_log
 from protocols.signed.identity import load_or_create
 

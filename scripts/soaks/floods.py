@@ -39,11 +39,11 @@ from protocols.messages.table import (
 from protocols.p2pd.transport import P2pdTransport, protocol_name
 from protocols.signed.envelope import RUN_ID_BYTES, EnvelopeKind, run_bytes, seal
 from protocols.signed.identity import Identity, create, load
-from protocols.signed.receipts import seal_receipt
 from protocols.signed.records import seal_record, stage_key
+from protocols.signed.signed_receipts import seal_receipt
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.rounds.history import START
-from swarmnet.rounds.receipts import Receipt
+from swarmnet.rounds.receipt_rules import Receipt
 from swarmnet.run.manifest import WIRE_VERSION
 
 MAX_KEYS = 6

@@ -33,7 +33,7 @@ from floods import FLOODS, Attack, Victim
 from processes import QUIET, p2pd_of, times, until
 
 from peers.config.run_file import publish
-from peers.lab.processes.processes import DemoPeer, start
+from peers.lab.processes.local_processes import DemoPeer, start
 from peers.telemetry import event_log
 from protocols.signed.identity import load_or_create
 

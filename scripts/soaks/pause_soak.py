@@ -18,7 +18,7 @@ import psutil
 from processes import QUIET, times, until
 
 from peers.config.run_file import publish
-from peers.lab.processes.processes import start
+from peers.lab.processes.local_processes import start
 from peers.runtime.control_client import ask
 from protocols.signed.identity import load_or_create
 from swarmnet.resources.memory_estimate import PROCESS_BYTES

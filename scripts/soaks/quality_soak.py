@@ -31,7 +31,7 @@ from torch import Tensor
 from peers.config.run_file import publish
 from peers.data.documents import held_out_text
 from peers.lab.processes.demo import LOOPBACK
-from peers.lab.processes.processes import DemoPeer, start
+from peers.lab.processes.local_processes import DemoPeer, start
 from peers.state.checkpoint_file import Model, newest
 from peers.telemetry import event_log
 from peers.tools.model.evaluate import Score, bits_per_byte

@@ -24,7 +24,7 @@ from pathlib import Path
 from processes import QUIET, times, until
 
 from peers.config.run_file import load_signed, publish
-from peers.lab.processes.processes import DemoPeer, start
+from peers.lab.processes.local_processes import DemoPeer, start
 from peers.telemetry import event_log
 from protocols.signed.identity import load_or_create
 

@@ -31,9 +31,9 @@ from swarm import TextProcess
 from peers.config.peer_file import PeerFile
 from peers.config.run_file import publish
 from peers.data.shards import MIN_SHARD_BYTES
-from peers.lab.processes.processes import start
+from peers.lab.processes.local_processes import start
 from peers.telemetry import event_log
-from peers.telemetry.events import ShardRead
+from peers.telemetry.log_events import ShardRead
 from peers.worker.pipeline.text_reader import TextReader
 from protocols.signed.identity import load_or_create
 from swarmnet.identifiers import MicrobatchId

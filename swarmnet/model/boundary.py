@@ -34,7 +34,7 @@ from torch.nn import functional
 from swarmnet.model.draws import normal
 from swarmnet.model.linear import linear
 from swarmnet.model.parameters import BRANCH_ENDS, EMBEDDING, anchors_after, anchors_before
-from swarmnet.run.boundary import Boundary
+from swarmnet.run.boundary_settings import Boundary
 from swarmnet.run.manifest import ModelShape
 
 DIRECTIONS = "shared_directions"

@@ -21,14 +21,14 @@ from swarmnet.optimizer.local_steps.expert_steps import ExpertShardSteps
 from swarmnet.optimizer.local_steps.local_steps import LocalSteps
 from swarmnet.optimizer.local_steps.reduced_experts import ReducedExperts
 from swarmnet.optimizer.local_steps.reduced_steps import ReducedSteps
-from swarmnet.optimizer.low_rank.method import LowRank
+from swarmnet.optimizer.low_rank.low_rank import LowRank
 from swarmnet.optimizer.mean_gradient import GradientError
 from swarmnet.optimizer.sign_votes import VoteMethod
 from swarmnet.optimizer.step import Step
 from swarmnet.optimizer.tiling import Tile, all_tiles
 from swarmnet.optimizer.vote_agreement import VoteAgreement
 from swarmnet.rounds.result_table import Contributor, Draw, Table
-from swarmnet.run.local_steps import PRESETS
+from swarmnet.run.local_step_presets import PRESETS
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
 

@@ -14,7 +14,7 @@ from math import log2
 from swarmnet.model.flat_layout import trained_layout, trained_part
 from swarmnet.model.parameters import trains_with_muon
 from swarmnet.resources.link_bandwidth import crossings
-from swarmnet.run.local_steps import BITS
+from swarmnet.run.local_step_presets import BITS
 from swarmnet.run.manifest import Manifest
 
 CHUNK = 4096

@@ -19,7 +19,7 @@ from swarmnet.model.parameters import trains_with_muon
 from swarmnet.optimizer.local_steps.inner_optimizer import BATCH_NUMBERS
 from swarmnet.optimizer.tiling import GPU_TIMES
 from swarmnet.pipeline.flow_control import BF16_BYTES, FLOAT_BYTES, graph_at_work, graph_bytes
-from swarmnet.run.local_steps import DeltaCodecName, InnerOptimizerName, LocalStepConfig
+from swarmnet.run.local_step_presets import DeltaCodecName, InnerOptimizerName, LocalStepConfig
 from swarmnet.run.manifest import Manifest
 
 GRID_BYTES = FLOAT_BYTES

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.membership.machine import Membership
+from swarmnet.membership.membership import Membership
 from swarmnet.membership.overlay import FULL_GROUP
 from swarmnet.rounds.events import Reference
 from swarmnet.run.manifest import Rounds

@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Literal
 
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.machine import SILENT_SECONDS
+from swarmnet.membership.membership import SILENT_SECONDS
 from swarmnet.rounds.contribution_sets import DEPARTURE_GRACE_SECONDS, NeighbourView, kept_rounds
 from swarmnet.rounds.events import (
     ChainArrived,

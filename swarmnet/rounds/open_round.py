@@ -1,7 +1,7 @@
 """Tracks the round that accumulates gradients: how many tokens the group has for it, and when it is full.
 
 *Same-branch peers* are the neighbours whose history of settled rounds agrees with this peer's. The caller
-(machine.py) decides whether a round may close at all.
+(group_rounds.py) decides whether a round may close at all.
 """
 
 from __future__ import annotations

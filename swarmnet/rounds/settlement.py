@@ -32,8 +32,8 @@ class FinalityRules:
     hops: int = 1
     """Number of hops from here to the farthest peer of the group."""
     follows: bool = False
-    """True for a while after this peer was suspended (machine.py). It then believes any peer that continued
-    meanwhile, and settles nothing on its own."""
+    """True for a while after this peer was suspended (group_rounds.py). It then believes any peer that
+    continued meanwhile, and settles nothing on its own."""
 
     def are_ahead(self, saying: Iterable[bool]) -> bool:
         """Return whether this peer believes the neighbours that report to be ahead: half of the peers in

@@ -153,7 +153,7 @@ class Router:
     def has_earned(self, peer: PeerId, promised: int, now: float) -> bool:
         """Return whether one more microbatch may be promised to the peer, in addition to those in flight and
         `promised` others. Only `earned` limits them here: where places are reserved ahead
-        (`peers/worker/pipeline/reservations.py`), the reservations replace `slots`."""
+        (`peers/worker/pipeline/reservation_client.py`), the reservations replace `slots`."""
         estimate = self.peers.get(peer)
         return promised < FIRST_SLOTS if estimate is None else estimate.has_earned(promised, now)
 
@@ -269,8 +269,8 @@ class Router:
 
 
 class Guide(Protocol):
-    """Reserves the path of a microbatch before its body is sent (`peers/worker/pipeline/reservations.py`).
-    Without a guide, the router chooses the next peer when the output is ready."""
+    """Reserves the path of a microbatch before its body is sent (peers/worker/pipeline/
+    reservation_client.py). Without a guide, the router chooses the next peer when the output is ready."""
 
     def choose(
         self, key: MicrobatchId, candidates: Collection[PeerId], now: float, avoid: Collection[PeerId]

@@ -14,8 +14,8 @@ from typing import Literal
 
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.run.activation_sizes import LABEL_BYTES, Codec, Rounding, encoded_bytes, token_bytes
-from swarmnet.run.boundary import Boundary
-from swarmnet.run.local_steps import (
+from swarmnet.run.boundary_settings import Boundary
+from swarmnet.run.local_step_presets import (
     MOMENTUM_PRESETS,
     PRESETS,
     DeltaCodecName,

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from math import inf
 
-from swarmnet.run.boundary import contradictions
-from swarmnet.run.local_steps import MOMENTUM_PRESETS, PRESETS
+from swarmnet.run.boundary_settings import contradictions
+from swarmnet.run.local_step_presets import MOMENTUM_PRESETS, PRESETS
 from swarmnet.run.manifest import (
     BYTES,
     PROJECTIONS,

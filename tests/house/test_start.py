@@ -9,7 +9,7 @@ NO_STAGE = ("peers.process.process", "peers.process.bootstrap_role", "peers.obse
 ONLY_LOOKS = (
     "peers.cli.connecting", "peers.network.discovery.visitor_session", "peers.tools.top.live",
     "peers.tools.owner.give_order", "peers.tools.owner.registry", "peers.tools.owner.training_report",
-    "peers.tools.credit", "peers.tools.doctor.show",
+    "peers.tools.credit", "peers.tools.doctor.print_checks",
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import pytest
 from processes import QUIET, times, until
 
 from peers.config.run_file import publish
-from peers.lab.processes.processes import start
+from peers.lab.processes.local_processes import start
 from peers.telemetry.event_log import read
 from protocols.signed.identity import load_or_create
 

@@ -12,9 +12,9 @@ from needs import needs_libp2p
 from peers.config.peer_file import validate_peer_file
 from peers.config.run_file import publish
 from peers.config.yaml_lines import ParsedYaml
-from peers.lab.processes.processes import start as start_peer
+from peers.lab.processes.local_processes import start as start_peer
 from peers.tools.doctor import swarm
-from peers.tools.doctor.show import run_doctor
+from peers.tools.doctor.print_checks import run_doctor
 from protocols.daemon.p2pd import LOOPBACK, Daemon
 from protocols.dht.directory import DhtDirectory
 from protocols.errors import Backlog, PeerGone

@@ -13,7 +13,7 @@ import pytest
 
 from peers.config.run_file import publish
 from peers.lab.processes.demo import LOOPBACK
-from peers.lab.processes.processes import DemoPeer, start
+from peers.lab.processes.local_processes import DemoPeer, start
 from protocols.signed.identity import load_or_create
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -18,12 +18,12 @@ from swarm import TINY_MODEL, expert_manifest, sign, tiny_manifest
 from swarm_scene import RUN, Scene
 
 from peers.lab.processes.demo import LOOPBACK
-from peers.lab.processes.processes import DemoPeer, start
-from peers.observer.metrics import SwarmMetrics
+from peers.lab.processes.local_processes import DemoPeer, start
 from peers.observer.page_json import SHOWN_PEERS, Board
 from peers.observer.pages import pages
 from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
+from peers.observer.swarm_metrics import SwarmMetrics
 from peers.runtime.http_server import PageServer
 from peers.telemetry.snapshot import OwnerOrdersView, Pause
 from swarmnet.run.manifest import Data, TextSource

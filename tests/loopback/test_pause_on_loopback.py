@@ -11,7 +11,7 @@ from processes import QUIET, times, until
 
 from peers.config.run_file import publish
 from peers.errors import UserError
-from peers.lab.processes.processes import start
+from peers.lab.processes.local_processes import start
 from peers.runtime.control_client import ask
 from protocols.signed.identity import load_or_create
 

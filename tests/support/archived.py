@@ -13,7 +13,7 @@ import torch
 from swarm import Swarm, sign, tiny_manifest
 
 from peers.archivist.archivist import Archivist, Policy
-from peers.archivist.links import ArchivistLinks
+from peers.archivist.archivist_links import ArchivistLinks
 from peers.archivist.serve import NewcomerService
 from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import Claims

@@ -26,7 +26,7 @@ from protocols.signed.envelope import run_bytes
 from protocols.signed.identity import Identity
 from protocols.signed.records import seal_record
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.machine import Membership
+from swarmnet.membership.membership import Membership
 from swarmnet.model.decoder import scaled
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.rounds.history import START

@@ -7,7 +7,7 @@ from random import Random
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline.events import ActArrived, ComputeForward, ForwardDone, SendAct
 from swarmnet.pipeline.ledger import MicrobatchLedger
-from swarmnet.pipeline.machine import Pipeline
+from swarmnet.pipeline.pipeline import Pipeline
 from swarmnet.pipeline.timeouts import FIRST_DEADLINE_SECONDS
 from swarmnet.routing.load_balancer import Router
 

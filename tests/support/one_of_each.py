@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import fields
 
 from peers.telemetry.event import Event
-from peers.telemetry.events import EVENT_CLASSES, NOTICE_CLASSES
+from peers.telemetry.log_events import EVENT_CLASSES, NOTICE_CLASSES
 
 VALUES = {"int": 3, "str": "x", "float": 0.5, "bool": True, "dict[str, int]": {"a": 1}}
 VALUES |= {f"collections.abc.Sequence[{of}]": [VALUES[of]] for of in ("int", "str", "float")}

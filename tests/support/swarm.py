@@ -36,7 +36,7 @@ from peers.data.documents import text_at
 from peers.data.tokenizer import open_tokenizer
 from peers.data.tokens import encoded
 from peers.lab.world.stub_stage import stub_part
-from peers.telemetry import events as noted
+from peers.telemetry import log_events
 from peers.telemetry.event import Event
 from peers.telemetry.event_fold import SettledRounds
 from peers.tools.model.swarm_client import Conversation, SwarmClient
@@ -350,7 +350,7 @@ class Swarm:
         """Nats per token of the microbatches that a stage committed, in order."""
         names = {name for name, member in self.members.items() if member.worker.stage == stage}
         committed = (note.what for note in self.of("committed", *names))
-        return [what.loss for what in committed if isinstance(what, noted.Committed)]
+        return [what.loss for what in committed if isinstance(what, log_events.Committed)]
 
     def committed(self, stage: int = 0) -> int:
         return len(self.losses(stage))
@@ -374,11 +374,11 @@ class Swarm:
                 continue
             found[note.name].take(note.what)
             match note.what:
-                case noted.Settled(round):
+                case log_events.Settled(round):
                     alone[note.name].append(round)
-                case noted.Unlinked():
+                case log_events.Unlinked():
                     alone[note.name] = []
-                case noted.Fetched():
+                case log_events.Fetched():
                     for round in alone[note.name]:
                         found[note.name].pop(round, None)
         return {

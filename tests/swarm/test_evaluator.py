@@ -21,7 +21,7 @@ from peers.observer.role import ObserverRole
 from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
 from peers.telemetry.event_log import EventLog, read
-from peers.telemetry.events import TextNotice
+from peers.telemetry.log_events import TextNotice
 from peers.telemetry.metrics import PeerMetrics
 from peers.tools.model.evaluate import bits_per_byte
 from peers.tools.model.evaluator import SwarmEvaluator

@@ -17,7 +17,7 @@ from peers.tools.model.swarm_client import Conversation, SwarmClient
 from protocols.signed.identity import Identity
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
-from swarmnet.run.boundary import Boundary
+from swarmnet.run.boundary_settings import Boundary
 from swarmnet.run.manifest_check import check
 
 SIX = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from peers.lab.world.virtual_time import run
 from swarmnet.identifiers import RunId
-from swarmnet.run.boundary import Boundary
+from swarmnet.run.boundary_settings import Boundary
 from swarmnet.run.manifest import Experts, ModelShape, Sync
 
 MICROBATCHES = 72

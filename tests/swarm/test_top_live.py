@@ -18,7 +18,7 @@ from peers.runtime.control_socket import LONGEST_ANSWER_BYTES
 from peers.telemetry.event_fold import PeerTimeline
 from peers.telemetry.event_log import LogLine
 from peers.telemetry.snapshot import as_json, from_json
-from peers.tools.top import show
+from peers.tools.top import run_screen as show
 from peers.tools.top.live import snapshots
 from peers.tools.top.live import swarm as watch_swarm
 from peers.worker.snapshot_of_worker import snapshot_of
@@ -216,7 +216,7 @@ async def test_without_a_terminal_one_frame_of_the_running_peer_is_printed(tmp_p
 
 def test_watching_a_peer_loads_neither_torch_nor_the_network():
     heavy = "{'torch', 'hivemind'} & set(sys.modules)"
-    code = f"import sys, peers.cli.top, peers.tools.top.show; print(sorted({heavy}))"
+    code = f"import sys, peers.cli.top, peers.tools.top.run_screen; print(sorted({heavy}))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )

@@ -16,9 +16,9 @@ from math import hypot
 import torch
 from torch import Tensor
 
-from peers.compute.devices import orders
+from peers.compute.devices import device_requests as orders
 from peers.compute.devices.channel import bytes_of
-from peers.compute.devices.processes import Processes
+from peers.compute.devices.device_processes import Processes
 from peers.compute.stage_part import StagePart
 from peers.errors import UserError
 from swarmnet.identifiers import PeerId

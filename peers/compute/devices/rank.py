@@ -20,9 +20,9 @@ from torch import Tensor
 from torch import distributed as group
 from torch._C._distributed_c10d import FileStore
 
-from peers.compute.devices import orders
+from peers.compute.devices import device_requests as orders
 from peers.compute.devices.channel import Channel, ChannelClosed
-from peers.compute.devices.orders import Answer, DeviceFailed, Done, InputRefused, Order
+from peers.compute.devices.device_requests import Answer, DeviceFailed, Done, InputRefused, Order
 from peers.compute.process_memory import trim
 from peers.config.run_file import parse
 from swarmnet.identifiers import PeerId

@@ -23,10 +23,10 @@ from protocols.signed.envelope import ENVELOPE_BYTES
 from protocols.signed.identity import SIGNATURE_BYTES
 from protocols.signed.slices import head_bytes
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.membership.machine import SILENT_SECONDS
+from swarmnet.membership.membership import SILENT_SECONDS
 from swarmnet.membership.overlay import choose_neighbours, hops
 from swarmnet.rounds import events
-from swarmnet.rounds.machine import GroupRounds
+from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.result_table import Contributor, Draw, Table, head_of
 from swarmnet.run.manifest import Rounds
 

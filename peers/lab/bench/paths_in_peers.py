@@ -29,7 +29,7 @@ from peers.lab.bench.topologies import Topology, draw
 from peers.lab.world.gated_clock import GatedLoop
 from peers.lab.world.stub_stage import StubCompute, stub_part
 from peers.telemetry.event import Event
-from peers.telemetry.events import Committed
+from peers.telemetry.log_events import Committed
 from peers.worker.settings import Settings
 from peers.worker.worker import Worker
 from protocols.memory.conditions import Conditions

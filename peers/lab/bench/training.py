@@ -29,7 +29,7 @@ from torch.optim import AdamW
 
 from peers.compute.stage_part import CPU, build_stage_part, wait_for
 from peers.worker.pipeline.microbatch_compute import Computed, MicrobatchState, MicrobatchWork, Outcome
-from peers.worker.rounds.counters import RoundCounts
+from peers.worker.rounds.round_counts import RoundCounts
 from peers.worker.rounds.update_compute import ContributionReady, DecodeContribution, Operation, UpdateWork
 from protocols.signed.envelope import EnvelopeKind, open_envelope
 from protocols.signed.identity import Identity

@@ -23,7 +23,7 @@ import psutil
 from peers.config.run_file import publish
 from peers.errors import UserError
 from peers.lab.bench.training import Plain, step_tokens_of, texts_of
-from peers.lab.processes.processes import DemoPeer, start
+from peers.lab.processes.local_processes import DemoPeer, start
 from protocols.signed.identity import load_or_create
 from swarmnet.model.state_layout import first_state
 from swarmnet.run.manifest import Manifest

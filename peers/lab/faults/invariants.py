@@ -27,8 +27,8 @@ from peers.lab.world.world_events import (
     StageKilled,
 )
 from peers.state.checkpoint_file import KEPT
-from peers.telemetry import events as noted
-from swarmnet.membership.machine import SILENT_SECONDS
+from peers.telemetry import log_events
+from swarmnet.membership.membership import SILENT_SECONDS
 from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.snapshots.fetch import AGREEMENT
 
@@ -80,7 +80,7 @@ def _every_expert(seen: ScheduleRecord, number: int) -> Iterator[Violation]:
     held = {
         me: note.what.group
         for me, note in with_processes(seen.notes)
-        if isinstance(note.what, noted.ExpertsReassigned) and seen.living.get(me) == number
+        if isinstance(note.what, log_events.ExpertsReassigned) and seen.living.get(me) == number
     }
     missing = set(range(EXPERTS.groups)) - set(held.values())
     if missing and len(held) >= EXPERTS.groups:
@@ -119,10 +119,10 @@ def _replaced_states(seen: ScheduleRecord) -> set[str]:
     replaced: set[str] = set()
     for me, note in with_processes(seen.notes):
         match note.what:
-            case noted.Settled(round):
+            case log_events.Settled(round):
                 settled[me] = round
                 replaced.discard(me)
-            case noted.InStep(settled=fetched) if fetched > settled.get(me, fetched):
+            case log_events.InStep(settled=fetched) if fetched > settled.get(me, fetched):
                 replaced.add(me)
     return replaced
 
@@ -188,7 +188,9 @@ def _restarts(seen: ScheduleRecord, number: int, stage: Stage, final: dict[int, 
     """
     stage_of, killed_at = stages_of(seen.notes), -1.0
     assembled = [
-        (who, other) for who, other in with_processes(seen.notes) if isinstance(other.what, noted.Assembled)
+        (who, other)
+        for who, other in with_processes(seen.notes)
+        if isinstance(other.what, log_events.Assembled)
     ]
     for note in seen.notes:
         if isinstance(note.what, StageKilled) and note.what.stage == number:
@@ -231,7 +233,7 @@ def _committed(seen: ScheduleRecord) -> Iterator[Violation]:
     committed = Counter(
         (process_of(note), stage_of[who], note.what.origin, note.what.counter)
         for who, note in with_processes(seen.notes)
-        if isinstance(note.what, noted.Committed)
+        if isinstance(note.what, log_events.Committed)
     )
     for (me, stage, origin, counter), count in committed.items():
         if count > 1:
@@ -251,9 +253,9 @@ def _emptied(seen: ScheduleRecord) -> Iterator[Violation]:
     for who, note in with_processes(seen.notes):
         me = process_of(note)
         match note.what:
-            case noted.InStep():
+            case log_events.InStep():
                 serving[me] = stage_of[who]
-            case noted.Assembled():
+            case log_events.Assembled():
                 serving.pop(me, None)
                 gone.pop(me, None)
             case Crashed() | LeaveRequested() | MoveRequested():
@@ -273,7 +275,7 @@ def _emptied(seen: ScheduleRecord) -> Iterator[Violation]:
 def _slandered(seen: ScheduleRecord) -> Iterator[Violation]:
     """Check that no audit accuses a reducer: all reducers are honest here."""
     for note in seen.notes:
-        if isinstance(note.what, noted.Audited) and note.what.code in ("lied", "not_in_order"):
+        if isinstance(note.what, log_events.Audited) and note.what.code in ("lied", "not_in_order"):
             text = f"{seen.names[note.what.peer]}, round {note.what.round}: {note.what.code}"
             yield Violation("nobody honest is found lying", f"{process_of(note)} of {text}")
 

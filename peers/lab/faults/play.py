@@ -21,7 +21,7 @@ from peers.network.channels import DIAL_SECONDS
 from protocols.signed.identity import Identity
 from protocols.signed.records import RECORD_SECONDS
 from swarmnet.identifiers import ContributionId
-from swarmnet.membership.machine import LONGEST_REDIAL_SECONDS
+from swarmnet.membership.membership import LONGEST_REDIAL_SECONDS
 from swarmnet.rounds.result_table import draw_of
 from swarmnet.run.manifest import Data, Experts, Manifest, MethodName, ModelShape, Rounds, Sync
 

@@ -19,7 +19,7 @@ from peers.lab.faults.play import Options, ScheduleRecord
 from peers.lab.world.stub_stage import SIZE, StubReduced, fingerprint, first_units, slice_of
 from peers.lab.world.world import RecordedEvent
 from peers.lab.world.world_events import Payload, Returned, Summed
-from peers.telemetry import events as noted
+from peers.telemetry import log_events
 from swarmnet.identifiers import PeerId
 
 Weights = np.ndarray[tuple[int], np.dtype[np.int32]]
@@ -95,7 +95,7 @@ def with_processes(notes: Iterable[RecordedEvent]) -> Iterator[tuple[str, Record
     moves: dict[str, int] = {}
     for note in notes:
         me = process_of(note)
-        if isinstance(note.what, noted.Assembled):
+        if isinstance(note.what, log_events.Assembled):
             moves[me] = moves.get(me, -1) + 1
         yield (f"{me}+{moves[me]}" if moves.get(me) else me), note
 
@@ -103,7 +103,9 @@ def with_processes(notes: Iterable[RecordedEvent]) -> Iterator[tuple[str, Record
 def stages_of(notes: Iterable[RecordedEvent]) -> dict[str, int]:
     """Return the stage of each contributor."""
     return {
-        who: note.what.stage for who, note in with_processes(notes) if isinstance(note.what, noted.Assembled)
+        who: note.what.stage
+        for who, note in with_processes(notes)
+        if isinstance(note.what, log_events.Assembled)
     }
 
 
@@ -167,31 +169,31 @@ class _Reader:
                 self._payloads[round] = payload
             case Summed(round, payload):
                 self._results[round] = payload
-            case noted.Reduced(round, id):
+            case log_events.Reduced(round, id):
                 self.stage.results[id] = MadeContribution(
                     self.me, round, id, note.time, self._results.get(round, b"")
                 )
                 self._held[round].add(id)
-            case noted.ContributionMade(round, id):
+            case log_events.ContributionMade(round, id):
                 made = MadeContribution(self.me, round, id, note.time, self._payloads.get(round, b""))
                 self.stage.made[id] = made
                 self._made_by_payload[made.payload] = made
                 if not self._is_reduced:
                     self._held[round].add(id)
-            case noted.ContributionAccepted(round, id):
+            case log_events.ContributionAccepted(round, id):
                 self._held[round].add(id)
-            case noted.ContributionReturned(round=round, id=id):
+            case log_events.ContributionReturned(round=round, id=id):
                 self._held[round].discard(id)
                 if (own := self.stage.made.get(id)) is not None:
                     own.given_back_at = note.time
-            case noted.Resync():
+            case log_events.Resync():
                 self._held.clear()  # The state is fetched again, with its open contributions.
             case Returned(_, payload, shards) if payload in self._made_by_payload:
                 parts = [slice_of(payload, shard) for shard in shards] or [payload]
                 self._made_by_payload[payload].returned.update(parts)
-            case noted.Saved(round) if round in self._keys:
+            case log_events.Saved(round) if round in self._keys:
                 self.stage.saved[self.name].append((note.time, self._keys[round]))
-            case noted.Settled(round, digest, ids):
+            case log_events.Settled(round, digest, ids):
                 yield from self._settled(note.time, (round, digest), tuple(ids))
 
     def _settled(self, time: float, key: Key, ids: tuple[str, ...]) -> Iterator[Violation]:

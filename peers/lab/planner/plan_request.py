@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from peers.lab.planner.links import Links
+from peers.lab.planner.planned_links import Links
 from peers.lab.planner.speeds import PeerClass
 
 BACKWARD_RATIO = 2.0

@@ -45,7 +45,7 @@ from swarmnet.pipeline.events import (
 )
 from swarmnet.pipeline.flow_control import Flow
 from swarmnet.pipeline.ledger import MicrobatchLedger
-from swarmnet.pipeline.machine import Pipeline
+from swarmnet.pipeline.pipeline import Pipeline
 from swarmnet.resources.link_bandwidth import seconds_on_line
 from swarmnet.routing.load_balancer import Router
 from swarmnet.routing.skipping import Skipping

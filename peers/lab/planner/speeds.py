@@ -2,8 +2,9 @@
 
 `9000x500tps@100/20,1000x20000tps@1000/1000` describes 9,000 peers that would each train 500 tokens per second
 with the whole model, on links of 100 Mbit/s down and 20 up, and 1,000 fast peers. Without `@` a link has
-100/40, or the speed of its region: `9000x500tps:eu,1000x20ktps@1000/1000:us` (links.py). The memory of each
-peer also follows a colon: `8x2ktps@100/40:24GB`, `8x2ktps:24GB:eu`. A number with GB or GiB is always memory.
+100/40, or the speed of its region: `9000x500tps:eu,1000x20ktps@1000/1000:us` (planned_links.py). The memory
+of each peer also follows a colon: `8x2ktps@100/40:24GB`, `8x2ktps:24GB:eu`. A number with GB or GiB is
+always memory.
 `@100/10/0.5%` is a link that loses every two hundredth packet (losses.py).
 """
 

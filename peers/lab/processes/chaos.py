@@ -25,7 +25,7 @@ from peers.errors import UserError
 from peers.lab.processes import chaos_report
 from peers.lab.processes.chaos_report import InjectedFault
 from peers.lab.processes.demo import LOOPBACK, by_method, stage_layers
-from peers.lab.processes.processes import DemoPeer, start
+from peers.lab.processes.local_processes import DemoPeer, start
 from protocols.signed.identity import load_or_create
 
 READY_SECONDS = 90.0

@@ -24,8 +24,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from peers.telemetry import event_log
-from peers.telemetry import events as noted
+from peers.telemetry import event_log, log_events
 from peers.telemetry.event import Event
 from peers.telemetry.event_fold import SettledRounds
 
@@ -102,9 +101,9 @@ def read_peer(path: Path) -> list[Life]:
     peer = ""
     for line in event_log.read(path):
         match line.event:
-            case noted.Started():
+            case log_events.Started():
                 peer = line.event.peer
-            case noted.Assembled(stage):
+            case log_events.Assembled(stage):
                 lives.append(Life(path.parent.name, peer, line.time, stage))
             case _ if lives:
                 _take(lives[-1], line.event, line.time)
@@ -114,34 +113,34 @@ def read_peer(path: Path) -> list[Life]:
 def _take(life: Life, event: Event, at: float) -> None:
     """Record an event of a peer's log in its `Life`. `at` is the event's time in seconds."""
     match event:
-        case noted.Committed(origin, counter, loss=loss):
+        case log_events.Committed(origin, counter, loss=loss):
             life.commits.append((at, origin, counter, loss))
-        case noted.Applied(round):
+        case log_events.Applied(round):
             life.applied[round] = at
-        case noted.Settled(round):
+        case log_events.Settled(round):
             life.settled_again += round in life.settled
             life.settled_at[round] = at
-        case noted.ContributionMade(round, id):
+        case log_events.ContributionMade(round, id):
             life.made[id] = (round, at)
-        case noted.Reduced(round, id):
+        case log_events.Reduced(round, id):
             life.reduced[id] = round
-        case noted.ContributionAccepted(round, id, contributor):
+        case log_events.ContributionAccepted(round, id, contributor):
             life.took[id] = (round, contributor)
-        case noted.ContributionReturned(id=id):
+        case log_events.ContributionReturned(id=id):
             life.given_back.add(id)
-        case noted.Undecided(ids):
+        case log_events.Undecided(ids):
             life.undecided |= set(ids)
-        case noted.Resync(reason=reason, fork_round=fork_round):
+        case log_events.Resync(reason=reason, fork_round=fork_round):
             life.resynchronised.append(reason)
             if fork_round is None:  # It may settle the same rounds again after this.
                 life.settled.clear()
-        case noted.Rerouted(tried=tried):
+        case log_events.Rerouted(tried=tried):
             life.rerouted.append((at, frozenset(tried)))
-        case noted.Unlinked(peer):
+        case log_events.Unlinked(peer):
             life.unlinked.append((at, peer))
-        case noted.ProcessStalled(seconds):
+        case log_events.ProcessStalled(seconds):
             life.stood_still.append(seconds)
-        case noted.InStep():
+        case log_events.InStep():
             life.in_step.append(at)
     life.settled.take(event)
 

@@ -26,7 +26,7 @@ from peers.data.documents import held_out_text
 from peers.errors import UserError
 from peers.lab.processes import demo_report
 from peers.lab.processes.demo_table import Moment, table
-from peers.lab.processes.processes import DemoPeer, start
+from peers.lab.processes.local_processes import DemoPeer, start
 from peers.state.checkpoint_file import newest
 from peers.tools.model.evaluate import score_weights
 from peers.tools.model.export import export

@@ -9,8 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from peers.telemetry import event_log
-from peers.telemetry import events as noted
+from peers.telemetry import event_log, log_events
 from peers.telemetry.event_fold import SettledRounds
 from protocols.framing.frames import wire_bytes
 from protocols.messages.table import Contribution, encode
@@ -43,7 +42,7 @@ class DemoPeerReport:
     took_up: list[tuple[float, int]] = field(default_factory=list)
     """Expert shards that it trains: (time of the assignment, shard)."""
     sent: dict[str, int] = field(default_factory=dict)
-    ledger: noted.Ledger = field(default_factory=lambda: noted.Ledger(0))
+    ledger: log_events.Ledger = field(default_factory=lambda: log_events.Ledger(0))
 
 
 def read_story(state: Path) -> DemoPeerReport:
@@ -51,21 +50,21 @@ def read_story(state: Path) -> DemoPeerReport:
     for line in event_log.read(state / "events.jsonl"):
         story.settled.take(line.event)
         match line.event:
-            case noted.Started(peer):
+            case log_events.Started(peer):
                 story.peer, story.started_at = peer, line.time
-            case noted.Assembled(stage):
+            case log_events.Assembled(stage):
                 story.stage = stage
-            case noted.Committed(origin, counter, tokens, loss):
+            case log_events.Committed(origin, counter, tokens, loss):
                 story.commits.append((line.time, origin, counter, tokens, loss))
-            case noted.ContributionMade():
+            case log_events.ContributionMade():
                 story.made.append(line.time)
-            case noted.ContributionAccepted(contributor=contributor):
+            case log_events.ContributionAccepted(contributor=contributor):
                 story.took.append((line.time, contributor))
-            case noted.ExpertsReassigned(group=group):
+            case log_events.ExpertsReassigned(group=group):
                 story.took_up.append((line.time, group))
-            case noted.Traffic(sent):
+            case log_events.Traffic(sent):
                 story.sent = sent
-            case noted.Ledger():
+            case log_events.Ledger():
                 story.ledger = line.event
     return story
 

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from peers.lab.processes.processes import DemoPeer
+from peers.lab.processes.local_processes import DemoPeer
 from peers.telemetry.console import amount, pace
 
 

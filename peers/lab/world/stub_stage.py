@@ -21,7 +21,7 @@ from torch import Tensor
 
 from peers.compute.stage_part import CPU, StagePart
 from peers.lab.world.world_events import Payload, Returned, Summed
-from peers.telemetry import events as noted
+from peers.telemetry import log_events
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.gradient_sum import Used
 from swarmnet.model.experts.load import Routed
@@ -75,7 +75,7 @@ def first_units() -> Tensor:
 class StubReduced:
     """Stub of `Reduced`: a result is the concatenation of its slices."""
 
-    def __init__(self, draw: Draw, note: noted.LogEvent = lambda event: None) -> None:
+    def __init__(self, draw: Draw, note: log_events.LogEvent = lambda event: None) -> None:
         self.draw = draw
         self._record = note
         self.slice_bytes = [SLICE_BYTES] * draw.shards
@@ -181,7 +181,7 @@ class StubMethod:
     own = None
     gradient_norm = momentum_norm = None
 
-    def __init__(self, note: noted.LogEvent, serial: int, reduced: StubReduced | None = None) -> None:
+    def __init__(self, note: log_events.LogEvent, serial: int, reduced: StubReduced | None = None) -> None:
         """`note`: the peer's event log. `serial`: first serial number; distinguishes processes of a peer."""
         self.reduced = reduced
         self._record = note
@@ -273,7 +273,7 @@ class StubCompute:
         return use(gathered)
 
 
-def stub_part(manifest: Manifest, note: noted.LogEvent, serial: int) -> StagePart:
+def stub_part(manifest: Manifest, note: log_events.LogEvent, serial: int) -> StagePart:
     """Return a stub stage."""
     reduced = StubReduced(draw_of(manifest), note) if manifest.sync.topology == "sharded-reduce" else None
     method = StubMethod(note, serial, reduced)

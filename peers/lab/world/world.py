@@ -29,7 +29,7 @@ from peers.lab.world.gated_clock import GATE, Gate, GatedLoop
 from peers.lab.world.stub_stage import stub_part
 from peers.lab.world.world_events import Begun, Crashed, Frozen, Noticed, Returned, Thawed
 from peers.telemetry.event import Event
-from peers.telemetry.events import ContributionReturned, Settled
+from peers.telemetry.log_events import ContributionReturned, Settled
 from peers.worker.pipeline.pipeline_service import MicrobatchSource
 from peers.worker.settings import Settings
 from peers.worker.worker import Worker

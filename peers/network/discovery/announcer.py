@@ -13,7 +13,7 @@ from random import Random
 from peers.config.run_file import SignedManifest
 from peers.errors import IdentityInUse
 from peers.network.discovery.claims import Claims, bandwidth_fields
-from peers.telemetry import events as events
+from peers.telemetry import log_events
 from protocols.errors import WireError
 from protocols.messages.table import PeerRecord
 from protocols.ports import Directory, Transport
@@ -51,7 +51,7 @@ class RecordAnnouncer:
         transport: Transport,
         directory: Directory,
         version: str,
-        log_event: events.LogEvent,
+        log_event: log_events.LogEvent,
         own_start: OwnStart | None = None,
     ) -> None:
         """Create the announcer. `own_start` is that of the process; if None, this object creates one."""
@@ -100,7 +100,7 @@ class RecordAnnouncer:
         try:
             return await self.directory.look_up(self.signed.run_id, stage, OPERATION_SECONDS)
         except WireError as error:
-            self.log_event(events.LookUpFailed(stage=stage, code=error.code, reason=str(error)))
+            self.log_event(log_events.LookUpFailed(stage=stage, code=error.code, reason=str(error)))
             return None
 
     def record(self, stage: int, claims: Claims, invite: bytes = b"") -> bytes:
@@ -168,9 +168,9 @@ class RecordAnnouncer:
                 stored &= await self.directory.put_manifest(run, self.signed.wire(), OPERATION_SECONDS)
                 if not stored:
                     reason = "no node of the directory stored it"
-                    self.log_event(events.AnnounceFailed(code="not_stored", reason=reason))
+                    self.log_event(log_events.AnnounceFailed(code="not_stored", reason=reason))
             except WireError as error:
-                self.log_event(events.AnnounceFailed(code=error.code, reason=str(error)))
+                self.log_event(log_events.AnnounceFailed(code=error.code, reason=str(error)))
                 stored = False
             early_left -= 1
             pause = EARLY_SECONDS if early_left > 0 else ANNOUNCE_SECONDS

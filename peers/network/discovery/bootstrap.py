@@ -22,7 +22,7 @@ from peers.config.run_file import (
 )
 from peers.errors import UnknownRun
 from peers.network.counted_directory import Joinable
-from peers.telemetry.events import Notify
+from peers.telemetry.log_events import Notify
 from protocols.dht.directory import split_multiaddr
 from protocols.errors import Unreachable, WireError
 from protocols.ports import Directory

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.peer_links import PeerLinks
-from peers.telemetry.events import Notify
+from peers.telemetry.log_events import Notify
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.dht_partition import DirectorySplit
-from swarmnet.membership.machine import Membership
+from swarmnet.membership.membership import Membership
 from swarmnet.membership.overlay import RINGS
 
 ENOUGH = RINGS

@@ -19,7 +19,7 @@ from peers.config.run_file import export_hint
 from peers.errors import UserError
 from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.record_reader import QUIET_SECONDS, settled_round
-from peers.telemetry.events import Notify
+from peers.telemetry.log_events import Notify
 from peers.telemetry.reasons import join_line, way_out
 from peers.telemetry.snapshot import IN_STEP
 from protocols.errors import WireError

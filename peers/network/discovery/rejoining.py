@@ -11,7 +11,7 @@ from random import Random
 from typing import Protocol
 
 from peers.network.discovery.bootstrap import ANSWER_SECONDS
-from peers.telemetry.events import Notify
+from peers.telemetry.log_events import Notify
 from protocols.dht.directory import split_multiaddr
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.bootstrap_contacts import LONGEST_ASK_SECONDS, BootstrapContacts

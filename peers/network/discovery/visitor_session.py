@@ -12,7 +12,7 @@ from pathlib import Path
 from peers.config.run_file import SignedManifest
 from peers.errors import NoAnswer
 from peers.network.discovery.bootstrap import PeerCache, find_manifest, join_directory
-from peers.telemetry.events import Notify
+from peers.telemetry.log_events import Notify
 from protocols.daemon.p2pd import LOOPBACK, DaemonOptions
 from protocols.daemon.temporary import prefix
 from protocols.dht.directory import DhtDirectory

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from peers.network.orders.gatekeeper import Gatekeeper
 from peers.network.orders.order_book import OrderBook
-from peers.telemetry import events as events
+from peers.telemetry import log_events
 from protocols.errors import WireError
 from protocols.ports import Directory
 from swarmnet.identifiers import PeerId
@@ -25,14 +25,14 @@ async def first_look(
     directory: Directory,
     me: PeerId,
     deadline_seconds: float,
-    log_event: events.LogEvent,
+    log_event: log_events.LogEvent,
 ) -> None:
     """Get the newest order from the directory once, before anything starts. If the directory does not answer,
     that is only logged. Raises UserError if the newest order known here excludes this peer, `me`."""
     try:
         await book.look_up(directory, deadline_seconds)
     except WireError as error:
-        log_event(events.OrderUnknown(reason=str(error)))
+        log_event(log_events.OrderUnknown(reason=str(error)))
     gatekeeper.check_self(me)
 
 

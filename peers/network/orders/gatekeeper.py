@@ -14,7 +14,7 @@ from protocols.errors import WireError
 from protocols.messages.table import Message, OrderUpdate
 from protocols.signed.invites import Invite, open_invite
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.machine import MAX_PEERS
+from swarmnet.membership.membership import MAX_PEERS
 
 INVITE_GRACE_SECONDS = MAX_OFFSET_SECONDS
 """Seconds by which an invite's expiry is extended. The swarm's time comes from other peers and may be ahead

@@ -10,8 +10,8 @@ from pathlib import Path
 from peers.config.atomic_files import write_atomically
 from peers.config.run_file import SignedManifest
 from peers.errors import UserError
-from peers.telemetry import events as events
-from peers.telemetry.events import Notify
+from peers.telemetry import log_events
+from peers.telemetry.log_events import Notify
 from protocols.errors import WireError
 from protocols.ports import Directory
 from protocols.signed.orders import SignedOrder, open_order
@@ -25,7 +25,7 @@ class OrderBook:
     """Holds the newest order that this peer knows."""
 
     def __init__(
-        self, *, signed: SignedManifest, kept: Path | None, log_event: events.LogEvent, notify: Notify
+        self, *, signed: SignedManifest, kept: Path | None, log_event: log_events.LogEvent, notify: Notify
     ) -> None:
         """Create the book. `kept` is the file in which the order survives a restart, or None."""
         self.signed = signed
@@ -62,7 +62,7 @@ class OrderBook:
         before = self.order
         self.held = order
         self._write(order.data)
-        self.log_event(events.Order(sequence=order.order.sequence, reason=order.order.reason))
+        self.log_event(log_events.Order(sequence=order.order.sequence, reason=order.order.reason))
         for on_order in tuple(self.heard):
             on_order(before, order.order)
         return True
@@ -77,7 +77,7 @@ class OrderBook:
         except FileNotFoundError:
             pass
         except (OSError, WireError) as error:
-            self.log_event(events.OrderUnusable(reason=str(error)))
+            self.log_event(log_events.OrderUnusable(reason=str(error)))
             self.notify("order_unusable", f"the order kept in {self.kept} cannot be used: {error}")
 
     def _write(self, data: bytes) -> None:

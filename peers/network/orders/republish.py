@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 
 from peers.network.orders.order_book import OrderBook
-from peers.telemetry import events as events
+from peers.telemetry import log_events
 from protocols.errors import WireError
 from protocols.ports import Directory
 from protocols.signed.identity import SIGNATURE_BYTES
@@ -18,14 +18,14 @@ UPKEEP_SECONDS = 60.0
 OPERATION_SECONDS = 10.0
 
 
-async def keep_forever(book: OrderBook, directory: Directory, log_event: events.LogEvent) -> None:
+async def keep_forever(book: OrderBook, directory: Directory, log_event: log_events.LogEvent) -> None:
     """Republish in regular intervals, and accept newer orders."""
     while True:
         await keep(book, directory, log_event)
         await asyncio.sleep(UPKEEP_SECONDS)
 
 
-async def keep(book: OrderBook, directory: Directory, log_event: events.LogEvent) -> None:
+async def keep(book: OrderBook, directory: Directory, log_event: log_events.LogEvent) -> None:
     """Accept the order in the directory if it is newer. Store the newest order again, and the registry entry
     if the run is listed. If the directory does not answer, that is only logged."""
     signed = book.signed
@@ -40,4 +40,4 @@ async def keep(book: OrderBook, directory: Directory, log_event: events.LogEvent
             entry = seal_listing(signed.run_id, signed.manifest.owner, signature)
             await directory.put_listing(entry, OPERATION_SECONDS)
     except WireError as error:
-        log_event(events.UpkeepFailed(code=error.code, reason=str(error)))
+        log_event(log_events.UpkeepFailed(code=error.code, reason=str(error)))

@@ -29,9 +29,9 @@ from peers.network.discovery.record_reader import look, opened
 from peers.process.sessions import SLOT_SECONDS, daemon_options, keeps_slots, with_ports
 from peers.runtime.control_client import ask
 from peers.telemetry.event_log import read_lately
-from peers.telemetry.events import Assembled, Listening, NotRelayed, Relayed, Started
+from peers.telemetry.log_events import Assembled, Listening, NotRelayed, Relayed, Started
 from peers.telemetry.snapshot import from_json
-from peers.tools.doctor.gpu import as_asked
+from peers.tools.doctor.gpu_checks import as_asked
 from peers.tools.doctor.line import CheckResult, Tell
 from peers.tools.doctor.reachability import judge, line_of, no_bootstrap, undialled
 from peers.tools.doctor.stage_memory import Memory, judge_read, judge_text

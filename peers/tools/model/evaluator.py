@@ -18,7 +18,7 @@ from peers.data.documents import TextError, held_out_text, read_text
 from peers.data.tokenizer import tokenizer_file
 from peers.errors import NoAnswer, UserError, as_user_errors
 from peers.role import Network, Process
-from peers.telemetry import events as noted
+from peers.telemetry import log_events
 from peers.tools.model.evaluate import Score
 from peers.tools.model.swarm_client import Conversation, SwarmClient
 from peers.tools.model.swarm_session import ScoreProgress, invite_shown, not_let_in, score
@@ -97,7 +97,7 @@ class SwarmEvaluator:
         self.newest = found
         self.round = round
         self.process.notify_event(
-            noted.Evaluated(
+            log_events.Evaluated(
                 f"held-out loss {found.loss:.4f} nats per token, {found.bits_per_byte:.4f} bits per byte, at "
                 f"round {round}",
                 loss=found.loss,

@@ -30,7 +30,7 @@ from peers.tools.model.export_folder import INDEX, ExportError, require_replacea
 from swarmnet.model.boundary import projectors, to_plain_weights
 from swarmnet.model.linear import merged
 from swarmnet.model.parameters import parameter_shapes, whole
-from swarmnet.run.boundary import Boundary, contradictions
+from swarmnet.run.boundary_settings import Boundary, contradictions
 from swarmnet.run.manifest import Experts, Lora, ModelShape
 
 TOKENIZER_CONFIG = "tokenizer_config.json"

@@ -20,13 +20,12 @@ from safetensors import SafetensorError
 from peers.errors import UserError
 from peers.state.checkpoint_file import STATEMENT_BYTES, number, token_count
 from peers.state.safetensors_file import open_tensors
-from peers.telemetry import event_log
-from peers.telemetry import events as noted
+from peers.telemetry import event_log, log_events
 from protocols.errors import WireError
 from protocols.signed.envelope import EnvelopeKind, open_envelope
-from protocols.signed.receipts import open_receipt
+from protocols.signed.signed_receipts import open_receipt
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.rounds.receipts import BLOCKS_KEPT, SIGNERS_KEPT, ReceiptBook
+from swarmnet.rounds.receipt_rules import BLOCKS_KEPT, SIGNERS_KEPT, ReceiptBook
 from swarmnet.run.manifest import Manifest
 
 CHECKPOINTS, LOG, RECEIPTS = "checkpoints", "events.jsonl", "receipts.jsonl"
@@ -192,16 +191,16 @@ def _about(
     UserError for a damaged log."""
     for line in event_log.read_part(file):
         match line.event:
-            case noted.Started(peer):
+            case log_events.Started(peer):
                 author.peer, author.stage = peer, None
-            case noted.Assembled(stage):
+            case log_events.Assembled(stage):
                 author.stage = stage
-            case noted.Committed(origin, tokens=count) if author.stage is not None:
+            case log_events.Committed(origin, tokens=count) if author.stage is not None:
                 tokens.setdefault(author.stage, Counter())[origin] += count
-            case noted.ContributionMade(id=identity) if author.peer is not None:
+            case log_events.ContributionMade(id=identity) if author.peer is not None:
                 contributors[identity] = author.peer
-            case noted.ContributionAccepted(id=identity, contributor=contributor):
+            case log_events.ContributionAccepted(id=identity, contributor=contributor):
                 contributors[identity] = contributor
-            case noted.Settled(ids=ids):
+            case log_events.Settled(ids=ids):
                 settled.update(ids)
         yield line

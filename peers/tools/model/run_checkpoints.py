@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from peers.archivist.archivist import Archivist, NotArchived, Policy
-from peers.archivist.links import ArchivistLinks
+from peers.archivist.archivist_links import ArchivistLinks
 from peers.archivist.serve import NewcomerService
 from peers.errors import NoAnswer
 from peers.network.discovery.bootstrap import PeerCache
@@ -19,7 +19,7 @@ from peers.state.archive import Archive
 from peers.state.archive_store import FolderStore
 from peers.state.snapshot_service import NoState
 from peers.telemetry.event import Event
-from peers.telemetry.events import Notify
+from peers.telemetry.log_events import Notify
 from peers.tools.model.swarm_session import not_let_in
 from protocols.errors import WireError
 from protocols.signed.identity import Identity

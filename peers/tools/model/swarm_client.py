@@ -1,9 +1,9 @@
 """The client side of inference: a peer without a stage that gets answers from live peers.
 
 The client finds peers of every stage in the directory and keeps links to some of each. `Requests`
-(swarmnet/inference/machine.py) decides which peer to ask. Answers come over links that the peers open on the
-same connections, so the client need not be reachable. The client stores the answer of each stage until the
-next stage has answered; hidden states pass through it as bytes.
+(swarmnet/inference/inference_client.py) decides which peer to ask. Answers come over links that the peers
+open on the same connections, so the client need not be reachable. The client stores the answer of each
+stage until the next stage has answered; hidden states pass through it as bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from peers.errors import NoAnswer
 from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.network.discovery.record_reader import newest, opened
 from peers.runtime.timer import Timer
-from peers.telemetry.events import Notify
+from peers.telemetry.log_events import Notify
 from peers.telemetry.reasons import refusal
 from peers.worker.inference.forward_compute import TOKEN_BYTES
 from protocols.errors import WireError
@@ -33,7 +33,7 @@ from protocols.ports import Directory, Link, Transport
 from protocols.signed.envelope import run_bytes
 from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
-from swarmnet.inference.machine import (
+from swarmnet.inference.inference_client import (
     CODES,
     MALFORMED,
     NOT_READY,

@@ -17,7 +17,7 @@ from peers.data.tokenizer import Tokenizer, open_tokenizer, tokenizer_file
 from peers.errors import NoAnswer
 from peers.network.discovery.bootstrap import PeerCache
 from peers.network.discovery.visitor_session import visit_run
-from peers.telemetry.events import Notify
+from peers.telemetry.log_events import Notify
 from peers.tools.model.evaluate import SCORED_BYTES, Score, cut
 from peers.tools.model.generate import Continuation
 from peers.tools.model.swarm_client import Conversation, SwarmClient

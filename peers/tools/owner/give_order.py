@@ -12,7 +12,7 @@ from peers.errors import UserError
 from peers.network.discovery.record_reader import opened
 from peers.network.discovery.visitor_session import RunConnection
 from peers.network.orders.order_book import OrderBook
-from peers.telemetry.events import Notify
+from peers.telemetry.log_events import Notify
 from protocols.errors import TooLarge, WireError
 from protocols.messages.table import OrderUpdate
 from protocols.signed.identity import Identity

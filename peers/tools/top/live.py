@@ -12,13 +12,13 @@ from rich.console import Console
 
 from peers.network.discovery.record_reader import look
 from peers.network.discovery.visitor_session import RunConnection
-from peers.observer.owner_orders import Orders
+from peers.observer.order_reader import Orders
 from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
 from peers.telemetry.snapshot import Curve, SwarmSnapshot
 from peers.tools.top import screen
 from peers.tools.top.keys import Keys
-from peers.tools.top.show import FRAME_SECONDS, LEAVE, framed, live
+from peers.tools.top.run_screen import FRAME_SECONDS, LEAVE, framed, live
 from protocols.errors import WireError
 from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId

@@ -21,7 +21,7 @@ from peers.compute.stage_part import StagePart
 from peers.state.snapshot_store import Snapshots, units_of
 from peers.worker.pipeline.microbatch_compute import ComputeError
 from protocols.messages.table import ForwardRequest
-from swarmnet.inference.machine import MALFORMED, NO_ROUND, NOT_FINITE, NOT_READY
+from swarmnet.inference.inference_client import MALFORMED, NO_ROUND, NOT_FINITE, NOT_READY
 from swarmnet.model import activation_codec
 from swarmnet.model.decoder import forward, scaled
 from swarmnet.model.fixed_point import to_floats

@@ -24,13 +24,13 @@ from peers.compute.stage_part import StagePart
 from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
 from peers.state.snapshot_store import Snapshots
-from peers.telemetry import events as events
+from peers.telemetry import log_events
 from peers.worker.inference.forward_compute import ForwardWork, Result
 from peers.worker.inference.visitor_links import ClientLinks
 from peers.worker.pipeline.microbatch_compute import ComputeError
 from protocols.messages.table import ForwardDeclined, Forwarded, ForwardRequest
 from swarmnet.identifiers import PeerId
-from swarmnet.inference.machine import ASKED_AT_ONCE, BUSY, MALFORMED, MAX_SEQUENCES, WRONG_STAGE
+from swarmnet.inference.inference_client import ASKED_AT_ONCE, BUSY, MALFORMED, MAX_SEQUENCES, WRONG_STAGE
 from swarmnet.inference.request_queue import Client, RequestQueue
 from swarmnet.run.manifest import Manifest
 
@@ -65,7 +65,7 @@ class Inference:
         part: StagePart,
         compute: Compute,
         neighbourhood: PeerLinks,
-        log_event: events.LogEvent,
+        log_event: log_events.LogEvent,
         chance: Random,
     ) -> None:
         self.manifest = manifest

@@ -16,7 +16,7 @@ from typing import Any
 from peers.network.one_off_replies import OneOffReplies
 from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
-from peers.telemetry import events as events
+from peers.telemetry import log_events
 from protocols.errors import WireError
 from protocols.fields import Body
 from protocols.messages.table import ForwardDeclined, Hello, Message
@@ -46,7 +46,7 @@ class _Visitor:
 
 
 class ClientLinks:
-    def __init__(self, neighbourhood: PeerLinks, log_event: events.LogEvent) -> None:
+    def __init__(self, neighbourhood: PeerLinks, log_event: log_events.LogEvent) -> None:
         self.neighbourhood = neighbourhood
         self.log_event = log_event
         self._loop = asyncio.get_running_loop()
@@ -103,7 +103,7 @@ class ClientLinks:
         try:
             visitor.link = await self.neighbourhood.transport.open(peer, "data", OPEN_SECONDS)
         except WireError as error:
-            self.log_event(events.ClientNotReached(peer=peer, code=error.code, reason=str(error)))
+            self.log_event(log_events.ClientNotReached(peer=peer, code=error.code, reason=str(error)))
             self._visitors.pop(peer, None)
             return
         hello = Hello(WIRE_VERSION, run_bytes(self.neighbourhood.run_id), self.neighbourhood.record)
@@ -116,7 +116,7 @@ class ClientLinks:
             self.neighbourhood.traffic.sent[message.kind] += link.post(message, body)
         except WireError as error:
             self.log_event(
-                events.PostFailed(peer=link.peer, lane=link.lane, code=error.code, reason=str(error))
+                log_events.PostFailed(peer=link.peer, lane=link.lane, code=error.code, reason=str(error))
             )
 
     def _look(self) -> None:

@@ -17,7 +17,7 @@ from peers.compute.process_memory import memory_bytes
 from peers.compute.stage_part import StagePart
 from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
-from peers.telemetry import events as noted
+from peers.telemetry import log_events
 from peers.telemetry.counters import Timings
 from peers.worker.pipeline.microbatch_compute import (
     ComputeError,
@@ -26,7 +26,7 @@ from peers.worker.pipeline.microbatch_compute import (
     NormSource,
     Outcome,
 )
-from peers.worker.pipeline.reservations import ReservationClient
+from peers.worker.pipeline.reservation_client import ReservationClient
 from peers.worker.pipeline.validate_act import ActForm, Arrival, checked_act
 from protocols.messages.table import (
     NO_ATTEMPT,
@@ -43,7 +43,7 @@ from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline import events
 from swarmnet.pipeline.flow_control import Flow, graphs_that_fit
 from swarmnet.pipeline.ledger import MicrobatchLedger, RecentLoss
-from swarmnet.pipeline.machine import Pipeline
+from swarmnet.pipeline.pipeline import Pipeline
 from swarmnet.resources.link_bandwidth import UNKNOWN, LinkBandwidth, crossings, seconds_on_line
 from swarmnet.routing.load_balancer import Router
 from swarmnet.routing.next_hop import NextHop, Straight
@@ -101,7 +101,7 @@ class PipelineService:
         in_flight: int,
         committed: Callable[[int], None],
         round: Callable[[], int],
-        log_event: noted.LogEvent,
+        log_event: log_events.LogEvent,
         line: LinkBandwidth = UNKNOWN,
     ) -> None:
         """`text` is given to the first stage only. At most `in_flight` of this peer's own microbatches and
@@ -207,9 +207,9 @@ class PipelineService:
         if missing != self.missing:
             self.missing = missing
             if missing:
-                self.log_event(noted.Waiting(code="stage_missing", stages=list(missing)))
+                self.log_event(log_events.Waiting(code="stage_missing", stages=list(missing)))
             else:
-                self.log_event(noted.WaitingOver())
+                self.log_event(log_events.WaitingOver())
 
     def finished(self) -> bool:
         """Return whether no microbatch is in progress here, or all of them wait for a next stage that has
@@ -271,7 +271,7 @@ class PipelineService:
         if attempt > 1:
             job = self.pipeline.jobs[key]
             others = sorted(job.tried.keys() - {peer})
-            self.log_event(noted.Rerouted(code=job.rerouted, counter=key.counter, to=peer, tried=others))
+            self.log_event(log_events.Rerouted(code=job.rerouted, counter=key.counter, to=peer, tried=others))
         stage = self.neighbourhood.membership.peers[peer].stage
         way = Path.of(self.ways.header_for(key, stage))
         act = Act(*key, attempt, stage, send.deadline_seconds, kept.shape, way)
@@ -300,7 +300,7 @@ class PipelineService:
                 key = MicrobatchId(PeerId(origin), counter)
                 code = code if code in NACK_CODES else "other"
                 self.log_event(
-                    noted.MicrobatchRefused(peer=peer, counter=counter, code=code, reason=reason[:200])
+                    log_events.MicrobatchRefused(peer=peer, counter=counter, code=code, reason=reason[:200])
                 )
                 self.feed(events.NackArrived(peer, key, attempt, code))
             case Cancel(origin, counter, attempt):
@@ -415,7 +415,7 @@ class PipelineService:
                 kept.seconds, kept.output, kept.text = seconds, b"", None
             self._measured(seconds)
             loss = self._loss(result.loss_sum, result.tokens)
-            self.log_event(noted.Committed(*key, result.tokens, loss))
+            self.log_event(log_events.Committed(*key, result.tokens, loss))
             if self.ahead is not None:
                 self.ahead.done(key)
             self.feed(events.LastDone(key, result.tokens))
@@ -448,7 +448,7 @@ class PipelineService:
             answered = kept.answered if kept is not None else 0.0
             queued = kept.queued_below if kept is not None else 0.0
             loss, under_way = self._loss(loss_sum, tokens), self.pipeline.started_here
-            self.log_event(noted.Committed(*key, tokens, loss, answered, below, queued, under_way))
+            self.log_event(log_events.Committed(*key, tokens, loss, answered, below, queued, under_way))
             if kept is not None and kept.started_at is not None:
                 live = self.neighbourhood.membership.live
                 self.flow.aim(self.stages, 1 + len(live(self.stage)), len(live(self.stage + 1)))
@@ -471,7 +471,7 @@ class PipelineService:
     def _failed(self, key: MicrobatchId, trouble: ComputeError) -> None:
         code, reason, peer = trouble.code, trouble.reason, trouble.peer
         self.log_event(
-            noted.MicrobatchFailed(
+            log_events.MicrobatchFailed(
                 code=code, origin=key.origin, counter=key.counter, reason=reason, peer=peer
             )
         )

@@ -32,7 +32,7 @@ from peers.data.shards import Shard
 from peers.data.tokens import FOLDER, ShardCache, ShardTokens
 from peers.errors import UserError
 from peers.role import Process
-from peers.telemetry import events as noted
+from peers.telemetry import log_events
 from swarmnet.identifiers import MicrobatchId
 from swarmnet.model.epochs import (
     EpochReader,
@@ -259,7 +259,7 @@ class TextReader:
         opened, length = await self._open(shard), self._data.seq_len
         read = opened.reading
         counts = read.files, read.documents, read.bytes, read.left_out
-        self._process.notify_event(noted.Text(text_line(opened), *counts))
+        self._process.notify_event(log_events.Text(text_line(opened), *counts))
         if not window_count(len(opened.tokens), length):
             raise _too_short("", length, read)
         self._drawn = opened.tokens
@@ -347,11 +347,11 @@ class TextReader:
         place = circle.place
         assert circle.now is not None
         tokens = circle.count(circle.now) * circle.seq_len
-        self._process.log.record(noted.ShardRead(place.shard, place.epoch, tokens))
+        self._process.log.record(log_events.ShardRead(place.shard, place.epoch, tokens))
         if place.shards >= circle.size:
             there = self._covered().shards
             told = f"epoch {place.epoch} ends: all {there:,} shards are read"
-            self._process.notify_event(noted.EpochRead(told, place.epoch, there))
+            self._process.notify_event(log_events.EpochRead(told, place.epoch, there))
 
     def _warn(self, reading: ReadSummary) -> None:
         for warning in reading.warnings():
@@ -359,7 +359,7 @@ class TextReader:
 
     def _report_problem(self, warning: str) -> None:
         self._process.report.notify("text", warning, level="warning")
-        self._process.log.record(noted.TextNotice(warning, "text_left_out"))
+        self._process.log.record(log_events.TextNotice(warning, "text_left_out"))
 
 
 def coverage_of(text: object) -> Coverage | None:

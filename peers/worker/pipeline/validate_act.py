@@ -8,7 +8,7 @@ from typing import Self
 from peers.worker.pipeline.microbatch_compute import ComputeError
 from protocols.messages.table import Act
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.membership.machine import Membership
+from swarmnet.membership.membership import Membership
 from swarmnet.model.activation_codec import HiddenError
 from swarmnet.model.carried_text import CarriedText, TextCodec
 from swarmnet.routing.next_hop import NextHop

@@ -13,7 +13,7 @@ from pathlib import Path
 from peers.compute.executor import FORWARD, Compute
 from peers.network.orders.gatekeeper import LIAR
 from peers.network.peer_links import PeerLinks
-from peers.telemetry import events as noted
+from peers.telemetry import log_events
 from peers.worker.rounds.proofs import Proofs
 from peers.worker.rounds.update_compute import UpdateWork
 from protocols.errors import Malformed, WireError
@@ -24,7 +24,7 @@ from swarmnet.identifiers import ContributionId, PeerId, RunId
 from swarmnet.optimizer.method import ContributionError, ReducedMethod
 from swarmnet.rounds import events
 from swarmnet.rounds.audits import AuditQuery, Audits, Name, answer_seconds
-from swarmnet.rounds.machine import GroupRounds
+from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.result_table import Contributor, Table, tag_of
 
 
@@ -39,7 +39,7 @@ class AuditPath(Proofs[AuditQuery]):
         compute: Compute,
         neighbourhood: PeerLinks,
         feed: Callable[[events.Event], None],
-        log_event: noted.LogEvent,
+        log_event: log_events.LogEvent,
         folder: Path | None,
     ) -> None:
         """Slices are kept for as long as it is undecided whether own contributions settle."""

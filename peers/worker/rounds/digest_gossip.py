@@ -14,7 +14,7 @@ from peers.config.run_file import SignedManifest
 from peers.network.peer_links import PeerLinks
 from peers.state.checkpoint_file import STATEMENT_BYTES, state_digest
 from peers.state.snapshot_store import Weights
-from peers.telemetry import events as noted
+from peers.telemetry import log_events
 from peers.worker.rounds.update_compute import RoundSettled
 from protocols.errors import BadSignature, Malformed, WireError
 from protocols.messages.table import MAX_STATEMENTS, Statements
@@ -39,7 +39,7 @@ class SignedDigests:
         stage: int,
         neighbourhood: PeerLinks,
         wrong: Callable[[FetchGroupState], None],
-        log_event: noted.LogEvent,
+        log_event: log_events.LogEvent,
     ) -> None:
         """Signs for every snapshot. `wrong` is called when the group's weights differ from this peer's."""
         self.identity = identity
@@ -139,7 +139,7 @@ class SignedDigests:
             try:
                 self._keep(self._open(data), data)
             except WireError as error:
-                self.log_event(noted.StatementUnusable(reason=str(error)))
+                self.log_event(log_events.StatementUnusable(reason=str(error)))
 
     def of_round(self, round: int) -> list[bytes]:
         """Return the statements of a round, to be kept next to its checkpoint."""
@@ -196,9 +196,9 @@ class SignedDigests:
         self._logged = (round, differing)
         right = self.digests.against(round, group)
         code = "in_minority" if right else "digests_differ"
-        self.log_event(noted.DigestDiffers(code=code, round=round, peers=list(differing)))
+        self.log_event(log_events.DigestDiffers(code=code, round=round, peers=list(differing)))
         if right:
             reason = f"{len(right)} peers agree on other weights after round {round}: this peer's differ"
             first = max(0, round + 1 - self.every_rounds)
-            self.log_event(noted.Resync(code=code, peers=list(right), reason=reason, fork_round=first))
+            self.log_event(log_events.Resync(code=code, peers=list(right), reason=reason, fork_round=first))
             self.wrong(FetchGroupState(right, reason, first))

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from peers.compute.executor import Compute
 from peers.network.peer_links import PeerLinks
 from peers.state.unnamed_file import store_unnamed
-from peers.telemetry import events as noted
+from peers.telemetry import log_events
 from peers.worker.rounds.upload_scheduler import UploadQueue
 from protocols.errors import WireError
 from protocols.messages.table import Evidence, FraudProof, GetSlices, Message
@@ -23,7 +23,7 @@ from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.optimizer.method import ContributionError
 from swarmnet.rounds import events
 from swarmnet.rounds.audits import MAX_OF_RESULT, AuditQuery, Audits, Name
-from swarmnet.rounds.machine import GroupRounds
+from swarmnet.rounds.group_rounds import GroupRounds
 
 MIN_ON_DISK = 1 << 20
 """Evidence of at least this many bytes goes to disk; less stays in memory."""
@@ -48,7 +48,7 @@ class Proofs(ABC, Generic[Asked]):
         compute: Compute,
         neighbourhood: PeerLinks,
         feed: Callable[[events.Event], None],
-        log_event: noted.LogEvent,
+        log_event: log_events.LogEvent,
         folder: Path | None,
         kept_rounds: int,
     ) -> None:
@@ -184,7 +184,9 @@ class Proofs(ABC, Generic[Asked]):
         self.audits.outcomes[outcome] += 1
         result, shard = question.name
         self.log_event(
-            noted.Audited(outcome, question.contributor, question.round, result.hex(), shard, question.asked)
+            log_events.Audited(
+                outcome, question.contributor, question.round, result.hex(), shard, question.asked
+            )
         )
 
     def proven(self, question: AuditQuery, bodies: Sequence[bytes]) -> None:

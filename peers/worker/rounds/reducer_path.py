@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from peers.network.peer_links import PeerLinks
-from peers.telemetry import events as noted
+from peers.telemetry import log_events
 from peers.worker.rounds.audit_path import AuditPath
 from peers.worker.rounds.update_compute import ContributionReady, ReduceShards, SlicedContribution, UpdateWork
 from protocols.errors import BadSignature, Malformed, WireError
@@ -18,7 +18,7 @@ from protocols.signed.slices import head_bytes, open_slices
 from swarmnet.identifiers import PeerId
 from swarmnet.optimizer.method import ContributionError, ReducedMethod
 from swarmnet.rounds import events
-from swarmnet.rounds.machine import GroupRounds
+from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.result_table import MAX_CONTRIBUTORS, Contributor, tag_of
 
 Kept = dict[int, dict[Contributor, bytes]]
@@ -37,7 +37,7 @@ class ReducerPath:
         feed: Callable[[events.Event], None],
         refuse: Callable[[PeerId, str, str], None],
         count: Callable[[str], None],
-        log_event: noted.LogEvent,
+        log_event: log_events.LogEvent,
     ) -> None:
         """`feed` passes an event to `rounds` and carries out its effects; `refuse` and `count` record
         rejected slices."""
@@ -119,7 +119,7 @@ class ReducerPath:
         if made.id is None or made.table is None:
             return
         shards, contributors = sorted(made.table.shards), len(made.table.contributors)
-        self.log_event(noted.Reduced(made.round, made.id.hex(), shards, contributors))
+        self.log_event(log_events.Reduced(made.round, made.id.hex(), shards, contributors))
         for shard, held in added.items():
             bodies = [heads[one] + held[one] for one in sorted(held)]
             self.audits.keep((made.id, shard), made.round, bodies)

@@ -17,7 +17,7 @@ from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
 from peers.state.snapshot_store import Weights
 from peers.state.unnamed_file import store_unnamed
-from peers.telemetry import events as noted
+from peers.telemetry import log_events
 from peers.worker.rounds.audit_path import AuditPath
 from peers.worker.rounds.reducer_path import ReducerPath
 from peers.worker.rounds.stored import Stored, opened_contribution
@@ -65,8 +65,8 @@ from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.contributors import HasWeight
 from swarmnet.rounds.fetch_scheduler import MAX_ASKS
+from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.history import START, SettledSet
-from swarmnet.rounds.machine import GroupRounds
 from swarmnet.rounds.own_contributions import ASK_SECONDS, OwnContributions, RestartState
 from swarmnet.rounds.result_table import Table, tag_of
 from swarmnet.run.manifest import Manifest
@@ -94,7 +94,7 @@ class RoundService:
         offers: OwnContributions,
         has_weight: HasWeight,
         resynchronise: Callable[[events.FetchGroupState], None],
-        log_event: noted.LogEvent,
+        log_event: log_events.LogEvent,
         rates: Rates = (),
         folder: Path | None = None,
         audits: Audits | None = None,
@@ -210,7 +210,7 @@ class RoundService:
     def note_undecided(self) -> None:
         """Log, at the end, the own contributions that are still undecided."""
         if ids := [identity.hex() for identity in self.rounds.offers.open]:
-            self.log_event(noted.Undecided(ids=ids))
+            self.log_event(log_events.Undecided(ids=ids))
 
     def close(self) -> None:
         self.work.closed = True
@@ -254,7 +254,9 @@ class RoundService:
             case events.RestoreToMomentum(round, identity):
                 self._count("contribution_returned")
                 self.log_event(
-                    noted.ContributionReturned(code="contribution_returned", round=round, id=identity.hex())
+                    log_events.ContributionReturned(
+                        code="contribution_returned", round=round, id=identity.hex()
+                    )
                 )
                 operations.append(effect)
             case events.AddContribution(reference):
@@ -266,7 +268,9 @@ class RoundService:
                 if self.work.method.reduced is not None:
                     self.counts.contributors = len(self.rounds.offers.contributors(self._references(round)))
                 count, waited = self.counts.contributors, round_off(waited)
-                self.log_event(noted.Applied(round=round, code=outcome, contributors=count, waited=waited))
+                self.log_event(
+                    log_events.Applied(round=round, code=outcome, contributors=count, waited=waited)
+                )
             case events.SettleRound(round, references):
                 self._count_tokens(references)
                 operations.append(
@@ -300,7 +304,7 @@ class RoundService:
                 self.sign_history(forked)
             case events.FetchGroupState(peers, reason, fork_round):
                 code = "behind" if fork_round is None else "forked"
-                self.log_event(noted.Resync(code, peers, reason, fork_round))
+                self.log_event(log_events.Resync(code, peers, reason, fork_round))
                 self.resynchronise(effect)
 
     def _worked(self, results: list[Done], _seconds: float) -> None:
@@ -310,7 +314,7 @@ class RoundService:
             if isinstance(result, SlicedContribution):
                 self._was_cut(result)
             elif isinstance(result, ExpertChange):
-                self.log_event(noted.ExpertsReassigned(result.round, result.group, result.holders))
+                self.log_event(log_events.ExpertsReassigned(result.round, result.group, result.holders))
                 self.took_up(result)
             elif isinstance(result, ContributionReady) and result.is_result:
                 self._was_added_up(result)
@@ -322,21 +326,21 @@ class RoundService:
                     if self.work.closed:  # Made while the state was fetched: no peer will see it.
                         self.rounds.offers.made(result.round, result.id, self.clock.time())
                     self.log_event(
-                        noted.ContributionMade(
+                        log_events.ContributionMade(
                             round=result.round, id=reference.id.hex(), tokens=result.tokens
                         )
                     )
                     self.made(result.round, result.tokens)
                 else:
                     self.log_event(
-                        noted.NotFinite(code="not_finite", round=result.round, tokens=result.tokens)
+                        log_events.NotFinite(code="not_finite", round=result.round, tokens=result.tokens)
                     )
                 self.feed(events.Contributed(result.round, reference))
             else:
                 self.digest = result.digest
                 ids = [reference.id.hex() for reference in result.references]
                 told = "" if result.digest == NOT_HASHED else result.digest.hex()
-                self.log_event(noted.Settled(result.round, told, ids, result.tokens))
+                self.log_event(log_events.Settled(result.round, told, ids, result.tokens))
                 if not self.work.closed:  # No statement is signed on a branch that was abandoned meanwhile.
                     self.settled(result)
 
@@ -348,9 +352,9 @@ class RoundService:
     def _was_cut(self, cut: SlicedContribution) -> None:
         """Send the own contribution's slices to their reducers."""
         if cut.id is None:
-            self.log_event(noted.NotFinite("not_finite", cut.round, cut.tokens))
+            self.log_event(log_events.NotFinite("not_finite", cut.round, cut.tokens))
         else:
-            self.log_event(noted.ContributionMade(cut.round, cut.id.hex(), cut.tokens))
+            self.log_event(log_events.ContributionMade(cut.round, cut.id.hex(), cut.tokens))
             self.made(cut.round, cut.tokens)
             if self.work.closed:  # Made while the state was fetched: no peer will see it.
                 self.rounds.offers.made(cut.round, cut.id, self.clock.time())
@@ -528,7 +532,7 @@ class RoundService:
         self._store(reference, body, opened.tokens, opened.signed)
         self._count("accepted")
         self.log_event(
-            noted.ContributionAccepted(
+            log_events.ContributionAccepted(
                 round=reference.round, id=reference.id.hex(), contributor=reference.peer
             )
         )

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Protocol
 
 from peers.compute.stage_part import Computes, HasReplica
-from peers.worker.rounds.counters import RoundCounts
+from peers.worker.rounds.round_counts import RoundCounts
 from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelope, seal
 from protocols.signed.grants import Reduction, sign_grant
 from protocols.signed.identity import Identity

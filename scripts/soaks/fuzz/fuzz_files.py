@@ -54,7 +54,7 @@ from peers.tools.model.export_folder import ExportError
 from peers.worker.inference.forward_compute import ForwardWork
 from peers.worker.pipeline import validate_act
 from peers.worker.pipeline.microbatch_compute import ComputeError
-from peers.worker.rounds import receipts
+from peers.worker.rounds import receipt_service as receipts
 from peers.worker.rounds.digest_gossip import SignedDigests
 from protocols.messages.table import Act, ForwardRequest, SnapshotOffer
 from protocols.signed.envelope import EnvelopeKind, seal
@@ -67,7 +67,7 @@ from swarmnet.optimizer.method import METHODS, Method, method_of
 from swarmnet.optimizer.step import dense
 from swarmnet.rounds.history import START
 from swarmnet.rounds.result_table import Contributor, head_of, read_head, tag_of
-from swarmnet.run.boundary import Boundary
+from swarmnet.run.boundary_settings import Boundary
 from swarmnet.run.manifest import InitCheckpoint, Lora, Manifest, Sync, owner_statement
 
 CODECS: tuple[Any, ...] = ("bf16", "int8", "fp32", "int4-tiles", "int6-tiles")

@@ -63,12 +63,12 @@ from protocols.signed.envelope import EnvelopeKind, open_envelope, run_bytes, se
 from protocols.signed.identity import public_key_bytes
 from protocols.signed.invites import invite_bytes, invite_text, open_invite, prove_invite, seal_invite
 from protocols.signed.orders import is_stored_order, open_order, open_stored_order, seal_order, stored_order
-from protocols.signed.receipts import open_receipt, seal_receipt
 from protocols.signed.records import open_record, seal_record, stage_key
 from protocols.signed.registry_entry import open_listing, seal_listing
+from protocols.signed.signed_receipts import open_receipt, seal_receipt
 from protocols.signed.slices import open_slices, sign_slices
 from swarmnet.identifiers import PeerId
-from swarmnet.rounds.receipts import Receipt
+from swarmnet.rounds.receipt_rules import Receipt
 from swarmnet.run.manifest import owner_statement
 from swarmnet.run.owner_orders import Ban, OwnerOrders, Withdrawal
 

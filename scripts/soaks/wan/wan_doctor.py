@@ -18,7 +18,7 @@ from pathlib import Path
 import wan
 
 from peers.config.run_file import publish
-from peers.lab.processes.processes import start
+from peers.lab.processes.local_processes import start
 from protocols.signed.identity import load_or_create
 
 NAMES = ("reachable", "firewalled", "wrong")

@@ -4,7 +4,7 @@ Each peer runs an optimizer of its own and periodically sends the change of its 
 
     local weights = group weights + deltas sent but not yet applied + delta since the last send
 
-The methods share this code. They differ in four options (`swarmnet/run/local_steps.py`):
+The methods share this code. They differ in four options (`swarmnet/run/local_step_presets.py`):
 
 - `parts`: number of fragments of the weights, of which a round covers one. A fragment is every n-th number of
   each chunk, the same for all peers, so no index is sent.
@@ -36,10 +36,10 @@ from swarmnet.identifiers import PeerId, RunId
 from swarmnet.model.fixed_point import UNIT
 from swarmnet.model.flat_layout import Layout, Plane
 from swarmnet.model.state_layout import state_of
+from swarmnet.optimizer.delta_codecs.codec_table import code_of
 from swarmnet.optimizer.delta_codecs.delta_codec import CodecSeed, EncodedDelta, bytes_of, cut, joined, sum_of
 from swarmnet.optimizer.delta_codecs.outer_optimizer import OuterOptimizer
 from swarmnet.optimizer.delta_codecs.packed_sums import Sums, packed
-from swarmnet.optimizer.delta_codecs.table import code_of
 from swarmnet.optimizer.device_groups.device_group import DeviceGroup
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.local_steps.inner_optimizer import InnerOptimizer

@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from peers.config.run_file import publish
 from peers.errors import how_to_install
 from peers.lab.processes.demo import LOOPBACK
-from peers.lab.processes.processes import DemoPeer, start
+from peers.lab.processes.local_processes import DemoPeer, start
 from protocols.daemon.hivemind_imports import dht_pb2
 from protocols.daemon.p2pd import LOOPBACK as LOOPBACK_ONLY
 from protocols.daemon.p2pd import Daemon

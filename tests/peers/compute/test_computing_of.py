@@ -10,7 +10,7 @@ from peers.compute.stage_part import build_stage_part, computing_of, devices_of
 from peers.config.compute_file import ComputeFile
 from peers.config.peer_file import load
 from peers.errors import ConfigError, UserError
-from peers.tools.doctor.gpu import as_asked
+from peers.tools.doctor.gpu_checks import as_asked
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import Computing
 from swarmnet.resources.memory_estimate import PROCESS_BYTES

@@ -17,9 +17,9 @@ from peers.config.limits import LimitsFile
 from peers.config.peer_file import validate_peer_file
 from peers.config.yaml_lines import ParsedYaml
 from peers.telemetry.metrics import PeerMetrics
-from peers.tools.doctor import gpu
-from peers.tools.doctor.gpu import Graphics
-from peers.tools.doctor.show import run_doctor
+from peers.tools.doctor import gpu_checks as gpu
+from peers.tools.doctor.gpu_checks import Graphics
+from peers.tools.doctor.print_checks import run_doctor
 from peers.worker.pause.pausing import PauseControl
 from peers.worker.role import WorkerRole
 from swarmnet.resources.idleness import Idleness, IdleRules

@@ -12,7 +12,7 @@ from watched import Watched
 from peers.config.peer_file import PeerFile
 from peers.lab.world.virtual_time import run
 from peers.network.discovery.record_reader import opened
-from peers.telemetry.events import ShardRead
+from peers.telemetry.log_events import ShardRead
 from peers.tools.owner.run_facts import from_directory
 from peers.worker.pipeline.text_reader import TextReader
 from protocols.memory.transport import MemoryNetwork

@@ -16,11 +16,11 @@ from swarm import TINY_MODEL, sign, tiny_manifest
 from peers.config.peer_file import PeerFile
 from peers.errors import UserError
 from peers.observer import page_json as boards
-from peers.observer.metrics import SHOWN, SwarmMetrics, document
 from peers.observer.page_json import Board
 from peers.observer.pages import pages
 from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
+from peers.observer.swarm_metrics import SHOWN, SwarmMetrics, document
 from peers.runtime.http_server import MAX_REQUESTS, PageServer
 from peers.telemetry.snapshot import STATES, ExpertGroup, OwnerOrdersView, Pause
 from swarmnet.run.manifest import Paths

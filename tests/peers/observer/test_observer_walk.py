@@ -11,7 +11,7 @@ from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import Claims
 from peers.observer import crawler
 from peers.observer.crawler import Crawl, walk_seconds
-from peers.observer.owner_orders import Orders
+from peers.observer.order_reader import Orders
 from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
 from protocols.signed.identity import Identity

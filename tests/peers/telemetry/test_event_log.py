@@ -6,11 +6,10 @@ from hypothesis import strategies as st
 from one_of_each import one_of_each
 
 from peers.errors import UserError
-from peers.telemetry import event_log
-from peers.telemetry import events as noted
+from peers.telemetry import event_log, log_events
 from peers.telemetry.event import Unknown
 from peers.telemetry.event_log import EventLog
-from peers.telemetry.events import NOTICE_CLASSES, Listening, NotRelayed, Relayed, TextNotice
+from peers.telemetry.log_events import NOTICE_CLASSES, Listening, NotRelayed, Relayed, TextNotice
 
 
 class Clock:
@@ -35,10 +34,10 @@ def names(path):
 
 def test_events_are_read_as_they_were_written(tmp_path, clock):
     with EventLog(path=tmp_path / "state" / "events.jsonl", clock=clock, monotonic=clock) as log:
-        log.record(noted.LookUpFailed(stage=3, code="gone", reason="nobody"))
+        log.record(log_events.LookUpFailed(stage=3, code="gone", reason="nobody"))
     (line,) = event_log.read(tmp_path / "state" / "events.jsonl")
     assert (line.time, line.monotonic, line.name) == (100.0, 100.0, "look_up_failed")
-    assert line.event == noted.LookUpFailed(stage=3, code="gone", reason="nobody")
+    assert line.event == log_events.LookUpFailed(stage=3, code="gone", reason="nobody")
     assert (tmp_path / "state" / "events.jsonl").read_text() == (
         '{"time":100.0,"monotonic":100.0,"event":"look_up_failed","stage":3,"code":"gone","reason":"nobody"}\n'
     ), "what is not known of it is left out"
@@ -105,14 +104,14 @@ def fill(log, path):
 
 
 def begun(log):
-    log.record(noted.Started("me", 1))
+    log.record(log_events.Started("me", 1))
     log.record(Listening("listening on /ip4/8.8.4.4/tcp/1/p2p/me", 7))
     log.record(Listening("listening on /ip4/9.9.9.9/tcp/1/p2p/me", 7))
     log.record(Relayed("through a", "a", (CIRCUIT,)))
     log.record(Relayed("through b", "b", ()))
-    log.record(noted.Assembled(2))
+    log.record(log_events.Assembled(2))
     log.record(NotRelayed("no more", "b"))
-    log.record(noted.Assembled(3))
+    log.record(log_events.Assembled(3))
 
 
 def standing(path, reader):
@@ -147,7 +146,7 @@ def test_of_a_p2pd_that_has_ended_nothing_holds_in_the_next_file(tmp_path, clock
         log.record(TextNotice("it died", "p2pd_ended"))
         fill(log, path)
         assert [name for name, _ in standing(path, event_log.read_part)] == ["started", "assembled"]
-        log.record(noted.Started("you"))
+        log.record(log_events.Started("you"))
         fill(log, path)
     assert standing(path, event_log.read_part) == [("started", {"peer": "you", "pid": 0, "role": "worker"})]
 
@@ -156,7 +155,7 @@ def test_how_a_peer_stands_is_read_from_the_older_part_too_where_the_log_does_no
     path, older = tmp_path / "events.jsonl", tmp_path / "events.jsonl.old"
     assert list(event_log.read_lately(path)) == []
     with EventLog(path=path, clock=clock, monotonic=clock) as log:
-        log.record(noted.Started("me"))
+        log.record(log_events.Started("me"))
     path.replace(older)
     with EventLog(path=path, clock=clock, monotonic=clock) as log:
         log.record(Unknown("e", {}))
@@ -190,7 +189,7 @@ def test_what_holds_waits_for_room_on_a_full_disk_and_still_comes_first(tmp_path
 
 
 def test_no_event_has_the_logs_own_fields():
-    for kind in (*noted.EVENT_CLASSES.values(), *NOTICE_CLASSES.values()):
+    for kind in (*log_events.EVENT_CLASSES.values(), *NOTICE_CLASSES.values()):
         assert not {"time", "monotonic", "event"} & set(kind.__struct_fields__), kind
 
 
@@ -205,7 +204,7 @@ def test_every_event_is_read_as_it_was_written(tmp_path, clock):
 def test_a_line_of_another_version_is_read_as_one_that_is_not_known():
     assert event_log.parse("contribution_made", {"round": 1}) == Unknown("contribution_made", {"round": 1})
     assert event_log.parse("of_tomorrow", {"a": 1}).fields == {"a": 1}
-    assert event_log.parse("in_step", {"round": 1, "settled": 0, "more": 2}) == noted.InStep(1, 0)
+    assert event_log.parse("in_step", {"round": 1, "settled": 0, "more": 2}) == log_events.InStep(1, 0)
     assert event_log.parse("restored", {"text": "x"}) == TextNotice("x", "restored")
     assert event_log.parse("of_tomorrow", {"text": "x"}).fields == {"text": "x"}
 
@@ -262,7 +261,7 @@ def test_a_long_log_whose_new_file_cannot_be_opened_is_written_on_and_turned_ove
     path, told = tmp_path / "events.jsonl", []
     log = rotating(path, clock)
     log.trouble = told.append
-    log.record(noted.Started("me"))
+    log.record(log_events.Started("me"))
     refuses, opens = True, type(path).open
 
     def opening(self, *how, **more):

@@ -17,7 +17,7 @@ from watched import Watched, moved
 from peers.compute.gpu import GpuWatch, nvml_of
 from peers.errors import UserError
 from peers.lab.world.virtual_time import run
-from peers.observer.metrics import SHOWN
+from peers.observer.swarm_metrics import SHOWN
 from peers.runtime.http_server import Exporter
 from peers.telemetry.metric_kinds import Declared
 from peers.telemetry.metrics import KINDS, ROLES, PeerMetrics, declared_metrics, of_role

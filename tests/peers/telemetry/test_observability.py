@@ -23,7 +23,7 @@ from swarm_scene import RUN
 from peers.config.peer_file import load
 from peers.config.run_file import publish
 from peers.lab.processes.demo import LOOPBACK
-from peers.lab.processes.processes import DemoPeer, start
+from peers.lab.processes.local_processes import DemoPeer, start
 from peers.telemetry.metrics import ROLES, declared_metrics, of_role
 from protocols.signed.identity import load_or_create
 
@@ -74,7 +74,7 @@ def alert_expressions():
 
 def declared_series():
     """All names that a peer or an observer can have."""
-    from peers.observer.metrics import SHOWN
+    from peers.observer.swarm_metrics import SHOWN
 
     declared = [*declared_metrics(), *(shown.declared for shown in SHOWN)]
     return {

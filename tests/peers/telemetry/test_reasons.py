@@ -8,12 +8,11 @@ import msgspec
 import pytest
 from one_of_each import one_of_each
 
-from peers.telemetry import event_page, notices
-from peers.telemetry import events as noted
+from peers.telemetry import event_page, log_events, notices
 from peers.telemetry.event import event_text
 from peers.telemetry.event_fold import PeerTimeline
 from peers.telemetry.event_log import LogLine, parse
-from peers.telemetry.events import EVENT_CLASSES, TextNotice
+from peers.telemetry.log_events import EVENT_CLASSES, TextNotice
 from peers.telemetry.metrics import declared_metrics
 from peers.telemetry.notices import QUIET_SECONDS, NoticePrinter
 from peers.telemetry.reasons import TABLES
@@ -78,7 +77,7 @@ def scopes(tree):
 
 def used_codes():
     """Code -> where it is used: (file:line, the kind of event or None)."""
-    shared = constants_of(ast.parse((ROOT / "swarmnet" / "inference" / "machine.py").read_text()).body)
+    shared = constants_of(ast.parse((ROOT / "swarmnet/inference/inference_client.py").read_text()).body)
     used = {}
     for path in MODULES:
         name = str(path.relative_to(ROOT))
@@ -103,7 +102,7 @@ def event_of(node):
     """The kind of event that is made here, or None."""
     made = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
     module, _, kind = made.partition(".")
-    return getattr(noted, kind, None) if module in ("noted", "events") else None
+    return getattr(log_events, kind, None) if module == "log_events" else None
 
 
 def codes_of_call(call, constants):
@@ -149,7 +148,9 @@ def test_every_listed_code_is_used():
 
 
 def test_the_search_would_find_a_new_code():
-    tree = ast.parse("note(noted.X(code='new' if a else 'newer'))\nself._unlink(peer, NEW)\nNEW = 'newest'")
+    tree = ast.parse(
+        "note(log_events.X(code='new' if a else 'newer'))\nself._unlink(peer, NEW)\nNEW = 'newest'"
+    )
     found = [codes_at(node, constants_of(tree.body)) for node in ast.walk(tree)]
     assert set().union(*found) == {"new", "newer", "newest"}
 
@@ -200,13 +201,13 @@ def test_every_event_is_followed_and_told_without_a_fault():
 
 
 def test_events_are_told_with_what_happened_why_and_what_helps():
-    words = event_text(noted.Unlinked("12D3KooWabcdef", "silent"))
+    words = event_text(log_events.Unlinked("12D3KooWabcdef", "silent"))
     assert words.text == "lost ...abcdef: it sent nothing for 4 seconds"
     assert words.level == "warning"
     assert "swarmnet doctor" in words.cure
-    assert event_text(noted.Waiting("stage_missing", [1, 2])).text.startswith("waits for stages 1, 2:")
-    assert event_text(noted.WaitingOver()).text == "all stages have peers again"
-    assert event_text(noted.Unlinked("12D3KooWabcdef", "of a newer version")) is None
+    assert event_text(log_events.Waiting("stage_missing", [1, 2])).text.startswith("waits for stages 1, 2:")
+    assert event_text(log_events.WaitingOver()).text == "all stages have peers again"
+    assert event_text(log_events.Unlinked("12D3KooWabcdef", "of a newer version")) is None
     assert event_text(parse("unlinked", {"code": "left"})) is None, "no event of this version"
     assert event_text(parse("committed", {"code": "silent"})) is None
 
@@ -262,11 +263,11 @@ def test_strangers_cannot_fill_the_memory_of_what_was_said():
     said = Said()
     teller = NoticePrinter(said)
     for number in range(2000):
-        teller.on_line(LogLine(0.0, 0.0, noted.Refused(f"12D3KooW{number:06}", "malformed")))
+        teller.on_line(LogLine(0.0, 0.0, log_events.Refused(f"12D3KooW{number:06}", "malformed")))
     assert len(teller._shown_at) <= notices.MAX_REMEMBERED
     assert len(teller._suppressed) <= notices.MAX_REMEMBERED
 
 
 @pytest.mark.parametrize("text", ["a\x1b[2J", "b\nc"])
 def test_a_reason_that_a_stranger_wrote_is_not_what_is_told(text):
-    assert text not in event_text(noted.RefusedBy(text, "other", text)).text or len(text) < 12
+    assert text not in event_text(log_events.RefusedBy(text, "other", text)).text or len(text) < 12

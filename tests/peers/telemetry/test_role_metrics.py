@@ -10,7 +10,7 @@ from relayed import ASKER, CIRCUIT, CONNECT, DOOR, HIDDEN, OTHER, RESERVE, Relay
 from swarm import Swarm
 
 from peers.archivist.archivist import Policy
-from peers.archivist.links import LinkContext
+from peers.archivist.archivist_links import LinkContext
 from peers.archivist.sampler import ArchiveObserver
 from peers.errors import UserError
 from peers.lab.world.virtual_time import run

@@ -15,7 +15,7 @@ from peers.state.snapshot_service import NoState
 from peers.state.snapshot_store import Weights
 from peers.worker.starting_state import AGREE_SECONDS, StateRecovery, combine_requests
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.membership.machine import Membership
+from swarmnet.membership.membership import Membership
 from swarmnet.rounds.events import FetchGroupState, Reference, RequestIds, RestoreToMomentum
 from swarmnet.rounds.fork_choice import ForkChoice
 from swarmnet.rounds.history import START, Chain, SettledSet

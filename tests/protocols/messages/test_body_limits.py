@@ -26,10 +26,10 @@ from protocols.signed.envelope import ENVELOPE_BYTES
 from protocols.signed.identity import SIGNATURE_BYTES, Identity
 from protocols.signed.slices import sign_slices
 from swarmnet.identifiers import RunId
-from swarmnet.inference.machine import MAX_SEQUENCES
+from swarmnet.inference.inference_client import MAX_SEQUENCES
 from swarmnet.model import activation_codec
 from swarmnet.optimizer.method import METHODS
-from swarmnet.run.boundary import Boundary
+from swarmnet.run.boundary_settings import Boundary
 from swarmnet.run.manifest import MANIFEST_LIMIT, Paths, Sync
 from swarmnet.run.manifest_check import check
 from swarmnet.snapshots.fetch import chunk_bytes

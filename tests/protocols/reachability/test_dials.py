@@ -19,7 +19,7 @@ from protocols.signed.envelope import run_bytes
 from protocols.signed.identity import Identity
 from protocols.signed.records import seal_record
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.membership.machine import Membership
+from swarmnet.membership.membership import Membership
 from swarmnet.run.manifest import WIRE_VERSION
 
 RUN = RunId("ab" * 32)

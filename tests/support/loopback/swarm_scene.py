@@ -12,7 +12,7 @@ from peers.config.run_file import publish
 from peers.lab.processes import demo_report
 from peers.lab.processes.demo import LOOPBACK
 from peers.lab.processes.demo_report import DemoPeerReport
-from peers.lab.processes.processes import DemoPeer, start
+from peers.lab.processes.local_processes import DemoPeer, start
 from protocols.signed.identity import load_or_create
 
 RUN = {

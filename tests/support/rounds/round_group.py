@@ -34,8 +34,8 @@ from swarmnet.rounds.events import (
     SettleRound,
     TimePassed,
 )
+from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.history import START
-from swarmnet.rounds.machine import GroupRounds
 from swarmnet.run.manifest import Rounds
 
 RULES = Rounds(

@@ -40,8 +40,8 @@ from protocols.signed.identity import Identity
 from protocols.signed.records import seal_record
 from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.fetch_scheduler import MAX_PULLS
+from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.history import START
-from swarmnet.rounds.machine import GroupRounds
 
 HONEST = {"a": 0, "c": 1, "d": 1, "e": 2}
 MANIFEST = tiny_manifest()

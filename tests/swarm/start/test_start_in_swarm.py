@@ -19,7 +19,7 @@ from peers.errors import UserError
 from peers.lab.world.virtual_time import run
 from peers.state.checkpoint_file import newest
 from peers.state.start_folder import pinned, start_state
-from peers.telemetry import events as noted
+from peers.telemetry import log_events
 from peers.tools.model.export import export
 from protocols.signed.envelope import ENVELOPE_BYTES
 from swarmnet.identifiers import MicrobatchId, PeerId
@@ -166,14 +166,16 @@ async def test_without_the_folder_all_wait_and_an_archivist_that_has_it_is_enoug
 @on_virtual_clock
 async def test_an_archivist_archives_what_comes_later_and_refuses_nobody(folder, shape, tmp_path):
     manifest = from_model(folder, shape)
-    heard: list[noted.Refused] = []
+    heard: list[log_events.Refused] = []
     swarm = Swarm(manifest)
     swarm.open()
     for name, stage in SIX.items():
         swarm.start(name, stage, in_flight=2, start=folder)
     await swarm.until(lambda: len(swarm.rounds()) == len(SIX), 30.0)
     archivist, archive, said = await archived(swarm, str(tmp_path / "archive"), Policy())
-    archivist.circle.log_event = lambda what: heard.append(what) if isinstance(what, noted.Refused) else None
+    archivist.circle.log_event = lambda what: (
+        heard.append(what) if isinstance(what, log_events.Refused) else None
+    )
     await archivist.once()
     assert not archive.entries, "of what the run starts from nothing is archived"
     await until_settled(swarm, 8)
@@ -215,7 +217,7 @@ async def test_a_start_that_is_not_the_manifests_is_refused_and_an_honest_one_ta
     newcomer = swarm.start("b", 0, in_flight=2)
     await swarm.until(lambda: newcomer.worker.state == "training", 60.0)
     await swarm.close()
-    refused = [note.what for note in swarm.notes if isinstance(note.what, noted.Refused)]
+    refused = [note.what for note in swarm.notes if isinstance(note.what, log_events.Refused)]
     assert any("another start than the run's" in what.reason for what in refused)
 
 

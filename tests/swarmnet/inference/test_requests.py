@@ -1,5 +1,5 @@
 """The way of a visitor's requests through the stages, decided without peers:
-swarmnet/inference/machine.py."""
+swarmnet/inference/inference_client.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
-from swarmnet.inference.machine import (
+from swarmnet.inference.inference_client import (
     ASKED_AT_ONCE,
     BUSY,
     FIRST_DEADLINE_SECONDS,

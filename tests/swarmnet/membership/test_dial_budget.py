@@ -17,7 +17,7 @@ from protocols.signed.records import seal_record
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.address_ranges import dialable, range_of
 from swarmnet.membership.dial_budget import ADDRESSES_PER_MINUTE, BURST_ADDRESSES, RANGE_FAILURES, DialBudget
-from swarmnet.membership.machine import MAX_ADJACENT, Membership
+from swarmnet.membership.membership import MAX_ADJACENT, Membership
 
 PUBLIC, HOME, LAB = "/ip4/203.0.114.5/tcp/1", "/ip4/192.168.1.5/tcp/1", "/ip4/127.0.0.1/tcp/1"
 CIRCUIT = "/p2p/12D3KooW/p2p-circuit"

@@ -6,7 +6,7 @@ from random import Random
 
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.guests import MAX_GUESTS, MAX_OF_RANGE, Guests
-from swarmnet.membership.machine import MAX_ADJACENT, RELEASE_SECONDS, Membership
+from swarmnet.membership.membership import MAX_ADJACENT, RELEASE_SECONDS, Membership
 from swarmnet.membership.overlay import RINGS
 
 

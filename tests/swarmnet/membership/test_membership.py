@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.machine import (
+from swarmnet.membership.membership import (
     FIRST_REDIAL_SECONDS,
     FORGET_SECONDS,
     FORGOTTEN_AT_ONCE,

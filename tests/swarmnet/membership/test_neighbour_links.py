@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.machine import GONE_FAILURES, MAX_ADJACENT, RELEASE_SECONDS, Membership
+from swarmnet.membership.membership import GONE_FAILURES, MAX_ADJACENT, RELEASE_SECONDS, Membership
 from swarmnet.membership.overlay import FULL_GROUP, RINGS, choose_neighbours, hops, size_by_neighbours
 
 ME = PeerId("me")

@@ -17,7 +17,7 @@ from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.flops import operations_per_token
 from swarmnet.model.parameters import EMBEDDING, parameter_shapes, whole
 from swarmnet.model.stage_compute import StageCompute, StageError, copied
-from swarmnet.run.boundary import Boundary
+from swarmnet.run.boundary_settings import Boundary
 from swarmnet.run.manifest import Manifest, ManifestError, ModelShape, Paths, Span
 from swarmnet.run.manifest_check import check
 

@@ -5,7 +5,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.activation_codec import HiddenError
 from swarmnet.model.carried_text import TextCodec
 from swarmnet.run.activation_sizes import token_bytes
-from swarmnet.run.boundary import Boundary
+from swarmnet.run.boundary_settings import Boundary
 from swarmnet.run.manifest import Data, Manifest, ModelShape
 
 SEQUENCES, TOKENS = 3, 7

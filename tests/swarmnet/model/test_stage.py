@@ -16,7 +16,7 @@ from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.model.stage_compute import LastStageResult, StageCompute, StageError, copied
-from swarmnet.run.boundary import Boundary
+from swarmnet.run.boundary_settings import Boundary
 from swarmnet.run.manifest import Experts, Manifest, ModelShape, Span
 
 LLAMA = ModelShape(

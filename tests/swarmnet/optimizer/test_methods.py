@@ -18,7 +18,7 @@ from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.optimizer.method import METHODS, ContributionError, GradientError, add_own, method_of
 from swarmnet.optimizer.step import dense
 from swarmnet.rounds.result_table import Contributor, tag_of
-from swarmnet.run.local_steps import PRESETS
+from swarmnet.run.local_step_presets import PRESETS
 from swarmnet.run.manifest import MethodName, ModelShape
 
 TRANSFORMS = ["hadamard", "dct"]

@@ -23,7 +23,7 @@ from swarmnet.pipeline.events import (
     SendGrad,
     SendNack,
 )
-from swarmnet.pipeline.machine import MAX_ASKERS
+from swarmnet.pipeline.pipeline import MAX_ASKERS
 
 
 def test_an_asker_that_gives_up_takes_nothing_from_another():

@@ -19,7 +19,7 @@ from swarmnet.pipeline.events import (
     SendNack,
 )
 from swarmnet.pipeline.ledger import MicrobatchLedger
-from swarmnet.pipeline.machine import MAX_ATTEMPTS, Pipeline
+from swarmnet.pipeline.pipeline import MAX_ATTEMPTS, Pipeline
 from swarmnet.pipeline.timeouts import (
     DEADLINE_FACTOR,
     FIRST_DEADLINE_SECONDS,

@@ -26,7 +26,7 @@ from swarmnet.pipeline.flow_control import (
     graph_bytes,
     graphs_that_fit,
 )
-from swarmnet.run.boundary import Boundary
+from swarmnet.run.boundary_settings import Boundary
 from swarmnet.run.manifest import Experts, ModelShape
 
 

@@ -33,7 +33,7 @@ from swarmnet.pipeline.events import (
     SendNack,
 )
 from swarmnet.pipeline.ledger import MicrobatchLedger
-from swarmnet.pipeline.machine import KEEP_SECONDS, MAX_ATTEMPTS, RETRY_SECONDS, Pipeline
+from swarmnet.pipeline.pipeline import KEEP_SECONDS, MAX_ATTEMPTS, RETRY_SECONDS, Pipeline
 from swarmnet.pipeline.timeouts import FIRST_DEADLINE_SECONDS
 from swarmnet.routing.load_balancer import Router
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.parameters import EMBEDDING, parameter_shapes
-from swarmnet.placement.machine import (
+from swarmnet.placement.mover import (
     LOOKS_IN_VAIN,
     PATIENT_STARVING_SECONDS,
     STARVING_SECONDS,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
-from swarmnet.placement.machine import (
+from swarmnet.placement.mover import (
     AnnounceMove,
     DirectoryQueried,
     GroupBeat,

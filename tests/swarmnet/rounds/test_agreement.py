@@ -5,7 +5,7 @@ from __future__ import annotations
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView, RoundSet
 from swarmnet.rounds.events import OpenSet, ProcessSuspended, Reference, TimePassed
-from swarmnet.rounds.machine import GroupRounds
+from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.settlement import FinalityRules
 from swarmnet.run.manifest import Rounds
 

@@ -19,8 +19,8 @@ from swarmnet.rounds.events import (
     RequestContributions,
     Unanswered,
 )
+from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.history import START, SettledSet
-from swarmnet.rounds.machine import GroupRounds
 from swarmnet.rounds.result_table import Contributor, Draw, Table
 from swarmnet.run.manifest import Rounds
 

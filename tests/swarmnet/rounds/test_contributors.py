@@ -20,7 +20,7 @@ from protocols.signed.identity import Identity
 from protocols.signed.invites import prove_invite, seal_invite
 from protocols.signed.records import RECORD_BYTES, open_record, seal_record
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.membership.machine import FORGET_SECONDS, Membership
+from swarmnet.membership.membership import FORGET_SECONDS, Membership
 from swarmnet.rounds.contributors import (
     FEWEST_MAKERS,
     MAX_CONTRIBUTORS,
@@ -39,8 +39,8 @@ from swarmnet.rounds.events import (
     Reference,
     TimePassed,
 )
+from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.history import START
-from swarmnet.rounds.machine import GroupRounds
 from swarmnet.run import owner_orders
 from swarmnet.run.owner_orders import NO_ORDER
 

@@ -26,8 +26,8 @@ from swarmnet.rounds.events import (
     TimePassed,
     UnknownPeersNamed,
 )
+from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.history import START, Chain, SettledSet
-from swarmnet.rounds.machine import GroupRounds
 from swarmnet.rounds.reducing import ASK_SECONDS, SEARCH_SECONDS, ReductionSchedule
 from swarmnet.rounds.result_table import Draw
 from swarmnet.run.manifest import Rounds

@@ -24,8 +24,8 @@ from swarmnet.rounds.events import (
     SignChain,
 )
 from swarmnet.rounds.fork_choice import LISTEN_SECONDS, MAX_AHEAD, SIGNED_SECONDS, ForkChoice, Signed
+from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.history import START, Chain, SettledSet
-from swarmnet.rounds.machine import GroupRounds
 from swarmnet.run.manifest import Rounds
 
 OLD, NEW, THIRD = PeerId("old"), PeerId("new"), PeerId("third")

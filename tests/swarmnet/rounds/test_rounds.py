@@ -25,8 +25,8 @@ from swarmnet.rounds.events import (
     RequestContributions,
     TimePassed,
 )
+from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.history import START
-from swarmnet.rounds.machine import GroupRounds
 
 
 def test_a_peer_alone_contributes_applies_and_settles() -> None:

@@ -7,7 +7,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.routing.capacity import Booking, Load, earliest_start, truncate_bookings
-from swarmnet.routing.reservations import FIRST_SHUN_SECONDS, LATE_SECONDS, LONGEST_SECONDS, ReservationTable
+from swarmnet.routing.reservation_table import (
+    FIRST_SHUN_SECONDS,
+    LATE_SECONDS,
+    LONGEST_SECONDS,
+    ReservationTable,
+)
 from swarmnet.run.path_rules import PathRules, begin, visit
 
 RULES = PathRules.of(6, 1 / 3, 0)

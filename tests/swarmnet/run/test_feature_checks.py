@@ -6,7 +6,8 @@ import ast
 import inspect
 from collections.abc import Iterator
 
-from swarmnet.run import boundary, manifest_check
+from swarmnet.run import boundary_settings as boundary
+from swarmnet.run import manifest_check
 
 MOST = 35
 SECTIONS = {"rounds", "paths", "data", "init_checkpoint", "lora", "experts"}

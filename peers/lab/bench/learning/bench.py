@@ -14,10 +14,10 @@ from peers.compute.stage_part import CPU, computing_of
 from peers.config.compute_file import ComputeFile
 from peers.data.documents import fingerprint
 from peers.errors import UserError
+from peers.lab.bench.learning.learning_report import LearningReport, MethodRow, activation_bytes, row
 from peers.lab.bench.learning.played import Play, Said, TrialSubject, player
+from peers.lab.bench.learning.rate_search import SearchResult, carried_out, plan
 from peers.lab.bench.learning.recipes import Recipe, recipes
-from peers.lab.bench.learning.report import LearningReport, MethodRow, activation_bytes, row
-from peers.lab.bench.learning.search import SearchResult, carried_out, plan
 from peers.lab.bench.learning.trials import Outcome, Rates, StoredTrials, TrialSettings
 from swarmnet.run.manifest import Manifest
 

@@ -16,7 +16,7 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from peers.lab.bench.learning.ground import Ground, Parameter
 from swarmnet.model.parameters import trains_with_muon
-from swarmnet.run.local_steps import InnerOptimizerName
+from swarmnet.run.local_step_presets import InnerOptimizerName
 from swarmnet.run.manifest import Sync, learning_rate
 
 WARMUP_SHARE = 0.02

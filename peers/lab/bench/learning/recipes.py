@@ -10,8 +10,8 @@ from peers.errors import UserError
 from peers.lab.bench.learning.ground import Ground
 from peers.lab.bench.learning.learner import Learner, MeanGradient, schedule
 from peers.lab.bench.learning.plain_demo import DECAY, KEPT, PlainDemo
-from peers.lab.bench.learning.rounds import BenchRounds
-from swarmnet.run.local_steps import MOMENTUM_PRESETS, InnerOptimizerName
+from peers.lab.bench.learning.play_rounds import BenchRounds
+from swarmnet.run.local_step_presets import MOMENTUM_PRESETS, InnerOptimizerName
 from swarmnet.run.manifest import Sync
 
 LOCAL_STEPS = 8

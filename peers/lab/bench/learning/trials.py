@@ -13,8 +13,8 @@ from pathlib import Path
 from time import perf_counter
 
 from peers.lab.bench.learning.ground import Ground
+from peers.lab.bench.learning.play_rounds import middle_third
 from peers.lab.bench.learning.recipes import Recipe, Setting
-from peers.lab.bench.learning.rounds import middle_third
 from swarmnet.model.stage_compute import StageError
 
 POINTS = 16

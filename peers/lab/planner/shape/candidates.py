@@ -2,7 +2,7 @@
 
 A shape is the split of the model into stages, the microbatch size, the exchange of contributions and the
 length of a round. `bottleneck` estimates a shape's speed from the compute and the links in each stage, less
-the bandwidth of contributions. The best few shapes are simulated afterwards (search.py).
+the bandwidth of contributions. The best few shapes are simulated afterwards (shape_search.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from peers.lab.planner.plan_request import BACKWARD_RATIO, PlanRequest
 from peers.lab.planner.shape import laws
 from swarmnet.placement.policy import stage_work
 from swarmnet.resources.link_bandwidth import LinkBandwidth, carried, crossing
-from swarmnet.run.boundary import Boundary
+from swarmnet.run.boundary_settings import Boundary
 from swarmnet.run.manifest import Manifest, MethodName, Paths, Sync, TopologyName
 
 SEQUENCES = (1, 2, 4)

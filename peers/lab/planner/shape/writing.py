@@ -12,10 +12,10 @@ from ruamel.yaml import YAML
 from peers.config.atomic_files import is_there, write_atomically
 from peers.config.yaml_lines import read
 from peers.errors import UserError
-from peers.lab.planner.report import scaled
+from peers.lab.planner.plan_report import scaled
 from peers.lab.planner.shape.candidates import Shape, own_method
-from peers.lab.planner.shape.report import local_steps, round_seconds, sentence, warnings
-from peers.lab.planner.shape.search import PlayedShape, Search
+from peers.lab.planner.shape.shape_report import local_steps, round_seconds, sentence, warnings
+from peers.lab.planner.shape.shape_search import PlayedShape, Search
 from peers.telemetry.console import counted
 from swarmnet.run.manifest import Manifest
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from peers.compute.devices import processes as processes_module
+from peers.compute.devices import device_processes as processes_module
 from peers.compute.devices.part import not_divisible, spread_part
 from peers.compute.stage_part import build_stage_part
 from peers.errors import DevicesLost, UserError

@@ -16,12 +16,12 @@ from typed import typing
 from peers.errors import UserError
 from peers.lab.bench.learning import trials
 from peers.lab.bench.learning.ground import BenchTexts, Ground
+from peers.lab.bench.learning.learning_report import activation_bytes, render, row
 from peers.lab.bench.learning.plain_demo import PlainDemo
+from peers.lab.bench.learning.play_rounds import BenchRounds
 from peers.lab.bench.learning.played import player
+from peers.lab.bench.learning.rate_search import carried_out, plan
 from peers.lab.bench.learning.recipes import Recipe, Setting, recipes
-from peers.lab.bench.learning.report import activation_bytes, render, row
-from peers.lab.bench.learning.rounds import BenchRounds
-from peers.lab.bench.learning.search import carried_out, plan
 from peers.lab.bench.learning.trials import Outcome, Rates, StoredTrials, TrialSettings
 from peers.tools.model.evaluate import cut
 from swarmnet.model.flat_layout import CHUNK
@@ -281,7 +281,7 @@ def test_the_table_names_what_each_method_costs_beside_adamw():
         row(name, "what it is", 8, 1, [outcome_of(Rates(1.0), loss, name, seed) for seed in (0, 1)])
         for name, loss in (("adamw", 2.0), ("ours", 2.2))
     ]
-    from peers.lab.bench.learning.report import LearningReport
+    from peers.lab.bench.learning.learning_report import LearningReport
 
     activations = activation_bytes(ground().manifest)
     told = render(LearningReport("tiny", 100, 1000, 2, 0, 0, 0.0, 2, activations, tuple(rows)))
@@ -290,7 +290,7 @@ def test_the_table_names_what_each_method_costs_beside_adamw():
 
 
 def test_on_the_front_is_who_learns_more_than_all_that_send_as_little():
-    from peers.lab.bench.learning.report import LearningReport, _front
+    from peers.lab.bench.learning.learning_report import LearningReport, _front
 
     told = {"adamw": (2.0, 1000), "ours": (1.9, 10), "less": (2.1, 1), "more": (2.2, 99), "muon": (1.8, 1000)}
     rows = [
@@ -356,7 +356,7 @@ def test_a_method_that_there_is_not_is_bad_input(tmp_path, monkeypatch, capsys):
 
 
 def test_the_curve_of_a_demo_is_read_from_its_report_and_nothing_else_is_one(tmp_path):
-    from peers.lab.bench.learning.report import demo_curve
+    from peers.lab.bench.learning.learning_report import demo_curve
 
     file = tmp_path / "calm.json"
     file.write_text(json.dumps({"curve": [[512, 5.0], [1024, 4.5]]}))

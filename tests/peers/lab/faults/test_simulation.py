@@ -15,18 +15,18 @@ import pytest
 from typed import refused
 
 from peers.lab.faults import invariants
+from peers.lab.faults.fault_report import log_digest
 from peers.lab.faults.faults import Partition
 from peers.lab.faults.invariants import check
 from peers.lab.faults.moves import LostStage, Move
 from peers.lab.faults.play import SHARDS, Options, ScheduleRecord, play, small_manifest
-from peers.lab.faults.report import log_digest
 from peers.lab.faults.schedules import KINDS, schedule
 from peers.lab.faults.trees import read, stages_of, with_processes
 from peers.lab.world.gated_clock import GATE, Gate, GatedLoop, Spinning
 from peers.lab.world.stub_stage import SLICE_BYTES
 from peers.lab.world.world import RecordedEvent
 from peers.lab.world.world_events import Crashed, Payload, Returned
-from peers.telemetry import events as noted
+from peers.telemetry import log_events
 from swarmnet.rounds.result_table import head_of, read_head
 
 MOVED_SEED = 4
@@ -118,7 +118,7 @@ def test_schedules_in_which_peers_exchange_through_reducers_violate_nothing(seed
 def test_a_seed_replays_the_same_run_whatever_the_order_of_sets():
     program = (
         "from peers.lab.faults.play import Options, play\n"
-        "from peers.lab.faults.report import log_digest\n"
+        "from peers.lab.faults.fault_report import log_digest\n"
         "print(log_digest(play(Options(6, peers=4, stages=2, rounds=8))))"
     )
     other = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
@@ -210,7 +210,7 @@ def test_the_checker_finds_a_contribution_that_vanished(quiet):
     more = [replace(made, what=payload), lost]
     notes = [*quiet.notes[: first + 1], *more, *quiet.notes[first + 1 :]]
     assert "nothing vanishes" in [violation.rule for violation in check(replace_notes(quiet, notes))]
-    given_back = noted.ContributionReturned("contribution_returned", lost.what.round, lost.what.id)
+    given_back = log_events.ContributionReturned("contribution_returned", lost.what.round, lost.what.id)
     now = replace(lost, what=given_back, time=quiet.ended_at - 0.1)
     assert check(replace_notes(quiet, [*notes, now])) == [], "the compute thread will come to it"
 
@@ -302,14 +302,14 @@ def test_the_checker_finds_that_what_all_held_was_left_out_though_its_maker_is_g
     gone = [
         replace(last, time=0.0, name="gone", what=event)
         for event in (
-            noted.Assembled(stage),
+            log_events.Assembled(stage),
             Payload(round, b"votes"),
-            noted.ContributionMade(round, "01" * 16),
+            log_events.ContributionMade(round, "01" * 16),
         )
     ]
     names = [me.partition(".")[0] for me in holders]
     taken = [
-        replace(last, time=0.0, name=name, what=noted.ContributionAccepted(round, "01" * 16, "gone"))
+        replace(last, time=0.0, name=name, what=log_events.ContributionAccepted(round, "01" * 16, "gone"))
         for name in names
     ]
     start = max(place for place, note in enumerate(quiet.notes) if note.event == "assembled") + 1
@@ -342,7 +342,7 @@ def test_the_checker_finds_a_stage_that_forgot_what_its_disks_hold(restarted):
         if note.event == "settled" and f"{note.name}.{note.life}" in killed.fields["lives"]
     }
     round = min(note.fields["round"] for note in newest.values())
-    saved = [replace(note, what=noted.Saved(round, 1)) for note in newest.values()]
+    saved = [replace(note, what=log_events.Saved(round, 1)) for note in newest.values()]
     notes = [*before, *saved, *restarted.notes[place:]]
     rules = [violation.rule for violation in check(replace_notes(restarted, notes))]
     assert rules == ["no settled round is lost"]

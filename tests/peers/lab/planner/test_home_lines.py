@@ -12,8 +12,8 @@ from peers.lab.planner.exchange import (
 )
 from peers.lab.planner.placing import placed
 from peers.lab.planner.plan import plan
+from peers.lab.planner.plan_report import render
 from peers.lab.planner.plan_request import PlanRequest
-from peers.lab.planner.report import render
 from peers.lab.planner.shape.candidates import bottleneck, kinds
 from peers.lab.planner.speeds import MEGABIT, peer_classes
 from peers.lab.processes.demo_report import contribution_bytes

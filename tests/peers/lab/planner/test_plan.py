@@ -8,14 +8,14 @@ import pytest
 from typed import refused
 
 from peers.errors import ConfigError, UserError
-from peers.lab.planner import links
+from peers.lab.planner import planned_links as links
 from peers.lab.planner.churn import Play, Turnover, thinnest_share
 from peers.lab.planner.layout import PeerSpec, SwarmLayout, Work
 from peers.lab.planner.placing import placed
 from peers.lab.planner.plan import plan
+from peers.lab.planner.plan_report import render
 from peers.lab.planner.plan_request import PlanRequest
 from peers.lab.planner.playing import course, play, playable
-from peers.lab.planner.report import render
 from peers.lab.planner.simulator import Swarm
 from peers.lab.planner.speeds import MEGABIT, peer_classes
 from peers.lab.processes.demo_report import contribution_bytes

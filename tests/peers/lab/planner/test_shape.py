@@ -15,8 +15,8 @@ from peers.lab.planner.plan import lay_out
 from peers.lab.planner.plan_request import PlanRequest
 from peers.lab.planner.shape import laws
 from peers.lab.planner.shape.candidates import Judge, Shape, bottleneck, cuts, kinds
-from peers.lab.planner.shape.report import render, sentence
-from peers.lab.planner.shape.search import search
+from peers.lab.planner.shape.shape_report import render, sentence
+from peers.lab.planner.shape.shape_search import search
 from peers.lab.planner.shape.writing import text_of
 from peers.lab.planner.speeds import peer_classes
 from swarmnet.identifiers import PeerId

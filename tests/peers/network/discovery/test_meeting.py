@@ -8,7 +8,7 @@ import pytest
 
 from peers.network.discovery.discovery import RECORD_LOOKS, PeerDiscovery, met
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.machine import Membership
+from swarmnet.membership.membership import Membership
 
 
 def membership(**peers):

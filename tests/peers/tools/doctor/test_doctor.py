@@ -21,11 +21,13 @@ from peers.data.tokens import ShardTokens
 from peers.errors import UserError
 from peers.network.addresses import Addresses
 from peers.runtime.state_lock import is_held
-from peers.tools.doctor import gpu, machine, stage_memory
-from peers.tools.doctor.gpu import AMD, NVIDIA, Graphics
+from peers.tools.doctor import gpu_checks as gpu
+from peers.tools.doctor import machine_checks as machine
+from peers.tools.doctor import stage_memory
+from peers.tools.doctor.gpu_checks import AMD, NVIDIA, Graphics
 from peers.tools.doctor.line import CheckResult
+from peers.tools.doctor.print_checks import CHECKS, DoctorReport, run_doctor, wanted_checks
 from peers.tools.doctor.reachability import judge, no_bootstrap, undialled
-from peers.tools.doctor.show import CHECKS, DoctorReport, run_doctor, wanted_checks
 from peers.tools.doctor.stage_memory import Memory
 from peers.tools.doctor.swarm import verdicts
 from protocols.reachability.fresh_dial import ADDRESSES, DialOutcome

@@ -12,7 +12,7 @@ from peers.config.run_file import published_text
 from peers.network.addresses import tcp_port
 from peers.runtime.state_lock import lock_state_folder
 from peers.telemetry.event_log import EventLog, parts, read
-from peers.telemetry.events import Listening, PlacementChecked, Started
+from peers.telemetry.log_events import Listening, PlacementChecked, Started
 from peers.tools.doctor.swarm import NetworkChecks, logged_addresses
 
 

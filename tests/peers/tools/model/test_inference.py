@@ -26,7 +26,7 @@ from peers.worker.inference.server import FORGET_SECONDS, MAX_WAITING
 from peers.worker.inference.visitor_links import IDLE_SECONDS, LOOK_SECONDS, MAX_VISITORS
 from peers.worker.pipeline.microbatch_compute import ComputeError
 from protocols.memory.transport import Conditions
-from swarmnet.inference.machine import ASKED_AT_ONCE, BUSY, LEAVE_OUT_SECONDS
+from swarmnet.inference.inference_client import ASKED_AT_ONCE, BUSY, LEAVE_OUT_SECONDS
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
 from swarmnet.run.manifest import InitCheckpoint, Lora, Manifest, Paths

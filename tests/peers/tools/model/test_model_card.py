@@ -19,19 +19,19 @@ from typed import typing
 from peers.data.documents import held_out_text
 from peers.errors import how_to_install
 from peers.state import checkpoint_file
-from peers.telemetry import events as noted
+from peers.telemetry import log_events
 from peers.telemetry.event_log import EventLog, parse
 from peers.tools.model import export as exporting
 from peers.tools.model.model_card import card, plain
 from peers.tools.model.provenance import ModelProvenance, facts
 from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.identity import Identity
-from protocols.signed.receipts import seal_receipt
+from protocols.signed.signed_receipts import seal_receipt
 from swarmnet.identifiers import PeerId
 from swarmnet.model.decoder import initial_units
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
-from swarmnet.rounds.receipts import Receipt
+from swarmnet.rounds.receipt_rules import Receipt
 from swarmnet.run.manifest import (
     Data,
     InitCheckpoint,
@@ -271,12 +271,12 @@ def test_a_log_that_has_moved_twice_says_itself_whose_it_is(tmp_path):
     with EventLog(
         path=log, clock=lambda: 1.0, monotonic=lambda: 1.0, flush_count=1, limit_bytes=500
     ) as running:
-        running.record(noted.Started(ONE))
-        running.record(noted.Assembled(1))
+        running.record(log_events.Started(ONE))
+        running.record(log_events.Assembled(1))
         for number in range(100):
-            running.record(noted.Committed(TWO, number, 10))
-            running.record(noted.ContributionMade(number, f"{number}"))
-        running.record(noted.Settled(99, "00", ["99"]))
+            running.record(log_events.Committed(TWO, number, 10))
+            running.record(log_events.ContributionMade(number, f"{number}"))
+        running.record(log_events.Settled(99, "00", ["99"]))
     found = facts(tmp_path, MANIFEST)
     assert 0 < found.tokens < 1000
     assert found.contributions == {ONE: 1}

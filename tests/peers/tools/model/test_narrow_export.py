@@ -22,7 +22,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.boundary import projectors
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import parameter_shapes, whole
-from swarmnet.run.boundary import Boundary
+from swarmnet.run.boundary_settings import Boundary
 from swarmnet.run.manifest import Data, Manifest
 
 FULL = replace(LLAMA, boundary=Boundary("token-anchored", width=8, after=(1, 2), seed=7))

@@ -17,7 +17,7 @@ from peers.lab.bench.paths_in_peers import Finding, TopologyRow, measure, render
 from peers.lab.bench.topologies import draw
 from peers.lab.world.virtual_time import run
 from protocols.memory.conditions import Conditions
-from protocols.messages.reservations import Booked, CostToGo
+from protocols.messages.reservation_messages import Booked, CostToGo
 from protocols.messages.table import (
     GetState,
     Heartbeat,

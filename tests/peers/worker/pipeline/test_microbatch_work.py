@@ -16,7 +16,7 @@ from peers.worker.pipeline.microbatch_compute import Computed, MicrobatchState, 
 from peers.worker.pipeline.validate_act import unfit_way
 from protocols.messages.table import Act
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.membership.machine import Membership
+from swarmnet.membership.membership import Membership
 from swarmnet.model import activation_codec
 from swarmnet.pipeline.timeouts import FIRST_DEADLINE_SECONDS
 from swarmnet.routing.skipping import Skipping

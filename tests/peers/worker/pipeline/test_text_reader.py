@@ -18,7 +18,7 @@ from peers.data.shards import shards_of
 from peers.data.tokenizer import ByteTokenizer
 from peers.data.tokens import ShardCache
 from peers.errors import UserError
-from peers.telemetry import events as noted
+from peers.telemetry import log_events
 from peers.worker.pipeline import text_reader
 from peers.worker.pipeline.text_reader import TextReader
 from protocols.signed.identity import Identity
@@ -68,11 +68,11 @@ class Peer:
 
     @property
     def read(self):
-        return [event for event in self.process.events if isinstance(event, noted.ShardRead)]
+        return [event for event in self.process.events if isinstance(event, log_events.ShardRead)]
 
     @property
     def epochs(self):
-        return [event for event in self.process.events if isinstance(event, noted.EpochRead)]
+        return [event for event in self.process.events if isinstance(event, log_events.EpochRead)]
 
     async def take(self, microbatches=1):
         """So many, waiting where the next shard is not open yet."""
@@ -346,7 +346,7 @@ async def test_text_is_drawn_from_anywhere_in_all_of_it_and_nobody_counts_what_c
     text = await peer.start()
     (warning,) = [line for line in peer.process.lines if line.startswith("warning: ")]
     assert "notes.doc: of a folder only" in warning
-    (read,) = [event for event in peer.process.events if isinstance(event, noted.Text)]
+    (read,) = [event for event in peer.process.events if isinstance(event, log_events.Text)]
     assert (read.files, read.documents, read.left_out) == (3, 30, 1)
     keys = [MicrobatchId("me", number) for number in range(60)]
     taken = b"".join(windows(map(text.microbatch, keys)))

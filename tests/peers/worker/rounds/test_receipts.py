@@ -17,18 +17,25 @@ from swarm import Swarm, sign, tiny_manifest
 
 from peers.lab.world.virtual_time import run
 from peers.tools.credit import lines
-from peers.worker.rounds import receipts as shell
-from peers.worker.rounds.receipts import EARLY_SIGNERS, MAX_UNDUE, RECEIPTS_OWED, Receipts, read, summary
+from peers.worker.rounds import receipt_service as shell
+from peers.worker.rounds.receipt_service import (
+    EARLY_SIGNERS,
+    MAX_UNDUE,
+    RECEIPTS_OWED,
+    Receipts,
+    read,
+    summary,
+)
 from peers.worker.rounds.update_compute import RoundSettled
 from protocols.errors import Backlog, WireError
 from protocols.messages.table import ReceiptMessage, decode, encode
 from protocols.signed import envelope
 from protocols.signed.identity import Identity
-from protocols.signed.receipts import open_receipt, seal_receipt
+from protocols.signed.signed_receipts import open_receipt, seal_receipt
 from swarmnet.identifiers import ContributionId
-from swarmnet.rounds import receipts as core
+from swarmnet.rounds import receipt_rules as core
 from swarmnet.rounds.events import Reference
-from swarmnet.rounds.receipts import (
+from swarmnet.rounds.receipt_rules import (
     BLOCKS_BACK,
     BLOCKS_KEPT,
     CHECKS_OF_A_BLOCK,

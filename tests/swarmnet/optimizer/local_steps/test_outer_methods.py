@@ -13,7 +13,7 @@ from swarmnet.model.state_layout import MOMENTUM, state_of, with_zero_momentum
 from swarmnet.optimizer.replica import Replica, ReplicaError
 from swarmnet.optimizer.step import dense
 from swarmnet.optimizer.tiling import empty_padding
-from swarmnet.run.local_steps import PRESETS
+from swarmnet.run.local_step_presets import PRESETS
 from swarmnet.run.manifest import Manifest, ManifestError
 from swarmnet.run.manifest_check import check
 

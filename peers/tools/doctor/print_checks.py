@@ -19,8 +19,8 @@ from peers.config.peer_file import PeerFile
 from peers.errors import UserError, as_user_errors
 from peers.runtime.state_lock import is_held
 from peers.telemetry.console import printable
-from peers.tools.doctor import gpu as graphics
-from peers.tools.doctor import machine
+from peers.tools.doctor import gpu_checks as graphics
+from peers.tools.doctor import machine_checks as machine
 from peers.tools.doctor.line import Check, CheckResult
 from protocols.daemon.temporary import prefix
 from protocols.reachability.fresh_dial import can_dial

@@ -23,14 +23,14 @@ from peers.config.atomic_files import write_atomically
 from peers.config.run_file import SignedManifest
 from peers.errors import UserError
 from peers.network.peer_links import PeerLinks
-from peers.telemetry import events as noted
+from peers.telemetry import log_events
 from protocols.errors import Backlog, Malformed, WireError
 from protocols.messages.table import ReceiptMessage
 from protocols.signed.envelope import claimed
 from protocols.signed.identity import Identity
-from protocols.signed.receipts import open_receipt, seal_receipt
+from protocols.signed.signed_receipts import open_receipt, seal_receipt
 from swarmnet.identifiers import PeerId
-from swarmnet.rounds.receipts import (
+from swarmnet.rounds.receipt_rules import (
     BLOCKS_BACK,
     BLOCKS_KEPT,
     SIGNERS_KEPT,
@@ -165,7 +165,7 @@ class Receipts:
         path: Path | None,
         neighbourhood: PeerLinks,
         now: Callable[[], float],
-        log_event: noted.LogEvent,
+        log_event: log_events.LogEvent,
     ) -> None:
         """`path` None keeps nothing on disk; `now` returns the swarm's time in seconds."""
         self.identity = identity
@@ -181,7 +181,7 @@ class Receipts:
             read(path, signed, identity.peer_id) if path is not None else ReceiptsFile(ReceiptBook(rounds))
         )
         if self.kept.unusable:
-            self.log_event(noted.ReceiptsUnusable(lines=self.kept.unusable))
+            self.log_event(log_events.ReceiptsUnusable(lines=self.kept.unusable))
         self.own = ContributionCounter(stage, rounds, self.kept.made)
         self.made = self.own.made
         self._owed: OrderedDict[PeerId, list[bytes]] = OrderedDict()
@@ -248,7 +248,9 @@ class Receipts:
         except WireError as error:
             self.neighbourhood.refused(peer, error.code, str(error))
         if line:
-            self.log_event(noted.ReceiptArrived(signer=peer, accepted=self.kept.book.total().contributions))
+            self.log_event(
+                log_events.ReceiptArrived(signer=peer, accepted=self.kept.book.total().contributions)
+            )
             self._append(line)
 
     def _not_due(self, peer: PeerId) -> None:
@@ -322,7 +324,7 @@ class Receipts:
                 await asyncio.to_thread(_append_to, self.path, lines)
         except (OSError, UserError) as error:
             self._added = LINES_ADDED
-            self.log_event(noted.ReceiptNotKept(reason=str(error)))
+            self.log_event(log_events.ReceiptNotKept(reason=str(error)))
 
 
 def _content(kept: ReceiptsFile) -> tuple[int, list[CreditedBlock], list[str]]:

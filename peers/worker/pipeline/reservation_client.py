@@ -14,7 +14,7 @@ from peers.compute.executor import Compute
 from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
 from peers.worker.pipeline.validate_act import unfit_way
-from protocols.messages.reservations import MAX_BOOKINGS, MAX_COSTS, Booked, CostToGo
+from protocols.messages.reservation_messages import MAX_BOOKINGS, MAX_COSTS, Booked, CostToGo
 from protocols.messages.table import (
     NO_ATTEMPT,
     Cancel,
@@ -26,10 +26,10 @@ from protocols.messages.table import (
     ReservationRequest,
 )
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.pipeline.machine import Pipeline
+from swarmnet.pipeline.pipeline import Pipeline
 from swarmnet.routing.capacity import Booking, Load, truncate_bookings
 from swarmnet.routing.reservation_requests import PathQuery, PathSearch, RequestToSend
-from swarmnet.routing.reservations import ReservationTable
+from swarmnet.routing.reservation_table import ReservationTable
 from swarmnet.routing.skipping import Skipping
 
 TELL_SECONDS = 0.1

@@ -12,7 +12,7 @@ from peers.lab.faults.invariants import check
 from peers.lab.faults.play import Options, ScheduleRecord, play
 from peers.lab.faults.trees import Violation, stages_of, with_processes
 from peers.lab.world.parallel import pool
-from peers.telemetry.events import Settled
+from peers.telemetry.log_events import Settled
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class Forwarded(Message, frozen=True, tag=51):
 
 
 class ForwardDeclined(Message, frozen=True, tag=52):
-    """The peer refuses a request. `code` is one of those in swarmnet/inference/machine.py."""
+    """The peer refuses a request. `code` is one of those in swarmnet/inference/inference_client.py."""
 
     request: Number
     attempt: Number

@@ -8,7 +8,7 @@ from typing import Literal
 from peers.telemetry.counters import Timings
 from swarmnet.optimizer.vote_agreement import VoteAgreement
 from swarmnet.rounds.events import ApplyRound
-from swarmnet.rounds.machine import GroupRounds
+from swarmnet.rounds.group_rounds import GroupRounds
 
 Outcome = Literal["completed", "deadline", "alone", "empty", "replayed"]
 

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from protocols.fields import Message
-from protocols.signed.receipts import RECEIPT_LIMIT
+from protocols.signed.signed_receipts import RECEIPT_LIMIT
 
 
 class ReceiptMessage(Message, frozen=True, tag=70):
@@ -19,5 +19,5 @@ class ReceiptMessage(Message, frozen=True, tag=70):
 
     kind: ClassVar[str] = "update"
     receipt: Annotated[bytes, Meta(max_length=120 + RECEIPT_LIMIT)]
-    """An envelope around a `ReceiptBody` (protocols/signed/receipts.py). The envelope's round is the last
-    round."""
+    """An envelope around a `ReceiptBody` (protocols/signed/signed_receipts.py). The envelope's round is
+    the last round."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from peers.config.run_file import SignedManifest
 from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.network.orders.order_book import OrderBook
-from peers.telemetry import events
+from peers.telemetry import log_events
 from peers.telemetry.snapshot import ORDERS_NOT_READ, OwnerOrdersView, Pause, ShownEvent
 from protocols.errors import WireError
 from protocols.ports import Directory
@@ -53,7 +53,7 @@ class Orders:
     """Reads the newest order. It stays when the directory does not respond later, or has lost it."""
 
     def __init__(
-        self, signed: SignedManifest, log_event: events.LogEvent, happened: Callable[[ShownEvent], None]
+        self, signed: SignedManifest, log_event: log_events.LogEvent, happened: Callable[[ShownEvent], None]
     ) -> None:
         """`happened` is called with each newer order as text."""
         self.book = OrderBook(signed=signed, kept=None, log_event=log_event, notify=lambda *_: None)
@@ -67,7 +67,7 @@ class Orders:
         try:
             await self.book.look_up(directory, OPERATION_SECONDS)
         except WireError as error:
-            self.log_event(events.LookUpFailed(what="order", code=error.code, reason=str(error)))
+            self.log_event(log_events.LookUpFailed(what="order", code=error.code, reason=str(error)))
             return
         self.ordered = replace(self.ordered, asked_at=directory.now())
 

@@ -32,7 +32,7 @@ MAX_SEQUENCES = 8
 """Sequences whose next token one request may ask for: the logits of each have the size of the vocabulary."""
 BUSY, NOT_READY, NO_ROUND, WRONG_STAGE = "busy", "not_ready", "no_round", "wrong_stage"
 MALFORMED, NOT_FINITE = "malformed", "not_finite"
-"""Codes of Declined (protocols/messages/inference.py)."""
+"""Codes of Declined (protocols/messages/inference_messages.py)."""
 CODES = frozenset({BUSY, NOT_READY, NO_ROUND, WRONG_STAGE, MALFORMED, NOT_FINITE})
 PASSING = {BUSY: 0.2, NOT_READY: 1.0}
 """Temporary refusals, and the seconds after which a peer that sends one is asked again."""
@@ -46,7 +46,7 @@ MIN_DEADLINE_SECONDS, MAX_DEADLINE_SECONDS = 2.0, 30.0
 SMOOTHING = 0.2
 """Weight of a new response time in the moving average."""
 FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 0.5, 8.0
-"""Pause after a failure, doubled with each in a row, and its bound: as for dials (membership/machine.py)."""
+"""Pause after a failure, doubled with each in a row, and its bound: as for dials (membership.py)."""
 GONE_FAILURES = 2
 """Failures in a row after which a peer counts as gone during its pause. One may be a lost message."""
 LEAVE_OUT_SECONDS = 5.0

@@ -13,7 +13,7 @@ from protocols.signed import msgpack_guard
 from protocols.signed.envelope import EnvelopeKind, open_envelope, seal
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.rounds.receipts import Receipt, ReceiptError, check
+from swarmnet.rounds.receipt_rules import Receipt, ReceiptError, check
 
 RECEIPT_LIMIT = 128
 """Maximum size in bytes of a receipt's payload: 52 for a peer id and at most 36 for four numbers."""

@@ -17,7 +17,7 @@ from peers.network.orders.order_book import OrderBook
 from peers.runtime.lived_clock import Clock
 from peers.state.checkpoint_file import STATEMENT_BYTES
 from peers.state.snapshot_service import SnapshotService
-from peers.telemetry import events
+from peers.telemetry import log_events
 from peers.telemetry.reasons import refusal
 from protocols.errors import WireError
 from protocols.fields import Body
@@ -39,7 +39,7 @@ from protocols.ports import Directory, Link, Transport
 from protocols.signed.envelope import EnvelopeKind, open_envelope, run_bytes
 from protocols.signed.records import SignedRecord, open_record
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.machine import PeerInfo
+from swarmnet.membership.membership import PeerInfo
 from swarmnet.rounds.history import START
 from swarmnet.run.manifest import WIRE_VERSION
 from swarmnet.snapshots.digest_votes import ROUNDS_KEPT
@@ -79,7 +79,7 @@ class LinkContext:
         return self.circle.post(peer, message, body)
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
-        self.circle.log_event(events.Refused(peer=peer, code=code, reason=reason))
+        self.circle.log_event(log_events.Refused(peer=peer, code=code, reason=reason))
 
     def roots(self) -> dict[PeerId, frozenset[tuple[int, bytes]]]:
         """Return the (round, digest) pairs that each peer has signed. A signed payload is chain value and
@@ -127,7 +127,7 @@ class ArchivistLinks:
         directory: Directory,
         invite: bytes,
         chance: Random,
-        log_event: events.LogEvent,
+        log_event: log_events.LogEvent,
         serving: NewcomerService,
     ) -> None:
         self.book = book
@@ -137,7 +137,7 @@ class ArchivistLinks:
         self.invite = invite
         self.chance = chance
         self.log_event = log_event
-        self.clock = Clock(lambda seconds: log_event(events.ProcessStalled(seconds=round(seconds, 3))))
+        self.clock = Clock(lambda seconds: log_event(log_events.ProcessStalled(seconds=round(seconds, 3))))
         self.states: dict[int, tuple[LinkContext, SnapshotService]] = {}
         """Maps stage to its links and its snapshots."""
         self._links: dict[PeerId, Link] = {}
@@ -203,7 +203,7 @@ class ArchivistLinks:
             run = run_bytes(self.book.signed.run_id)
             link.post(Hello(wire_version=WIRE_VERSION, run_id=run, record=b"", invite=self.invite))
         except WireError as error:
-            self.log_event(events.DialFailed(peer=peer, lane="group", code=error.code, reason=str(error)))
+            self.log_event(log_events.DialFailed(peer=peer, lane="group", code=error.code, reason=str(error)))
             return
         self._links[peer], self._stages[peer] = link, record.stage
         info = PeerInfo(
@@ -265,7 +265,7 @@ class ArchivistLinks:
                 snapshots.message(peer, message, body)
         elif isinstance(message, Refuse):
             self.log_event(
-                events.RefusedBy(peer=peer, code=refusal(message.code), reason=message.reason[:200])
+                log_events.RefusedBy(peer=peer, code=refusal(message.code), reason=message.reason[:200])
             )
             self._close_link(peer)
 
@@ -289,5 +289,5 @@ class ArchivistLinks:
             self._close_link(peer)
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
-        self.log_event(events.Refused(peer=peer, code=code, reason=reason))
+        self.log_event(log_events.Refused(peer=peer, code=code, reason=reason))
         self._close_link(peer)

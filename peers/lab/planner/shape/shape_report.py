@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import isinf
 
-from peers.lab.planner.report import scaled
+from peers.lab.planner.plan_report import scaled
 from peers.lab.planner.shape import laws
-from peers.lab.planner.shape.search import PlayedShape, Search
+from peers.lab.planner.shape.shape_search import PlayedShape, Search
 from peers.telemetry.console import counted
 
 MINUTES, HOURS = 1440.0, 24.0

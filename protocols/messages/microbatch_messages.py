@@ -80,7 +80,7 @@ class Cancel(Message, frozen=True, tag=14):
     origin: Name
     counter: Number
     attempt: Number
-    """The newest attempt that is cancelled. `NO_ATTEMPT` cancels only the reservation (reservations.py)."""
+    """The newest attempt that is cancelled. `NO_ATTEMPT` cancels only the reservation."""
 
 
 class Credit(Message, frozen=True, tag=15):

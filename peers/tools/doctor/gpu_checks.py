@@ -13,7 +13,7 @@ from pathlib import Path
 from peers.config.peer_file import PeerFile
 from peers.errors import UserError, how_to_install
 from peers.tools.doctor.line import CheckResult, gibibytes
-from peers.tools.doctor.machine import pinned
+from peers.tools.doctor.machine_checks import pinned
 from swarmnet.model.computing.choices import Computing
 
 NVIDIA, AMD = "0x10de", "0x1002"
