@@ -348,7 +348,7 @@ first, last = Span(0, 1, True, False), Span(1, 2, False, True)
 stages = []
 for span, computing in ((first, Computing()), (last, Computing("bf16", "layer"))):
     layout = layout_of(parameter_shapes(shape, span))
-    stages.append(StageCompute(shape, span, layout, computing))
+    stages.append(StageCompute(shape=shape, span=span, layout=layout, computing=computing))
     stages[-1].publish(copied(to_floats(initial_units(shape, span, layout, 0))))
 finished = stages[1].finish(0, stages[0].forward(0, tokens), tokens)
 stages[0].backward(0, finished.hidden_gradient)
