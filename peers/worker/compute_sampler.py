@@ -39,13 +39,13 @@ class ComputeCounters(Protocol):
 
 def idle_reason(worker: Worker) -> str:
     """Return what the compute thread waits for when it has nothing to do."""
-    data = worker.data
-    if worker.state in PLAIN or data is None or not data.serving:
+    services = worker.services
+    if worker.state in PLAIN or services is None or not services.pipeline_service.serving:
         return PLAIN.get(worker.state, "joining")
-    if data.missing:
+    if services.pipeline_service.missing:
         return "stage_missing"
     # What is being computed here at this moment does not explain the pauses in between.
-    elsewhere = any(job.phase in ELSEWHERE for job in data.pipeline.jobs.values())
+    elsewhere = any(job.phase in ELSEWHERE for job in services.pipeline_service.pipeline.jobs.values())
     return "answers" if elsewhere else "microbatches"
 
 

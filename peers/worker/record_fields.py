@@ -6,45 +6,44 @@ from math import isfinite
 from pathlib import Path
 
 from peers.network.discovery.claims import Claims, plain_name
+from peers.network.ports import HeartbeatLoad
 from peers.worker.pipeline.text_reader import coverage_of
-from peers.worker.worker_context import WorkerContext
+from peers.worker.stage_services import StageServices
 
 HIGHEST_LOSS = 1e6
 """Upper bound in nats per token: a record takes no higher value, and a higher one means nothing."""
 
 
-def claims_of(worker: WorkerContext) -> Claims:
-    """Return the claims as of now; also works before the worker's parts exist."""
-    data, update, neighbourhood = worker.data, worker.update, worker.neighbourhood
-    shape = worker.manifest.data
-    microbatch_tokens = shape.seq_len * shape.micro_batch_size
-    seconds = worker.load().service_seconds
-    loss = data.losses.mean if data is not None else None
-    saved = worker.disk.saved if neighbourhood is not None else None
-    coverage = coverage_of(data.text) if data is not None else None
-    traffic = neighbourhood.traffic if neighbourhood is not None else None
-    held = update.work.method.held if update is not None else None
+def claims_of(services: StageServices, load: HeartbeatLoad) -> Claims:
+    """Return the claims as of now. `load` is what heartbeats report."""
+    settings, part = services.context.settings, services.part
+    pipeline, service = services.pipeline_service, services.round_service
+    seconds = load.service_seconds
+    loss = pipeline.losses.mean
+    saved = services.disk.saved
+    coverage = coverage_of(pipeline.text)
+    held = service.held_experts()
     return Claims(
-        state=worker.state,
-        name=plain_name(worker.settings.name),
-        round=update.rounds.current if update is not None else 0,
-        tokens_per_second=microbatch_tokens / seconds if seconds > 0 else 0.0,
-        moving_to=worker.moving.moving_to if data is not None else -1,
+        state=services.lifecycle.state,
+        name=plain_name(settings.name),
+        round=service.rounds.current,
+        tokens_per_second=services.context.manifest.microbatch_tokens / seconds if seconds > 0 else 0.0,
+        moving_to=load.moving_to,
         loss=loss if loss is not None and isfinite(loss) and 0 <= loss <= HIGHEST_LOSS else None,
-        tokens=data.ledger.tokens if data is not None else 0,
-        settled=update.rounds.settled if update is not None else -1,
+        tokens=pipeline.ledger.tokens,
+        settled=service.rounds.settled,
         checkpoint_round=saved[1] if saved is not None else -1,
         checkpoint_seconds=_written_at(saved[0]) if saved is not None else 0.0,
-        sent_bytes=traffic.sent.total() if traffic is not None else 0,
-        received_bytes=traffic.received.total() if traffic is not None else 0,
-        finalized_tokens=update.tokens if update is not None else None,
-        device=(worker.part.kind or worker.part.device.type) if data is not None else "",
-        joules=worker.settings.joules(),
+        sent_bytes=services.links.traffic.sent.total(),
+        received_bytes=services.links.traffic.received.total(),
+        finalized_tokens=service.tokens,
+        device=part.kind or part.device.type,
+        joules=settings.joules(),
         text_shards=coverage.shards if coverage is not None else 0,
         text_shards_read=coverage.read_ever if coverage is not None else 0,
-        line=worker.settings.line,
-        experts_group=held.holding.group if held is not None else -1,
-        experts_trained=held.holding.trained if held is not None else (),
+        line=settings.line,
+        experts_group=held.group if held is not None else -1,
+        experts_trained=held.trained if held is not None else (),
     )
 
 

@@ -52,6 +52,7 @@ from peers.worker.rounds.receipt_service import FILE_NAME, read, summary
 from peers.worker.sampler import WorkerSampler
 from peers.worker.settings import Settings
 from peers.worker.snapshot_of_worker import stuck_of_worker
+from peers.worker.stage_services import StageServices
 from peers.worker.startup_summary import (
     PACE_MICROBATCHES,
     found,
@@ -63,6 +64,7 @@ from peers.worker.startup_summary import (
 )
 from peers.worker.upload_watch import UPLOAD_SECONDS, UploadWatch
 from peers.worker.worker import Worker
+from peers.worker.worker_context import WorkerContext
 from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
 from swarmnet.resources.memory_estimate import Needs
@@ -197,8 +199,13 @@ class WorkerRole(Role):
 
     def _tokens(self) -> int:
         """Return the tokens that the current worker has committed."""
-        data = self.worker.data if self.worker is not None else None
-        return data.ledger.tokens if data is not None else 0
+        services = self._services
+        return services.pipeline_service.ledger.tokens if services is not None else 0
+
+    @property
+    def _services(self) -> StageServices | None:
+        """The services of the current stage; None while the peer serves none."""
+        return self.worker.services if self.worker is not None else None
 
     # -- serving a stage ------------------------------------------------------------------------------
 
@@ -211,19 +218,18 @@ class WorkerRole(Role):
         report_memory_errors(asyncio.get_running_loop(), compute.failed)
         process.pulse.fault = lambda: compute.failed.result() if compute.failed.done() else None
         text = TextReader(process=process, signed=signed, opened=self._text_opened, ended=self._reading_ended)
-        worker = Worker(
+        context = WorkerContext.open(
             signed=signed,
             identity=process.identity,
             transport=network.transport,
             directory=network.directory,
             compute=compute,
-            load_text=text.open,
             settings=self._settings(signed),
             chance=Random(process.identity.peer_id),
             log_event=process.log.record,
             notify=process.notify,
-            make_part=self._part,
         )
+        worker = Worker(context, text.open, self._part)
         self.worker = worker
         network.dht.linked = worker.linked
         observer = self._observer(worker, network)
@@ -231,7 +237,7 @@ class WorkerRole(Role):
         observing = asyncio.create_task(observer.run(), name="observer")
         if process.stop.is_set():
             worker.leave()
-        observing.add_done_callback(worker.task_ended)
+        observing.add_done_callback(context.task_ended)
         lost: DevicesLost | None = None
         try:
             await self._until_paused(worker, compute)
@@ -247,8 +253,8 @@ class WorkerRole(Role):
             observer.look()
             observer.log_event()
             process.log.flush()
-            if worker.neighbourhood is not None:
-                known = worker.neighbourhood.membership.peers.items()
+            if worker.services is not None:
+                known = worker.services.links.membership.peers.items()
                 with contextlib.suppress(UserError):  # The disk is full, which was reported before.
                     network.cache.write((peer, seen.addresses) for peer, seen in known if seen.reached)
             process.pulse.fault = lambda: None
@@ -258,13 +264,16 @@ class WorkerRole(Role):
             self.compute = None
             self._left = weakref.ref(worker)
             held = worker.stage if worker.stage >= 0 else self.stage  # Also set after its p2pd has died.
-            self.stage = held if worker.goes_to is None else worker.goes_to
-            self.moved += worker.goes_to is not None
+            goes_to = worker.lifecycle.goes_to
+            self.stage = held if goes_to is None else goes_to
+            self.moved += goes_to is not None
         if lost is not None:
             await self._report_lost(lost)
             return not process.stop.is_set()
-        if worker.ending.round is not None:
-            process.notify("ended", f"the run has ended at round {worker.ending.round}: {worker.ending.hint}")
+        ended = worker.served.ending.round if worker.served is not None else None
+        if ended is not None:
+            hint = context.settings.export_hint
+            process.notify("ended", f"the run has ended at round {ended}: {hint}")
             return False
         return not process.stop.is_set()
 
@@ -315,7 +324,7 @@ class WorkerRole(Role):
                 if not self.process.stop.is_set():
                     worker.leave(min(DRAIN_SECONDS, drain), "pausing")
                 # Weights that no other peer has are saved, however long that takes, once there are some.
-                others_have_it = worker.has_company() or worker.update is None
+                others_have_it = worker.has_company() or not worker.has_weights()
                 await asyncio.wait({work}, timeout=CUT_SECONDS if others_have_it else None)
             if work.done():
                 work.result()
@@ -390,12 +399,12 @@ class WorkerRole(Role):
         return self._gpu.joules if self._gpu is not None else 0.0
 
     def _text_opened(self) -> None:
-        if self.worker is not None and self.worker.data is not None:
-            self.worker.data.pump()
+        if self._services is not None:
+            self._services.pipeline_service.pump()
 
     def _reading_ended(self, task: asyncio.Task[None]) -> None:
         if self.worker is not None:
-            self.worker.task_ended(task)
+            self.worker.context.task_ended(task)
 
     # -- pausing --------------------------------------------------------------------------------------
 
@@ -488,13 +497,13 @@ class WorkerRole(Role):
         return self._standing()
 
     async def _asked_to_save(self, _request: Request) -> dict[str, Any]:
-        worker = self.worker
-        if worker is None or worker.update is None:
+        services = self._services
+        if services is None or not services.round_service.has_weights:
             raise UserError("this peer has no weights now: it is paused or has not joined its stage yet")
-        await worker.disk.save(worker.update.settled_weights)
-        if worker.disk.saved is None:
+        await services.disk.save(services.round_service.settled_weights)
+        if services.disk.saved is None:
             raise UserError("there is nothing to save yet: no round has settled")
-        path, round = worker.disk.saved
+        path, round = services.disk.saved
         return {"path": str(path), "round": round}
 
     async def _asked_what_it_did(self, _request: Request) -> dict[str, Any]:
@@ -503,9 +512,9 @@ class WorkerRole(Role):
         signed, worker, process = self.signed, self.worker, self.process
         if signed is None:
             raise UserError("this peer has not found its run yet: no bootstrap has answered so far")
-        joined = worker is not None and worker.neighbourhood is not None
+        services = self._services
         path, me = process.config.state / FILE_NAME, process.identity.peer_id
-        kept = worker.receipts.kept if worker is not None and joined else read(path, signed, me)
+        kept = services.receipts.kept if services is not None else read(path, signed, me)
         state = worker.state if worker is not None else self.pausing.line()
         return {
             "peer": me,
@@ -514,7 +523,7 @@ class WorkerRole(Role):
             "state": state,
             "stage": worker.stage if worker is not None else -1,
             "moves": self.moved,
-            "group": worker is not None and joined and worker.has_company(),
+            "group": services is not None and services.has_company(),
             "uptime_seconds": round(time.monotonic() - self.began, 1),
             "every": signed.manifest.rounds.snapshot_interval,
             "warnings": [*(stuck_of_worker(worker) if worker is not None else ()), *self.upload.warnings],
@@ -544,11 +553,11 @@ class WorkerRole(Role):
 
     async def save(self) -> None:
         """Save the weights although no peer can be reached, so that they need not be fetched again."""
-        worker = self.worker
-        if worker is None or worker.update is None:
+        services = self._services
+        if services is None or not services.round_service.has_weights:
             return
         try:
             async with asyncio.timeout(SAVE_SECONDS):
-                await worker.disk.save(worker.update.settled_weights)
+                await services.disk.save(services.round_service.settled_weights)
         except TimeoutError:
             self.process.notify("notsaved", f"the weights were not saved within {SAVE_SECONDS:g} s")

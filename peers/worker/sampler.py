@@ -15,7 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
-from peers.network.peer_links import PeerLinks
 from peers.telemetry import log_events
 from peers.telemetry.console import Reporter, StatusLine
 from peers.telemetry.counters import OBSERVE_SECONDS, Growth, by_code
@@ -29,6 +28,7 @@ from peers.worker.pipeline.text_reader import coverage_of
 from peers.worker.rounds.receipt_service import summary
 from peers.worker.rounds.round_service import RoundService
 from peers.worker.snapshot_of_worker import ledger_event, snapshot_of
+from peers.worker.stage_services import StageServices
 from peers.worker.worker import Worker
 from swarmnet.model.experts.load import Routed, busiest_ratio
 from swarmnet.model.flops import operations_per_token
@@ -77,6 +77,7 @@ class WorkerSampler:
         device's peak FLOP/s from the peer file. `directory` counts this peer's DHT traffic. `name` is the
         name in the peer file."""
         self.worker = worker
+        self._loop = asyncio.get_running_loop()
         self.metrics = metrics
         self.compute_time = compute_time if compute_time is not None else ComputeTime(metrics.compute)
         self.peak = peak
@@ -91,7 +92,7 @@ class WorkerSampler:
         self.ready = False
         self.growth = Growth()
         self._tokens: list[tuple[float, int]] = []
-        self._update: RoundService | None = None
+        self._round_service: RoundService | None = None
         self._saved_round: int | None = None
         self._routed: tuple[float, Routed, Routed] | None = None
         """Tokens routed to each expert at an earlier sample: time, the live counter, and a copy of it."""
@@ -114,54 +115,56 @@ class WorkerSampler:
             self.log.flush()
 
     def _account(self) -> None:
-        self.compute_time.look(self.worker.loop.time(), self.worker.compute, idle_reason(self.worker))
+        self.compute_time.look(self._loop.time(), self.worker.context.compute, idle_reason(self.worker))
 
     def log_event(self) -> None:
         """Log the counters as events, and update metrics that take a few milliseconds to compute."""
-        worker = self.worker
-        if worker.neighbourhood is not None:
-            traffic = worker.neighbourhood.traffic
-            self.log.record(
-                log_events.Traffic(
-                    sent=dict(traffic.sent),
-                    received=dict(traffic.received),
-                    refused=by_code(traffic.refused),
-                    subflows=dict(worker.neighbourhood.transport.subflows),
-                )
+        services = self.worker.services
+        if services is None:
+            return
+        traffic = services.links.traffic
+        self.log.record(
+            log_events.Traffic(
+                sent=dict(traffic.sent),
+                received=dict(traffic.received),
+                refused=by_code(traffic.refused),
+                subflows=dict(services.links.transport.subflows),
             )
-            self.metrics.rounds.credit.set(summary(worker.receipts.kept)["accepted"])
-        if worker.data is not None:
-            self.log.record(ledger_event(worker.data.ledger))
+        )
+        self.metrics.rounds.credit.set(summary(services.receipts.kept)["accepted"])
+        self.log.record(ledger_event(services.pipeline_service.ledger))
 
     def look(self) -> None:
         """Update the metrics and the status line."""
         worker, metrics = self.worker, self.metrics
         metrics.training.stage.set(worker.stage)
         only(metrics.training.state, STATES, worker.state)
-        self._machine(worker.settings.checkpoints)
+        self._machine(worker.context.settings.checkpoints)
         self._account()
-        self.ready = worker.load().ready
-        if worker.neighbourhood is not None and worker.data is not None:
-            self._active(worker, worker.neighbourhood, worker.data.ledger)
+        if worker.served is not None:
+            self.ready = worker.served.load().ready
+            self._active(worker, worker.served.services)
         else:
             self.snapshot = snapshot_of(worker, self.name, idle_share=self.compute_time.idle_share)
             self.report.status(
                 StatusLine(
                     worker.state,
                     stage=worker.stage if worker.stage >= 0 else None,
-                    stages=len(worker.manifest.stages),
+                    stages=len(worker.context.manifest.stages),
                 )
             )
 
-    def _active(self, worker: Worker, neighbourhood: PeerLinks, ledger: MicrobatchLedger) -> None:
+    def _active(self, worker: Worker, services: StageServices) -> None:
         """Update the metrics, the snapshot for `top` and the status line of a worker that has links."""
         if self.directory is not None:  # Added to the message traffic: the link carries both.
-            traffic = neighbourhood.traffic
+            traffic = services.links.traffic
             traffic.sent["directory"] = self.directory.sent_bytes
             traffic.received["directory"] = self.directory.received_bytes
-        speed = self._speed(worker.loop.time(), ledger.tokens)
+        now, ledger = self._loop.time(), services.pipeline_service.ledger
+        speed = self._speed(now, ledger.tokens)
         if self.peak is not None and speed is not None:
-            self.utilization = speed * operations_per_token(worker.manifest, worker.stage) / self.peak
+            operations = operations_per_token(services.context.manifest, services.stage)
+            self.utilization = speed * operations / self.peak
             self.metrics.peak.set("train_flops_utilization_ratio", self.utilization)
         snapshot = snapshot_of(
             worker,
@@ -172,18 +175,18 @@ class WorkerSampler:
         )
         self.snapshot = snapshot
         self._shown(snapshot)
-        self._network(neighbourhood)
-        self._training(worker, ledger)
-        self._experts(worker, worker.loop.time())
-        self._rounds(worker)
-        self._state(worker)
-        self._inference(worker)
-        self._timed(worker)
-        group = [row for row in snapshot.rows if row.stage == worker.stage and not row.here]
+        self._network(services)
+        self._training(services, ledger)
+        self._experts(services, now)
+        self._rounds(services)
+        self._state(services)
+        self._inference(services)
+        self._timed(services)
+        group = [row for row in snapshot.rows if row.stage == services.stage and not row.here]
         self.report.status(
             StatusLine(
                 snapshot.state,
-                stage=worker.stage,
+                stage=services.stage,
                 stages=len(snapshot.stages),
                 round=snapshot.round,
                 loss=snapshot.loss,
@@ -194,7 +197,7 @@ class WorkerSampler:
                 swarm_peers=len(snapshot.rows),
                 tokens=snapshot.tokens,
                 total_tokens=snapshot.finalized_tokens,
-                waits_for=_waits_for(worker, neighbourhood),
+                waits_for=_waits_for(services),
             )
         )
 
@@ -222,27 +225,26 @@ class WorkerSampler:
         (first_at, first), (last_at, last) = self._tokens[0], self._tokens[-1]
         return (last - first) / (last_at - first_at) if last_at > first_at else None
 
-    def _network(self, neighbourhood: PeerLinks) -> None:
+    def _network(self, services: StageServices) -> None:
         network, neighbours = self.metrics.network, self.metrics.neighbours
-        traffic, growth = neighbourhood.traffic, self.growth
+        links, traffic, growth = services.links, services.links.traffic, self.growth
         for kind, count in _of_messages(traffic.sent):
             network.sent(kind).inc(growth.of("sent", count, kind))
         for kind, count in _of_messages(traffic.received):
             network.received(kind).inc(growth.of("received", count, kind))
         for code, count in by_code(traffic.refused).items():
             network.refused(code).inc(growth.of("refused", count, code))
-        own = len(neighbourhood.membership.live(neighbourhood.membership.stage))
+        own = len(links.membership.live(services.stage))
         neighbours.group.set(own + self.ready)
-        neighbours.split.set(self.worker.looking.split.suspected)
-        for reason, count in by_code(neighbourhood.departures, DEPARTURES).items():
+        neighbours.split.set(services.looking.split.suspected)
+        for reason, count in by_code(links.departures, DEPARTURES).items():
             neighbours.departures(reason).inc(growth.of("departures", count, reason))
 
-    def _training(self, worker: Worker, ledger: MicrobatchLedger) -> None:
-        assert worker.data is not None
+    def _training(self, services: StageServices, ledger: MicrobatchLedger) -> None:
         training, microbatches, growth = self.metrics.training, self.metrics.microbatches, self.growth
         tokens = growth.of("tokens", ledger.tokens)
         training.tokens.inc(tokens)
-        if (coverage := coverage_of(worker.data.text)) is not None:
+        if (coverage := coverage_of(services.pipeline_service.text)) is not None:
             self.metrics.counted.set("text_shards", coverage.shards)
             self.metrics.counted.set("text_read_shards", coverage.shards_read)
             self.metrics.counted.set("text_epochs", coverage.epochs)
@@ -250,19 +252,19 @@ class WorkerSampler:
             microbatches.rerouted(reason).inc(growth.of("rerouted", count, reason))
         for reason, count in by_code(ledger.dropped, DROPS).items():
             microbatches.dropped(reason).inc(growth.of("dropped", count, reason))
-        microbatches.missing.set(len(worker.data.missing))
+        microbatches.missing.set(len(services.pipeline_service.missing))
         not_finite = ledger.dropped.get("not_finite", 0)
         training.nonfinite("microbatch").inc(growth.of("not finite", not_finite))
 
-    def _rounds(self, worker: Worker) -> None:
+    def _rounds(self, services: StageServices) -> None:
         """Update the metrics of rounds. Counters grow by the difference to the previous call."""
-        update, metrics, growth = worker.update, self.metrics.rounds, self.growth
-        if update is None:
+        service, metrics, growth = services.round_service, self.metrics.rounds, self.growth
+        if not service.has_weights:
             return
-        if update is not self._update:
-            self._update = update
+        if service is not self._round_service:
+            self._round_service = service
             growth.forget("rounds", "applied", "contributions not finite", "updates", "votes")
-        rounds, counts, training = update.rounds, update.counts, self.metrics.training
+        rounds, counts, training = service.rounds, service.counts, self.metrics.training
         for gauge, norm in zip((training.gradient_norm, training.momentum_norm), counts.norms, strict=True):
             if norm is not None:
                 gauge.set(norm)
@@ -274,31 +276,31 @@ class WorkerSampler:
             training.last_step.set(time.time())
         if rounds.applied >= 0:
             factor = factor_of(rounds.rates, rounds.applied) / WHOLE
-            training.learning_rate.set(factor * learning_rate(worker.manifest.sync, rounds.applied))
+            training.learning_rate.set(factor * learning_rate(services.context.manifest.sync, rounds.applied))
         training.nonfinite("contribution").inc(growth.of("contributions not finite", counts.not_finite))
-        for outcome, count in worker.audits.outcomes.items():
+        for outcome, count in services.audits.outcomes.items():
             metrics.audits(outcome).inc(growth.of("audits", count, outcome))
-        for outcome, count in {**update.outcomes, "not_finite": counts.not_finite}.items():
+        for outcome, count in {**service.outcomes, "not_finite": counts.not_finite}.items():
             metrics.updates(outcome).inc(growth.of("updates", count, outcome))
 
-    def _experts(self, worker: Worker, now: float) -> None:
+    def _experts(self, services: StageServices, now: float) -> None:
         """Update the load imbalance of experts, once in BALANCE_SECONDS."""
-        routed, before = worker.part.compute.routed, self._routed
+        routed, before = services.part.compute.routed, self._routed
         if not routed or (before is not None and before[1] is routed and now < before[0] + BALANCE_SECONDS):
             return
         if before is not None and before[1] is routed:
             self.metrics.experts.set("expert_load_imbalance_ratio", busiest_ratio(routed, before[2]))
         self._routed = now, routed, {layer: list(tokens) for layer, tokens in routed.items()}
 
-    def _state(self, worker: Worker) -> None:
-        checkpoints, disk, settings = self.metrics.checkpoints, worker.disk, worker.settings
+    def _state(self, services: StageServices) -> None:
+        checkpoints, disk, settings = self.metrics.checkpoints, services.disk, services.context.settings
         checkpoints.interval.set(settings.checkpoint_seconds if settings.checkpoints is not None else 0.0)
         if disk.saved is not None and disk.saved[1] != self._saved_round:
             self._saved_round = disk.saved[1]
             checkpoints.saved.set(time.time())
 
-    def _inference(self, worker: Worker) -> None:
-        for outcome, count in by_code(worker.inference.outcomes, REQUESTS).items():
+    def _inference(self, services: StageServices) -> None:
+        for outcome, count in by_code(services.inference.outcomes, REQUESTS).items():
             self.metrics.microbatches.requests(outcome).inc(self.growth.of("requests", count, outcome))
 
     def _machine(self, checkpoints: Path | None) -> None:
@@ -307,11 +309,10 @@ class WorkerSampler:
             with suppress(OSError):  # The folder does not exist yet.
                 self.metrics.checkpoints.disk_free.set(shutil.disk_usage(checkpoints.parent).free)
 
-    def _timed(self, worker: Worker) -> None:
-        """Record every duration that a part has measured since the last sample."""
-        counts = worker.update.counts if worker.update is not None else None
-        for part in (worker.neighbourhood, worker.data, counts):
-            for what, measured in part.timings.read() if part is not None else ():
+    def _timed(self, services: StageServices) -> None:
+        """Record every duration that a service has measured since the last sample."""
+        for service in (services.links, services.pipeline_service, services.round_service.counts):
+            for what, measured in service.timings.read():
                 self._durations[what].observe(measured)
 
 
@@ -320,13 +321,13 @@ def _of_messages(counted: Mapping[str, int]) -> list[tuple[str, int]]:
     return [(kind, count) for kind, count in counted.items() if kind != "directory"]
 
 
-def _waits_for(worker: Worker, neighbourhood: PeerLinks) -> int | None:
+def _waits_for(services: StageServices) -> int | None:
     """Return a stage that microbatches wait for, a later one or else the previous one; None if there is
     none."""
-    if worker.state != "training" or worker.data is None:
+    if services.lifecycle.state != "training":
         return None
-    membership, missing = neighbourhood.membership, worker.data.ways.missing()
+    membership, missing = services.links.membership, services.pipeline_service.ways.missing()
     if missing:
         return missing[0]
-    above = [stage for stage in membership.beside if 0 <= stage < worker.stage]
-    return worker.stage - 1 if above and not any(membership.live(stage) for stage in above) else None
+    above = [stage for stage in membership.beside if 0 <= stage < services.stage]
+    return services.stage - 1 if above and not any(membership.live(stage) for stage in above) else None

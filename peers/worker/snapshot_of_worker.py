@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from peers.compute.process_memory import resident_bytes
-from peers.network.peer_links import PeerLinks
 from peers.telemetry import log_events
 from peers.telemetry.reasons import stuck_lines
 from peers.telemetry.snapshot import IN_STEP, PeerRow, SwarmSnapshot, complete
+from peers.worker.stage_services import StageServices
 from peers.worker.worker import Worker
 from swarmnet.membership.membership import BEAT_SECONDS, PeerInfo
 from swarmnet.pipeline.ledger import MicrobatchLedger
@@ -26,57 +27,54 @@ def snapshot_of(
 ) -> SwarmSnapshot:
     """Return the snapshot. `name` is from the peer file, `tokens_per_second` covers the last seconds.
     `idle_share` is the fraction of time without compute; `utilization` is relative to the device's peak."""
-    now, source, stuck = time.time(), f"peer {name or worker.identity.peer_id[-6:]}", _stuck(worker)
-    if worker.neighbourhood is None or worker.data is None:
-        return SwarmSnapshot(
-            source,
-            now,
-            worker.manifest.name,
-            worker.signed.run_id,
-            worker.state,
-            memory_bytes=resident_bytes(),
-        )
-    data, update, traffic = worker.data, worker.update, worker.neighbourhood.traffic
+    context, services = worker.context, worker.services
+    known = SwarmSnapshot(
+        f"peer {name or context.identity.peer_id[-6:]}",
+        time.time(),
+        context.manifest.name,
+        context.signed.run_id,
+        worker.state,
+        memory_bytes=resident_bytes(),
+    )
+    if services is None:
+        return known
+    pipeline, service, traffic = services.pipeline_service, services.round_service, services.links.traffic
+    stuck = _stuck(services)
     own = PeerRow(
-        worker.identity.peer_id,
-        worker.stage,
+        context.identity.peer_id,
+        services.stage,
         worker.state,
         name,
-        round=update.rounds.current if update is not None else None,
-        loss=data.losses.mean,
-        tokens=data.ledger.tokens,
+        round=service.rounds.current if service.has_weights else None,
+        loss=pipeline.losses.mean,
+        tokens=pipeline.ledger.tokens,
         tokens_per_second=tokens_per_second,
-        can_do=_can_do(worker, data.service_seconds),
+        can_do=_can_do(services, pipeline.service_seconds),
         sent_bytes=traffic.sent.total(),
         received_bytes=traffic.received.total(),
         here=True,
     )
-    known = SwarmSnapshot(
-        source,
-        now,
-        worker.manifest.name,
-        worker.signed.run_id,
-        worker.state,
-        rows=(own, *_neighbours(worker, worker.neighbourhood)),
+    known = replace(
+        known,
+        rows=(own, *_neighbours(services)),
         round=own.round,
-        settled=update.rounds.settled if update is not None else None,
-        lag=_lag(update.rounds) if update is not None else None,
+        settled=service.rounds.settled if service.has_weights else None,
+        lag=_lag(service.rounds) if service.has_weights else None,
         loss=own.loss,
         tokens=own.tokens,
-        finalized_tokens=update.tokens if update is not None else None,
+        finalized_tokens=service.tokens,
         tokens_per_second=tokens_per_second,
         sent=dict(traffic.sent),
         received=dict(traffic.received),
-        microbatches=microbatches_of(data.ledger),
-        rounds=dict(update.counts.ended.items()) if update is not None else {},
+        microbatches=microbatches_of(pipeline.ledger),
+        rounds=dict(service.counts.ended.items()),
         idle_share=idle_share,
         utilization=utilization,
-        memory_bytes=resident_bytes(),
-        gradient_norm=update.counts.norms[0] if update is not None else None,
-        waits_for=tuple(stage for stage in data.missing if stage not in stuck),
+        gradient_norm=service.counts.norms[0],
+        waits_for=tuple(stage for stage in pipeline.missing if stage not in stuck),
         warnings=stuck_of_worker(worker),
     )
-    spans = map(worker.manifest.span, range(len(worker.manifest.stages)))
+    spans = map(context.manifest.span, range(len(context.manifest.stages)))
     return complete(known, [span.stop - span.first for span in spans])
 
 
@@ -110,29 +108,31 @@ def stuck_of_worker(worker: Worker) -> tuple[str, ...]:
     """Return why the run is stuck, as far as this peer knows, and the command that helps."""
     if worker.elsewhere.why:
         return (worker.elsewhere.why,)
-    return stuck_lines(_stuck(worker), worker.signed.run_id)
+    services = worker.services
+    return stuck_lines(_stuck(services), worker.context.signed.run_id) if services is not None else ()
 
 
-def _stuck(worker: Worker) -> dict[int, int]:
-    if worker.neighbourhood is None or worker.update is None:
+def _stuck(services: StageServices) -> dict[int, int]:
+    service, state = services.round_service, services.lifecycle.state
+    if not service.has_weights:
         return {}
-    linked = [known for known in worker.neighbourhood.membership.peers.values() if known.linked]
+    linked = [known for known in services.links.membership.peers.values() if known.linked]
     standing = [StagePeer(known.stage, not known.ready, known.round) for known in linked]
-    standing.append(StagePeer(worker.stage, worker.state not in IN_STEP, worker.update.rounds.current))
-    return stuck_stages(standing, worker.manifest.rounds.snapshot_interval)
+    standing.append(StagePeer(services.stage, state not in IN_STEP, service.rounds.current))
+    return stuck_stages(standing, services.context.manifest.rounds.snapshot_interval)
 
 
-def _neighbours(worker: Worker, neighbourhood: PeerLinks) -> list[PeerRow]:
-    now = neighbourhood.clock.time()
+def _neighbours(services: StageServices) -> list[PeerRow]:
+    now = services.links.clock.time()
     return [
         PeerRow(
             peer,
             known.stage,
             _state(known, now),
             round=known.round if known.linked else None,
-            can_do=_can_do(worker, known.service_seconds) if known.linked else None,
+            can_do=_can_do(services, known.service_seconds) if known.linked else None,
         )
-        for peer, known in neighbourhood.membership.peers.items()
+        for peer, known in services.links.membership.peers.items()
     ]
 
 
@@ -149,7 +149,7 @@ def _state(known: PeerInfo, now: float) -> str:
     return "training" if known.ready else "joining"
 
 
-def _can_do(worker: Worker, service_seconds: float) -> float | None:
-    data = worker.manifest.data
-    tokens = data.seq_len * data.micro_batch_size
+def _can_do(services: StageServices, service_seconds: float) -> float | None:
+    """Return the tokens per second of a peer that takes `service_seconds` for a microbatch."""
+    tokens = services.context.manifest.microbatch_tokens
     return tokens / service_seconds if service_seconds > 0 else None

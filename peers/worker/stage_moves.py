@@ -11,19 +11,16 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from random import Random
-from typing import Protocol
 
 from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import claimed_bandwidth
 from peers.network.discovery.record_reader import look, waits_for_weights
-from peers.network.peer_links import PeerLinks
-from peers.network.ports import HeartbeatLoad
 from peers.runtime.timer import Timer
 from peers.state.checkpoint_file import on_disk
 from peers.telemetry import log_events
 from peers.telemetry.log_events import Notify
 from peers.telemetry.reasons import MOVES
-from peers.worker.settings import Settings
+from peers.worker.stage_services import StageServices
 from protocols.errors import WireError
 from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
@@ -53,23 +50,6 @@ GUESSED_SECONDS = 5.0
 """Assumed seconds for leaving, meeting the group and catching up (docs/benchmarks/removed.md)."""
 CHANGED = 1.25
 """A speed that has changed by this factor is announced at once."""
-
-
-class Serves(Protocol):
-    """The part of the worker that `StageMover` uses."""
-
-    settings: Settings
-
-    @property
-    def stage(self) -> int: ...
-
-    def load(self) -> HeartbeatLoad: ...
-
-    def task_ended(self, task: asyncio.Task[None]) -> None: ...
-
-    goes_to: int | None
-
-    def leave(self) -> None: ...
 
 
 async def first_stage(
@@ -119,27 +99,15 @@ async def _on_disk(presence: RecordAnnouncer, checkpoints: Path | None) -> list[
 class StageMover:
     """Drives the `Mover` of one worker; does nothing before `begin`."""
 
-    def __init__(
-        self,
-        *,
-        presence: RecordAnnouncer,
-        neighbourhood: PeerLinks,
-        worker: Serves,
-        chance: Random,
-        log_event: log_events.LogEvent,
-        notify: Notify,
-    ) -> None:
-        self.presence = presence
-        self.neighbourhood = neighbourhood
-        self.worker = worker
-        self.chance = chance
-        self.log_event = log_event
-        self.notify = notify
+    def __init__(self, services: StageServices) -> None:
+        self._services = services
+        self._context = services.context
+        self._links = services.links
         self.moving_to = -1
         """The announced target stage; -1 for none."""
-        settings = worker.settings
-        self.rules = move_rules(presence.signed.manifest, settings.never, settings.line)
-        self._clock = neighbourhood.clock
+        settings = services.context.settings
+        self.rules = move_rules(services.context.manifest, settings.never, settings.line)
+        self._clock = services.links.clock
         self._created = self._clock.time()
         self._mover: Mover | None = None
         self._timer = Timer(lambda: self._feed(PlacementTick()), self._clock)
@@ -160,8 +128,8 @@ class StageMover:
         took = now - self._created
         rests_until = now + self.rules.cool_down(took, moved) if fetched_bytes else now
         download = took if fetched_bytes else GUESSED_SECONDS + state_bytes / GUESSED_BYTES_PER_SECOND
-        me, stage = self.neighbourhood.transport.peer, self.worker.stage
-        self._mover = Mover(me, stage, self.rules, self.chance, rests_until, download, arrived=now)
+        me, stage = self._links.transport.peer, self._services.stage
+        self._mover = Mover(me, stage, self.rules, self._context.chance, rests_until, download, arrived=now)
         self._timer.arm(self._mover.next_deadline())
 
     def close(self) -> None:
@@ -174,16 +142,16 @@ class StageMover:
 
     def beaten(self, peer: PeerId) -> None:
         """Called at a neighbour's heartbeat."""
-        known = self.neighbourhood.membership.peers.get(peer)
-        if known is not None and known.stage == self.worker.stage:
+        known = self._links.membership.peers.get(peer)
+        if known is not None and known.stage == self._services.stage:
             stays = known.ready and known.moving_to < 0
             self._feed(GroupBeat(peer, known.has_seen >= self._announced_after, stays))
 
     def gone(self, peer: PeerId) -> None:
         """Called when a neighbour has left or was lost."""
         self._feed(GroupPeerGone(peer))
-        membership = self.neighbourhood.membership
-        beside = self.presence.signed.manifest.neighbour_stages(self.worker.stage)
+        membership = self._links.membership
+        beside = self._context.manifest.neighbour_stages(self._services.stage)
         if any(not membership.live(stage) for stage in beside):
             self._feed(Starving())
 
@@ -197,37 +165,41 @@ class StageMover:
             match effect:
                 case QueryDirectory():
                     self._looking = asyncio.get_running_loop().create_task(self._look())
-                    self._looking.add_done_callback(self.worker.task_ended)
+                    self._looking.add_done_callback(self._context.task_ended)
                 case AnnounceMove(stage):
                     self._announce(stage)
-                    self.log_event(log_events.StageChangeStarted(stage=stage))
+                    self._context.log_event(log_events.StageChangeStarted(stage=stage))
                 case Withdraw(code):
                     self._announce(-1)
-                    self.log_event(log_events.StageChangeRefused(code=code, reason=MOVES[code].meaning))
+                    self._context.log_event(
+                        log_events.StageChangeRefused(code=code, reason=MOVES[code].meaning)
+                    )
                 case MoveToStage(stage):
-                    here = self.worker.stage
-                    self.notify("moves", f"moves from stage {here} to stage {stage}, which has less capacity")
-                    self.worker.leave()
-                    self.worker.goes_to = stage
+                    here = self._services.stage
+                    self._context.notify(
+                        "moves", f"moves from stage {here} to stage {stage}, which has less capacity"
+                    )
+                    self.close()
+                    self._services.lifecycle.move(stage)
         self._timer.arm(mover.next_deadline())
 
     def _announce(self, stage: int) -> None:
         self.moving_to = stage
-        self._announced_after = self.neighbourhood.next_beat
-        self.presence.announce_now()
+        self._announced_after = self._links.next_beat
+        self._context.presence.announce_now()
 
     async def _look(self) -> None:
         """Combine the records of all stages with newer heartbeats of neighbours, and pass the view to the
         `Mover`."""
-        load, manifest = self.worker.load(), self.presence.signed.manifest
+        load, manifest = self._services.load(self.moving_to), self._context.manifest
         rate = _rate(load.service_seconds)
         if not self._announced_rate / CHANGED <= rate <= self._announced_rate * CHANGED:
             self._announced_rate = rate
-            self.presence.announce_now()
-        records = await _records(self.presence, len(self.rules.work))
+            self._context.presence.announce_now()
+        records = await _records(self._context.presence, len(self.rules.work))
         view = None
         if records is not None:
-            now, membership = self.presence.directory.now(), self.neighbourhood.membership
+            now, membership = self._context.presence.directory.now(), self._links.membership
             seen = {
                 peer: _seen(signed, manifest, now)
                 for peer, signed in records.items()
@@ -238,13 +210,13 @@ class StageMover:
             seen.update(_linked(membership, lines))
             own = self.rules.line
             seen[membership.me] = ObservedPeer(
-                self.worker.stage, rate, self.moving_to, round=load.round, line=own
+                self._services.stage, rate, self.moving_to, round=load.round, line=own
             )
             view = summarize_records(seen.items(), self.rules)
             if min(view.capacities) <= 0 and self._on_disk is None:
-                held = await _on_disk(self.presence, self.worker.settings.checkpoints)
+                held = await _on_disk(self._context.presence, self._context.settings.checkpoints)
                 self._on_disk = frozenset(one.stage for one in held)
-            self.log_event(
+            self._context.log_event(
                 log_events.PlacementChecked(
                     capacities=[round(capacity, 3) for capacity in view.capacities], rate=rate
                 )

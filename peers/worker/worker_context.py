@@ -1,66 +1,89 @@
-"""The interface between a worker and its parts, through which the parts reach each other.
-
-The parts depend on this module and not on the worker, which owns the life cycle of all of them.
-"""
+"""What the services of a worker share from the moment it joins a run."""
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass
+from random import Random
+
 from peers.compute.executor import Compute
-from peers.compute.stage_part import StagePart
+from peers.config.run_file import SignedManifest
 from peers.network.discovery.announcer import RecordAnnouncer
-from peers.network.peer_links import PeerLinks
-from peers.network.ports import HeartbeatLoad
-from peers.state.checkpoint_writer import CheckpointWriter
-from peers.state.snapshot_service import SnapshotService
-from peers.telemetry import log_events
-from peers.telemetry.log_events import Notify
-from peers.worker.inference.server import Inference
-from peers.worker.pipeline.pipeline_service import PipelineService
-from peers.worker.rounds.digest_gossip import SignedDigests
-from peers.worker.rounds.receipt_service import Receipts
-from peers.worker.rounds.round_service import RoundService
+from peers.telemetry.log_events import LogEvent, Notify
 from peers.worker.settings import Settings
-from peers.worker.stage_moves import StageMover
-from peers.worker.starting_state import StateRecovery
-from protocols.ports import Transport
-from swarmnet.rounds.audits import Audits
-from swarmnet.rounds.contributors import ContributorFilter
+from protocols.ports import Directory, Transport
+from protocols.signed.identity import Identity
+from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import Manifest
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
-    """The parts of a worker. Those that may be None do not exist before the stage is known (`update`: before
-    the weights are there). The parts from `contributors` on then do not exist either."""
+    """The run, this peer's identity, and the ports through which a worker acts. Nothing in it changes."""
 
-    manifest: Manifest
-    settings: Settings
+    signed: SignedManifest
+    identity: Identity
     transport: Transport
     presence: RecordAnnouncer
     compute: Compute
-    log_event: log_events.LogEvent
+    settings: Settings
+    chance: Random
+    log_event: LogEvent
+    """Appends an event to the event log."""
     notify: Notify
-    state: str
-    stage: int
-    part: StagePart
-    neighbourhood: PeerLinks | None
-    data: PipelineService | None
-    update: RoundService | None
-    states: SnapshotService | None
-    contributors: ContributorFilter
-    audits: Audits
-    moving: StageMover
-    digests: SignedDigests
-    receipts: Receipts
-    disk: CheckpointWriter
-    recovery: StateRecovery
-    inference: Inference
+    """Prints one line for people."""
 
-    def load(self) -> HeartbeatLoad:
-        """Return this peer's load, as sent in heartbeats."""
-        data, update = self.data, self.update
-        if data is None or update is None:
-            return HeartbeatLoad(self.stage, False, 0, 0.0, 0)
-        ready = data.serving and update.rounds.in_step
-        free = max(0, data.pipeline.slots - data.pipeline.under_way)
-        round, moving_to = update.rounds.current, self.moving.moving_to
-        return HeartbeatLoad(self.stage, ready, free, data.service_seconds, round, moving_to)
+    @classmethod
+    def open(
+        cls,
+        *,
+        signed: SignedManifest,
+        identity: Identity,
+        transport: Transport,
+        directory: Directory,
+        compute: Compute,
+        settings: Settings,
+        chance: Random,
+        log_event: LogEvent,
+        notify: Notify,
+    ) -> WorkerContext:
+        """Return the context of a worker that announces itself in `directory`."""
+        presence = RecordAnnouncer(
+            signed=signed,
+            identity=identity,
+            transport=transport,
+            directory=directory,
+            version=settings.version,
+            log_event=log_event,
+            own_start=settings.own_start,
+        )
+        return cls(
+            signed=signed,
+            identity=identity,
+            transport=transport,
+            presence=presence,
+            compute=compute,
+            settings=settings,
+            chance=chance,
+            log_event=log_event,
+            notify=notify,
+        )
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.signed.manifest
+
+    @property
+    def me(self) -> PeerId:
+        return self.transport.peer
+
+    def end_with(self, error: BaseException) -> None:
+        """End the worker with `error`, unless something else ended it before."""
+        if not self.compute.failed.done():
+            self.compute.failed.set_result(error)
+
+    def task_ended(self, task: asyncio.Task[None]) -> None:
+        """End the worker if a background task failed; a cancelled one is ignored."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.end_with(error)

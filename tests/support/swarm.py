@@ -43,6 +43,7 @@ from peers.tools.model.swarm_client import Conversation, SwarmClient
 from peers.tools.model.swarm_session import stream
 from peers.worker.settings import Settings
 from peers.worker.worker import Worker
+from peers.worker.worker_context import WorkerContext
 from protocols.memory.transport import Conditions, MemoryNetwork
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
@@ -262,25 +263,24 @@ class Swarm:
             return build_stage_part(manifest, stage, computing=computing)
 
         def worker(settings: Settings) -> Worker:
-            return Worker(
+            context = WorkerContext.open(
                 signed=signed or self.signed,
                 identity=identity,
                 transport=transport,
                 directory=directory,
                 compute=InlineCompute(compute or COST_SECONDS.__getitem__),
-                load_text=text,
                 settings=settings,
                 chance=Random(f"{self.seed}/{name}"),
                 log_event=note,
                 notify=lambda event, line: said.append((event, line)),
-                make_part=part,
             )
+            return Worker(context, text, part)
 
         async def life() -> None:
             """One worker, and another wherever it moves to."""
             await member.worker.run()
-            while member.worker.goes_to is not None:
-                held, target = member.worker.settings, member.worker.goes_to
+            while member.worker.lifecycle.goes_to is not None:
+                held, target = member.worker.context.settings, member.worker.lifecycle.goes_to
                 member.worker = worker(replace(held, stage=target, moved=held.moved + 1))
                 await member.worker.run()
 
@@ -294,7 +294,6 @@ class Swarm:
         member = self.members[name]
         member.dead = True
         self.network.crash(member.peer)
-        member.worker.log_event = lambda _: None
         member.task.cancel()
         await asyncio.wait([member.task])
 
@@ -357,10 +356,12 @@ class Swarm:
 
     def rounds(self) -> dict[str, tuple[int, int]]:
         """Name -> (current, settled) round of the living."""
-        updates = {name: self.members[name].worker.update for name in self.living()}
-        return {
-            name: (update.rounds.current, update.rounds.settled) for name, update in updates.items() if update
+        joined = {
+            name: services.round_service.rounds
+            for name in self.living()
+            if (services := self.members[name].worker.services) and services.round_service.has_weights
         }
+        return {name: (rounds.current, rounds.settled) for name, rounds in joined.items()}
 
     def digests(self, stage: int) -> dict[str, dict[int, bytes]]:
         """Name -> round -> digest of the settled weights, of all that ever held the stage. Not of a history

@@ -52,7 +52,7 @@ class Watched(Swarm):
         observer = self.observers[name] = WorkerSampler(
             worker=member.worker, metrics=metrics, report=silent, log=silent
         )
-        counted = member.worker.presence.directory
+        counted = member.worker.context.presence.directory
         directory = DirectoryObserver(counted, seen(measured_offset=None), metrics)
         self.watching += [self.loop.create_task(part.run()) for part in (observer, directory)]
         return member

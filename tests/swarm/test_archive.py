@@ -213,7 +213,7 @@ def test_a_stage_whose_peers_are_all_gone_comes_back_from_the_archivist_alone(tm
         assert {note.fields["round"] for note in fetched} == {at}, "and nobody began at the seed"
         for name in "ef":
             assert min(swarm.digests(1)[name]) > at
-            size = swarm.members[name].worker.neighbourhood.membership.group_size()
+            size = swarm.members[name].worker.services.links.membership.group_size()
             assert size == 2, "the archivist is none of them"
         await swarm.during(8.0)
         assert archivist.circle.states[1][1].snapshots.held == (), "nothing in memory for nobody"

@@ -44,7 +44,7 @@ async def test_a_peer_that_signs_rounds_far_ahead_pushes_out_nobody_elses_words_
     swarm = Swarm(MANIFEST, seed=1)
     await trained(swarm, {"a": 0, "b": 0, "c": 1}, 5, compute=SLOW)
     honest, liar = (swarm.members[name].peer for name in "ab")
-    swarm.members["b"].worker.digests.restore(signed_far_ahead(swarm, "b"))
+    swarm.members["b"].worker.services.digests.restore(signed_far_ahead(swarm, "b"))
     archivist, archive, said = await archived(swarm, str(tmp_path), Policy())
     await archivist.once()
     assert not [text for text in said if "not archived" in text]

@@ -42,8 +42,8 @@ class Shots:
 
     def look(self) -> None:
         for member in self.swarm.members.values():
-            if member.worker.states is not None:
-                for held in member.worker.snapshots.held:
+            if member.worker.services is not None:
+                for held in member.worker.services.snapshots.held:
                     self.units.setdefault((member.worker.stage, held.root.round), units_of(held.data))
 
     def weights(self, rounds: dict[int, set[int]]) -> dict[str, Tensor]:
@@ -118,7 +118,7 @@ def test_while_it_trains_a_swarm_writes_the_texts_of_the_local_model_with_the_sa
         assert swarm.committed(0) > before + 10, "training went on meanwhile"
 
     swarm = play(story, manifest, peers)
-    served = [swarm.members[name].worker.inference.outcomes["done"] for name in peers]
+    served = [swarm.members[name].worker.services.inference.outcomes["done"] for name in peers]
     assert min(served) > 0, "the peers of a stage share the work"
 
 
@@ -138,7 +138,9 @@ def test_a_crowd_of_requests_leaves_training_most_of_its_speed():
             for task in crowd:
                 task.cancel()
             await asyncio.gather(*crowd, return_exceptions=True)
-        rates["answered"] = sum(swarm.members[name].worker.inference.outcomes["done"] for name in FIVE)
+        rates["answered"] = sum(
+            swarm.members[name].worker.services.inference.outcomes["done"] for name in FIVE
+        )
 
     play(story)
     assert rates["visited"] > 0.7 * rates["alone"], rates

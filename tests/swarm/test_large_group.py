@@ -91,7 +91,7 @@ async def test_sixteen_peers_with_ten_links_each_settle_one_history_through_deat
     await swarm.until(lambda: len(swarm.rounds()) == PEERS and settled_by_all(swarm) >= 2, 120.0)
     await swarm.during(12.0)
     linked = [
-        sum(known.linked for known in member.worker.neighbourhood.membership.peers.values())
+        sum(known.linked for known in member.worker.services.links.membership.peers.values())
         for member in swarm.members.values()
     ]
     assert max(linked) <= 2 * RINGS, "links that nobody needs any more are released"

@@ -184,7 +184,7 @@ async def test_a_peer_that_is_told_to_leave_on_its_way_to_another_stage_leaves()
     await swarm.during(8.0)
     worker = swarm.members["b"].worker
     worker.leave()
-    worker.goes_to = 1  # As `Moving` does.
+    worker.lifecycle.move(1)  # As `StageMover` does.
     worker.leave()
     await swarm.leave("b")
     assert swarm.members["b"].worker is worker
@@ -202,7 +202,7 @@ async def test_a_pause_that_comes_when_a_move_was_announced_does_not_become_the_
     paused, worker = swarm.members[name], swarm.members[name].worker
     worker.leave(60.0, "pausing")  # What waits for c takes longer than confirming a move.
     await swarm.until(lambda: paused.task.done() or paused.worker is not worker, 90.0)
-    assert worker.goes_to is None
+    assert worker.lifecycle.goes_to is None
     assert paused.task.done()
     await swarm.close()
 
@@ -215,12 +215,12 @@ async def test_a_peer_that_is_told_to_leave_before_it_is_in_step_begins_nothing_
     await swarm.until(lambda: swarm.committed() > 20, 60.0)
     swarm.begin({"d": 0}, moves=True)
     told = swarm.members["d"]
-    await swarm.until(lambda: told.worker.update is not None, 30.0)
-    told.worker.moving.begin = lambda *known: moves.append(known)
+    await swarm.until(lambda: told.worker.has_weights(), 30.0)
+    told.worker.served.moving.begin = lambda *known: moves.append(known)
     assert not swarm.of("in_step", "d"), "it has weights, and is not in step yet"
-    begun = told.worker.data.next_counter
+    begun = told.worker.services.pipeline_service.next_counter
     told.worker.leave(60.0, "pausing")
     await swarm.until(lambda: told.task.done(), 90.0)
-    assert told.worker.data.next_counter == begun
+    assert told.worker.services.pipeline_service.next_counter == begun
     assert not moves
     await swarm.close()

@@ -63,8 +63,8 @@ def test_a_visitor_gets_the_text_of_the_local_model_with_the_same_weights():
 
     def look(note) -> None:
         for member in swarm.members.values():
-            if note.event == "settled" and member.worker.states is not None:
-                for held in member.worker.snapshots.held:
+            if note.event == "settled" and member.worker.services is not None:
+                for held in member.worker.services.snapshots.held:
                     units.setdefault((member.worker.stage, held.root.round), units_of(held.data))
 
     async def story() -> tuple[Conversation, bytes]:

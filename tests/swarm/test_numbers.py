@@ -62,8 +62,8 @@ class Looked:
             observer.look()
             self.metrics[name] = series(swarm.metrics[name])
             self.tops[name] = observer.snapshot
-        signed, now = swarm.signed, swarm.members["a"].worker.presence.directory.now()
-        self.sealed = {name: swarm.members[name].worker._record() for name in swarm.living()}
+        signed, now = swarm.signed, swarm.members["a"].worker.context.presence.directory.now()
+        self.sealed = {name: swarm.members[name].worker.served.make_record() for name in swarm.living()}
         self.records = {name: open_record(data, signed.run_id) for name, data in self.sealed.items()}
         by_peer = {found.peer: found for found in self.records.values()}
         sightings = PeerObservations(len(signed.manifest.stages))
@@ -191,7 +191,7 @@ def test_tokens_in_all_go_on_over_a_crash_of_everybody_and_a_newcomer_has_them(t
         swarm.start("e", 0, in_flight=2)
         await swarm.until(lambda: swarm.of("in_step", "e"), 30.0)
         await swarm.until(lambda: min(s for _, s in swarm.rounds().values()) > settled + 16, 60.0)
-        updates = {name: swarm.members[name].worker.update for name in ("a", "b", "e")}
+        updates = {name: swarm.members[name].worker.services.round_service for name in ("a", "b", "e")}
         by_round = {}
         for note in swarm.of("settled", "a", "b", "e"):
             by_round.setdefault(note.fields["round"], set()).add(note.fields["tokens"])
@@ -206,7 +206,9 @@ def test_tokens_in_all_go_on_over_a_crash_of_everybody_and_a_newcomer_has_them(t
         await swarm.close()
 
     def seen_tokens(swarm):
-        return sum(swarm.members[name].worker.data.ledger.tokens for name in ("a", "b", "e"))
+        return sum(
+            swarm.members[name].worker.services.pipeline_service.ledger.tokens for name in ("a", "b", "e")
+        )
 
     swarm = Watched(tiny_manifest(), seed=3, stub=True)
     run(story())
@@ -216,8 +218,8 @@ def test_rounds_that_were_closed_by_time_count_what_they_held_and_not_their_targ
     async def story():
         swarm.open()
         await trained(swarm, tmp_path, 3)
-        tokens = swarm.members["a"].worker.update.tokens
-        rounds = swarm.members["a"].worker.update.rounds.settled + 1
+        tokens = swarm.members["a"].worker.services.round_service.tokens
+        rounds = swarm.members["a"].worker.services.round_service.rounds.settled + 1
         assert tokens == in_settled_sets(swarm, 0)
         assert tokens < rounds * swarm.signed.manifest.rounds.global_batch_tokens
         await swarm.stop_watching()

@@ -182,7 +182,7 @@ def test_a_dead_stage_is_left_out_and_when_too_many_are_dead_they_are_waited_for
 def test_an_illegal_header_is_refused_by_whoever_gets_it(lie):
     async def story(swarm: Swarm) -> None:
         await swarm.until(lambda: len(commits(swarm, "b")) + len(commits(swarm, "c")) >= 10, 60.0)
-        ways = swarm.members["a"].worker.data.ways
+        ways = swarm.members["a"].worker.services.pipeline_service.ways
         honest = ways.header_for
         ways.header_for = lambda key, stage: lie(honest(key, stage))
         await swarm.during(5.0)
@@ -204,12 +204,12 @@ def test_a_peer_killed_while_it_works_costs_one_other_way_per_microbatch():
 
     async def story(swarm: Swarm) -> None:
         await swarm.until(lambda: swarm.committed(0) >= 40, 60.0)
-        pipeline = swarm.members["b"].worker.data.pipeline
+        pipeline = swarm.members["b"].worker.services.pipeline_service.pipeline
         await swarm.until(lambda: any(job.phase == "waiting" for job in pipeline.jobs.values()), 30.0)
         held.extend(key for key, job in pipeline.jobs.items() if job.phase != "done")
         await swarm.crash("b")
         await swarm.during(10.0)
-        assert swarm.members["a"].worker.data.ledger.dropped == {}
+        assert swarm.members["a"].worker.services.pipeline_service.ledger.dropped == {}
 
     swarm = play(story, Paths(0.25), {"a": 0, "b": 1, "c": 1, "d": 2, "e": 2, "f": 3}, stub=True)
     rerouted = [note.fields["counter"] for note in swarm.of("rerouted")]

@@ -36,7 +36,7 @@ def learn(
 
     def stop(note: Note) -> None:
         if note.event == "committed" and note.name == "0" and swarm.committed(0) == MICROBATCHES:
-            swarm.members["0"].worker.data.text = None
+            swarm.members["0"].worker.services.pipeline_service.text = None
 
     async def story() -> tuple[int, dict[str, Tensor]]:
         swarm.open()
@@ -47,9 +47,9 @@ def learn(
         await swarm.during(1.0)
         rounds, weights = set(), {}
         for member in swarm.members.values():
-            replica = member.worker.update.work.replica
+            replica = member.worker.services.round_service.work.replica
             rounds.add(replica.settled_round)
-            for entry in member.worker.part.layout.entries:
+            for entry in member.worker.services.part.layout.entries:
                 span = slice(entry.offset, entry.offset + entry.size)
                 weights[entry.name] = replica.settled_units()[span].view(entry.shape)
                 weights[f"live {entry.name}"] = replica.live_floats(ahead=False)[span].view(entry.shape)

@@ -32,7 +32,7 @@ async def left_and_waited_for(swarm: Swarm, folder, back) -> int:
     peer(swarm, "c", 1, folder=folder)
     await swarm.until(lambda: settled(swarm) >= 10, 60.0)
     await swarm.leave("a")
-    await swarm.members["a"].worker.transport.close()
+    await swarm.members["a"].worker.context.transport.close()
     for name in ("n", "m"):
         peer(swarm, name, None, folder=folder)
     await swarm.during(15.0)
@@ -74,7 +74,7 @@ async def test_a_peer_whose_checkpoints_are_all_damaged_waits_for_weights(tmp_pa
     await swarm.until(lambda: settled(swarm) >= 10, 60.0)
     await swarm.leave("a", "b", "c")
     for name in "abc":
-        await swarm.members[name].worker.transport.close()
+        await swarm.members[name].worker.context.transport.close()
     await swarm.during(130.0)
     [file] = (tmp_path / "a").glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:100])
@@ -83,7 +83,7 @@ async def test_a_peer_whose_checkpoints_are_all_damaged_waits_for_weights(tmp_pa
     peer(swarm, "a", 0, folder=tmp_path, allow_reinit=allow_reinit, checkpoint_seconds=2.0)
     await swarm.during(70.0)
     worker = swarm.members["a"].worker
-    assert (worker.update is not None) == allow_reinit
+    assert (worker.has_weights()) == allow_reinit
     if not allow_reinit:
         assert "round 2247" in worker.elsewhere.why
         assert "allow_reinit=true" in worker.elsewhere.why

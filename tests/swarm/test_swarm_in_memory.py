@@ -64,9 +64,12 @@ def test_the_loss_falls_and_the_digests_of_all_shared_rounds_are_equal():
     assert sum(losses[-20:]) / 20 < 4.8
     assert shared_rounds(swarm) >= 3 * 20
     for name in SIX:
-        assert swarm.members[name].worker.data.ledger.committed > 50, "all take part"
+        assert swarm.members[name].worker.services.pipeline_service.ledger.committed > 50, "all take part"
         assert contributes(swarm, name)
-    drops = sum(sum(member.worker.data.ledger.dropped.values()) for member in swarm.members.values())
+    drops = sum(
+        sum(member.worker.services.pipeline_service.ledger.dropped.values())
+        for member in swarm.members.values()
+    )
     assert drops <= 4, "only what was under way when everybody left at once"
 
 
@@ -82,7 +85,7 @@ def test_a_killed_peer_is_missed_for_a_moment_and_a_newcomer_takes_its_place():
         assert newcomer.worker.stage == 1, "the stage that lost a peer"
         (fetched,) = swarm.of("fetched", "g")
         assert fetched.fields["round"] >= 3
-        assert fetched.fields["bytes"] == newcomer.worker.part.layout.size * 4
+        assert fetched.fields["bytes"] == newcomer.worker.services.part.layout.size * 4
         assert not swarm.of("resync")
         await swarm.until(lambda: settled(swarm) > FETCH_ROUNDS + 15, 60.0)
         served = [note for note in swarm.of("committed", "g") if note.time > killed_at]
@@ -119,7 +122,7 @@ def test_a_polite_leave_finishes_what_it_started_and_hands_over_the_last_contrib
         left_at = swarm.loop.time()
         await swarm.leave("c")
         assert swarm.loop.time() - left_at < 3.0
-        ledger = swarm.members["c"].worker.data.ledger
+        ledger = swarm.members["c"].worker.services.pipeline_service.ledger
         assert not ledger.dropped
         last = max(note.fields["round"] for note in swarm.of("contribution_made", "c"))
         await swarm.until(lambda: settled(swarm, "d") >= last, 20.0)
@@ -158,10 +161,16 @@ def test_a_peer_that_comes_back_with_an_old_checkpoint_goes_on_with_the_group(tm
     async def story(swarm: Swarm) -> None:
         await swarm.until(lambda: settled(swarm) >= 3, 60.0)
         worker = swarm.members["d"].worker
-        kept = worker.update.settled_weights()
+        kept = worker.services.round_service.settled_weights()
         saved_round = kept.settled_round
         checkpoint_file.write(
-            tmp_path, worker.manifest, 1, saved_round, kept.chain, kept.units, worker.part.layout
+            tmp_path,
+            worker.context.manifest,
+            1,
+            saved_round,
+            kept.chain,
+            kept.units,
+            worker.services.part.layout,
         )
         await swarm.crash("d")
         await swarm.until(lambda: settled(swarm) > saved_round + missed, 60.0)
@@ -175,7 +184,9 @@ def test_a_peer_that_comes_back_with_an_old_checkpoint_goes_on_with_the_group(tm
         await swarm.until(lambda: settled(swarm) > later, 20.0)
         new = swarm.digests(1)["d"].keys() - old_digests.keys()
         assert len(new & swarm.digests(1)["c"].keys()) >= 5
-        back.worker.disk.folder = None  # It would write in a thread, for which a virtual clock cannot wait.
+        back.worker.services.disk.folder = (
+            None  # It would write in a thread, for which a virtual clock cannot wait.
+        )
 
     play(Swarm(tiny_manifest(), stub=True), story)
 
@@ -207,8 +218,8 @@ def test_peers_of_another_run_are_refused_and_its_manifest_is_not_taken_for_ours
         link.post(GetManifest())
         link.post(Hello(WIRE_VERSION, bytes.fromhex(other.run_id), b""))
         await swarm.during(2.0)
-        assert target.worker.neighbourhood.traffic.refused["wrong_run"] == 1
-        assert fixture.OWNER.peer_id not in target.worker.neighbourhood.membership.peers
+        assert target.worker.services.links.traffic.refused["wrong_run"] == 1
+        assert fixture.OWNER.peer_id not in target.worker.services.links.membership.peers
         ours = next(body for message, body in stranger.heard if isinstance(message, ManifestResponse))
         assert from_wire(ours, swarm.signed.run_id).manifest == swarm.signed.manifest
         with pytest.raises(RunFileError, match="not"):

@@ -38,7 +38,6 @@ def lived():
     async def story():
         swarm.open()
         member = swarm.start("a", 0, in_flight=2)
-        hears_too(member.worker, seen["story"])
         swarm.start("b", 1)
         await swarm.until(lambda: swarm.committed(0) >= 20, 60.0)
         seen["before"] = snapshot_of(member.worker, "attic", idle_share=0.25)
@@ -47,21 +46,15 @@ def lived():
         seen["after"] = snapshot_of(member.worker, "attic")
         await swarm.close()
 
+    def hear(note):
+        """What the event log of `a` does in a process."""
+        if note.name == "a":
+            seen["story"].take(LogLine(time.time(), 0.0, note.what))
+
     swarm = Swarm(tiny_manifest((1, 2)))
+    swarm.on_note = hear
     run(story())
     return swarm, seen
-
-
-def hears_too(worker, tale):
-    """What the event log does in a process: the story hears every event."""
-    for part in (worker, worker.presence):
-        plain = part.log_event
-
-        def note(event, plain=plain):
-            plain(event)
-            tale.take(LogLine(time.time(), 0.0, event))
-
-        part.log_event = note
 
 
 def test_a_worker_shows_itself_its_neighbours_its_loss_and_what_it_counts(lived):

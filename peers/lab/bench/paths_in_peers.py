@@ -32,6 +32,7 @@ from peers.telemetry.event import Event
 from peers.telemetry.log_events import Committed
 from peers.worker.settings import Settings
 from peers.worker.worker import Worker
+from peers.worker.worker_context import WorkerContext
 from protocols.memory.conditions import Conditions
 from protocols.memory.transport import MemoryNetwork, MemoryTransport
 from protocols.messages.table import Lane, Message
@@ -225,19 +226,18 @@ class TopologyRun:
 
         transport = self.network.transport(identity.peer_id)
         self._overhear(transport, number)
-        worker = Worker(
+        context = WorkerContext.open(
             signed=self.signed,
             identity=identity,
             transport=transport,
             directory=self.network.directory(identity.peer_id),
             compute=TimedCompute(cost),
-            load_text=text,
             settings=Settings(stage=stage, in_flight=SLOTS, slots=SLOTS, checkpoint_seconds=0.0),
             chance=Random(f"{self.seed}/{number}"),
             log_event=note,
             notify=lambda _event, _line: None,
-            make_part=part,
         )
+        worker = Worker(context, text, part)
         self.workers[number] = worker
         self.tasks[number] = self.loop.create_task(worker.run(), name=str(number))
 
@@ -267,7 +267,6 @@ class TopologyRun:
     async def kill(self, number: int) -> None:
         """Kill a worker as by SIGKILL."""
         self.network.crash(self.identities[number].peer_id)
-        self.workers[number].log_event = lambda _: None
         task = self.tasks.pop(number)
         task.cancel()
         await asyncio.wait([task])
@@ -277,14 +276,14 @@ class TopologyRun:
             await self.kill(number)
 
     async def assembled(self) -> None:
-        while any(worker.data is None for worker in self.workers.values()):
+        while any(worker.services is None for worker in self.workers.values()):
             await self.during(0.001)
 
     def by_router(self) -> None:
         """Disable path reservation: a worker chooses the next peer, among all legal ones, when it sends."""
         for worker in self.workers.values():
-            data = worker.data
-            assert data is not None
+            assert worker.services is not None
+            data = worker.services.pipeline_service
             assert data.ahead is not None
             data.ahead.close()
             data.pipeline.guide = data.ahead = None
@@ -298,10 +297,11 @@ class TopologyRun:
         """Return the numbers of re-routed and dropped microbatches, refusals and messages, by name."""
         counts: Counter[str] = Counter(self.sent)
         for worker in self.workers.values():
-            assert worker.data is not None
-            counts.update({f"re-routed: {code}": n for code, n in worker.data.ledger.rerouted.items()})
-            counts.update({f"dropped: {code}": n for code, n in worker.data.ledger.dropped.items()})
-            ahead = worker.data.ahead
+            assert worker.services is not None
+            pipeline = worker.services.pipeline_service
+            counts.update({f"re-routed: {code}": n for code, n in pipeline.ledger.rerouted.items()})
+            counts.update({f"dropped: {code}": n for code, n in pipeline.ledger.dropped.items()})
+            ahead = pipeline.ahead
             counts["refused"] += ahead.scouting.refused if ahead is not None else 0
         return counts
 

@@ -48,8 +48,8 @@ class NewcomerFinds:
         silent = world.directory_silent or world.directory_back_at > self.at - JOIN_SECONDS
         if member is None or silent or len(world.living()) < 2:
             return False
-        known = world.members[self.name].worker.neighbourhood
-        if known is None or not any(peer.reached for peer in known.known().values()):
+        services = member.worker.services
+        if services is None or not any(peer.reached for peer in services.links.known().values()):
             late = AssertionError(f"has found no peer within {JOIN_SECONDS:g} s of the bootstrap's return")
             world.escaped.append((self.name, late))
         return True

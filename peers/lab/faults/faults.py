@@ -292,7 +292,8 @@ class _FaultySnapshots(Snapshots):
 
 
 def _lies(member: Member) -> bool:
-    return member.worker.states is not None and isinstance(member.worker.states.snapshots, _FaultySnapshots)
+    services = member.worker.services
+    return services is not None and isinstance(services.snapshot_service.snapshots, _FaultySnapshots)
 
 
 def _truth_prevails(stage: Sequence[Member], liars: int = 0) -> bool:
@@ -325,14 +326,13 @@ class Lie:
 
     async def inject(self, world: World) -> bool:
         member = world.alive(self.name)
-        if member is None or member.worker.neighbourhood is None:
-            return False
-        if member.worker.states is None or world.moves:
+        services = member.worker.services if member is not None else None
+        if member is None or services is None or world.moves:
             return False
         stage = world.living(member.worker.stage)
         if not _truth_prevails([other for other in stage if other is not member], liars=1):
             return False
-        member.worker.states.snapshots = _FaultySnapshots(member.worker.snapshots, self.truncated)
+        services.snapshot_service.snapshots = _FaultySnapshots(services.snapshots, self.truncated)
         return True
 
     async def heal(self, world: World) -> None: ...

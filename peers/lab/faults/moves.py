@@ -33,7 +33,7 @@ class Move:
         stage = others[self.turn % len(others)]
         world.note(member.name, member.life, MoveRequested(stage))
         member.worker.leave()
-        member.worker.goes_to = stage  # As `StageMover` does.
+        member.worker.lifecycle.move(stage)  # As `StageMover` does.
         return True
 
     async def heal(self, world: World) -> None: ...

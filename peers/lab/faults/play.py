@@ -18,6 +18,7 @@ from peers.lab.world.stub_stage import StubReduced
 from peers.lab.world.world import Member, RecordedEvent, World
 from peers.lab.world.world_events import FaultSkipped, Healed, Injected, StageLost
 from peers.network.channels import DIAL_SECONDS
+from peers.worker.rounds.round_service import RoundService
 from protocols.signed.identity import Identity
 from protocols.signed.records import RECORD_SECONDS
 from swarmnet.identifiers import ContributionId
@@ -275,9 +276,9 @@ def _newest(world: World, seen: ScheduleRecord) -> list[int]:
 def _open(world: World) -> dict[str, set[ContributionId]]:
     """Return the undecided own contributions of each living peer."""
     return {
-        member.who: set(member.worker.update.rounds.offers.open)
+        member.who: set(service.rounds.offers.open)
         for member in world.living()
-        if member.worker.update is not None
+        if (service := _round_service(member)) is not None
     }
 
 
@@ -301,8 +302,9 @@ def _short_of(
 
 def _undecided(member: Member, these: dict[str, set[ContributionId]]) -> bool:
     """Return whether one of these contributions, or another that is old enough, is still undecided."""
-    assert member.worker.update is not None
-    rounds = member.worker.update.rounds
+    service = _round_service(member)
+    assert service is not None
+    rounds = service.rounds
     return any(
         name in these.get(member.who, ()) or round + rounds.offers.delay < rounds.settled
         for name, round in rounds.offers.open.items()
@@ -310,8 +312,14 @@ def _undecided(member: Member, these: dict[str, set[ContributionId]]) -> bool:
 
 
 def _standing(member: Member) -> int:
-    update = member.worker.update
-    return update.rounds.settled if update is not None else -1
+    service = _round_service(member)
+    return service.rounds.settled if service is not None else -1
+
+
+def _round_service(member: Member) -> RoundService | None:
+    """Return the rounds of a peer that has weights, else None."""
+    services = member.worker.services
+    return services.round_service if services is not None and services.round_service.has_weights else None
 
 
 async def _sample(world: World, seen: ScheduleRecord) -> None:
@@ -328,9 +336,10 @@ async def _sample(world: World, seen: ScheduleRecord) -> None:
 
 def _sizes(member: Member) -> dict[str, int]:
     """Return the sizes of a peer's collections that could grow without bound."""
-    update, data = member.worker.update, member.worker.data
-    if update is None or data is None:
+    services, update = member.worker.services, _round_service(member)
+    if update is None or services is None:
         return {}
+    data = services.pipeline_service
     return {
         "rounds": len(update.rounds.rounds),
         "history": len(update.rounds.history),

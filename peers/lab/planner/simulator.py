@@ -59,7 +59,7 @@ TOKENS = 1
 """Tokens of a microbatch; 1, because the simulator counts microbatches."""
 LOOK_SECONDS = 1.0
 """Interval at which an origin checks for room ahead; a real one checks at each heartbeat of a neighbour
-(peers/worker/dispatch.py)."""
+(peers/worker/served_stage.py)."""
 ARM_SECONDS = 0.05
 """Timers are not moved forward for a deadline that is less than this earlier."""
 

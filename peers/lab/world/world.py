@@ -33,6 +33,7 @@ from peers.telemetry.log_events import ContributionReturned, Settled
 from peers.worker.pipeline.pipeline_service import MicrobatchSource
 from peers.worker.settings import Settings
 from peers.worker.worker import Worker
+from peers.worker.worker_context import WorkerContext
 from protocols.errors import Unreachable
 from protocols.memory.conditions import Conditions
 from protocols.memory.directory import MemoryDirectory
@@ -224,7 +225,7 @@ class World:
         async def live() -> None:
             """Run a worker, and a new one after each move, as the worker's role does."""
             await member.worker.run()
-            while (stage := member.worker.goes_to) is not None and not member.told_to_leave:
+            while (stage := member.worker.lifecycle.goes_to) is not None and not member.told_to_leave:
                 member.moved += 1
                 member.worker = self._worker(name, life, stage, identity, transport, folder, member.moved)
                 await member.worker.run()
@@ -269,13 +270,12 @@ class World:
         async def text(_withdrawn: frozenset[bytes]) -> MicrobatchSource:
             return self.text
 
-        return Worker(
+        context = WorkerContext.open(
             signed=self.signed,
             identity=identity,
             transport=transport,
             directory=_Directory(self, identity.peer_id, name),
             compute=InlineCompute(cost),
-            load_text=text,
             settings=Settings(
                 stage=stage,
                 in_flight=2,
@@ -289,8 +289,8 @@ class World:
             chance=Random(f"{self.seed}/{name}/{life}"),
             log_event=note,
             notify=lambda topic, line: note(Noticed(topic, line.replace(str(folder), name))),
-            make_part=part,
         )
+        return Worker(context, text, part)
 
     def has_checkpoint(self, name: str) -> bool:
         """Return whether the peer's disk has a checkpoint."""
@@ -307,7 +307,6 @@ class World:
         self.note(member.name, member.life, Crashed())
         member.ended = True
         self.network.crash(member.peer)
-        member.worker.log_event = lambda _: None
         member.gate.open()
         member.task.cancel()
         await asyncio.wait([member.task])
@@ -336,7 +335,7 @@ class World:
     def spare(self, member: Member) -> bool:
         """Return whether another peer of its stage trains now and stays, so that the stage survives."""
         return any(
-            other.trains and other.worker.moving.moving_to < 0
+            other.trains and other.worker.served is not None and other.worker.served.moving.moving_to < 0
             for other in self.living(member.worker.stage)
             if other is not member
         )
@@ -391,9 +390,9 @@ class World:
     def settled(self, stage: int) -> dict[str, int]:
         """Return the newest settled round of each living peer of a stage that has a replica, by name."""
         return {
-            member.name: member.worker.update.rounds.settled
+            member.name: member.worker.services.round_service.rounds.settled
             for member in self.living(stage)
-            if member.worker.update is not None
+            if member.worker.services is not None and member.worker.has_weights()
         }
 
     def _ended(self, member: Member, task: asyncio.Task[None]) -> None:

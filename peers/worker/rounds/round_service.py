@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from peers.compute.executor import UPDATE, Compute
 from peers.network.peer_links import PeerLinks
@@ -58,6 +59,7 @@ from protocols.signed.envelope import ENVELOPE_BYTES, claimed
 from protocols.signed.grants import Reduction, contributors_of, require_grants
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.membership.request_budget import RequestBudget
+from swarmnet.optimizer.local_steps.expert_steps import ExpertAssignment
 from swarmnet.optimizer.method import ContributionError
 from swarmnet.optimizer.replica import NOT_HASHED
 from swarmnet.rounds import events
@@ -83,6 +85,9 @@ MAX_HEADS = 4096
 
 
 class RoundService:
+    has_weights: Literal[True] = True
+    """Tells this class from `NoRounds`."""
+
     def __init__(
         self,
         *,
@@ -188,6 +193,18 @@ class RoundService:
 
     def _is_member(self, peer: PeerId) -> bool:
         return peer == self.me or self.neighbourhood.membership.is_member(peer)
+
+    def is_neighbour(self, peer: PeerId) -> bool:
+        """Return whether the peer is a neighbour in the rounds."""
+        return peer in self.rounds.neighbours
+
+    def held_experts(self) -> ExpertAssignment | None:
+        """Return the experts that this peer holds and trains; None if the method divides none."""
+        return self.work.method.held.holding if self.work.method.held is not None else None
+
+    def on_stall(self, seconds: float) -> None:
+        """Called when this process did not run for this many seconds."""
+        self.feed(events.ProcessSuspended(seconds))
 
     def start(self) -> None:
         self.work.publish()

@@ -266,6 +266,12 @@ class UpdateWork:
         self._step(own)
         self._publish()
 
+    def begin_as_newcomer(self, warmup_steps: int) -> None:
+        """Fill the moment estimates of local optimizer steps first; called before this peer serves."""
+        if self.method.own is not None:
+            self.optimizer_warmup_steps = warmup_steps
+            self.joins = warmup_steps
+
     def publish(self) -> None:
         """Publish the live weights for the next microbatches."""
         self._published_round = self.replica.applied_round

@@ -39,12 +39,12 @@ JOIN_SECONDS = 60.0
 def false_snapshots(worker, lie):
     """What the liar offers instead of its snapshots."""
     kept = Snapshots(
-        identity=worker.identity,
-        run_id=worker.signed.run_id,
+        identity=worker.context.identity,
+        run_id=worker.context.signed.run_id,
         stage=worker.stage,
-        rules=worker.manifest.rounds,
+        rules=worker.context.manifest.rounds,
     )
-    for snapshot in reversed(worker.snapshots.held):
+    for snapshot in reversed(worker.services.snapshots.held):
         weights = snapshot.weights()
         if lie == "another state":
             kept.hold(replace(weights, units=weights.units + 1))
@@ -60,8 +60,8 @@ def other_chunks(worker, snapshot):
     hashes = [hashlib.sha256(data[at : at + size]).digest() for at in range(0, len(data), size)]
     root = msgspec.structs.replace(snapshot.root, chunks=hashes)
     signed = seal(
-        worker.identity,
-        worker.signed.run_id,
+        worker.context.identity,
+        worker.context.signed.run_id,
         EnvelopeKind.SNAPSHOT,
         worker.stage,
         root.round,
@@ -73,7 +73,7 @@ def other_chunks(worker, snapshot):
 
 def corrupt(worker, lie):
     """Make this worker tell `lie` to whoever fetches the state from it; other than that it is honest."""
-    states = worker.states
+    states = worker.services.snapshot_service
     state, chunk, serve = type(states)._make_offer, type(states).chunk, type(states)._send_chunk
     states.chunk, states._send_chunk, states._make_offer = (
         lambda *asked: chunk(states, *asked),
@@ -162,6 +162,6 @@ async def join(swarm, name):
     await swarm.until(shared, JOIN_SECONDS)
     seconds = swarm.loop.time() - began
     honest = all(shared()) and bool(swarm.of("fetched", name))
-    refused = newcomer.worker.states.chunks_refused
+    refused = newcomer.worker.services.snapshot_service.chunks_refused
     await swarm.leave(name)
     return honest, refused, round(seconds, 2)

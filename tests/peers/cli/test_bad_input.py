@@ -383,13 +383,15 @@ def test_holders_that_send_a_wrong_chunk_are_named_and_it_is_fetched_from_anothe
             swarm.start(name, 0)
         await swarm.until(lambda: min((s for _, s in swarm.rounds().values()), default=-1) >= 20, 60.0)
         for liar in ("a", "b"):
-            lies_about_chunks(swarm.members[liar].worker.neighbourhood)
+            lies_about_chunks(swarm.members[liar].worker.services.links)
         newcomer = swarm.start("d", 0)
         swarm.network.set(swarm.members["c"].peer, newcomer.peer, Conditions(latency_seconds=0.03))
         await swarm.until(lambda: swarm.of("in_step", "d"), 30.0)
         await swarm.during(5.0)
         assert swarm.of("fetched", "d")
-        assert newcomer.worker.states.chunks_refused >= 2, "what was asked for before counts too"
+        assert newcomer.worker.services.snapshot_service.chunks_refused >= 2, (
+            "what was asked for before counts too"
+        )
         said = [text for event, text in newcomer.said if event == "holder"]
         for liar in ("a", "b"):
             peer = swarm.members[liar].peer

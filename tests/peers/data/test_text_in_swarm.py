@@ -43,7 +43,10 @@ def test_every_shard_is_trained_on_once_an_epoch_and_everybody_can_see_how_far_i
 
         def pump():
             waited.append(text.coverage())
-            if "a" in swarm.members and (data := swarm.members["a"].worker.data) is not None:
+            if (
+                "a" in swarm.members
+                and (data := swarm.members["a"].worker.services.pipeline_service) is not None
+            ):
                 data.pump()
 
         text = TextReader(process=process, signed=swarm.signed, opened=pump, ended=lambda _: None)
@@ -59,7 +62,7 @@ def test_every_shard_is_trained_on_once_an_epoch_and_everybody_can_see_how_far_i
         assert f"swarmnet_text_shards {SHARDS}.0" in metrics
         assert "swarmnet_text_epochs 1.0" in metrics
         assert "text_epochs" not in swarm.metrics["b"].text().decode().replace("# ", "")
-        sealed = swarm.members["a"].worker._record()
+        sealed = swarm.members["a"].worker.served.make_record()
         (found,) = opened([sealed], swarm.signed.run_id)
         assert (found.record.text_shards, found.record.text_shards_read) == (SHARDS, 2 * SHARDS)
         network = MemoryNetwork()

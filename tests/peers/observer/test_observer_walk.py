@@ -204,7 +204,7 @@ def test_a_change_of_state_is_announced_at_once_and_otherwise_the_directory_is_l
     async def story():
         async with watched.training() as swarm:
             announced = []
-            directory = swarm.members["a"].worker.presence.directory
+            directory = swarm.members["a"].worker.context.presence.directory
             announce = directory.announce
 
             async def counted(*arguments):

@@ -1,5 +1,6 @@
 """Where a compute thread's time goes: every second is counted once, under the reason that held."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -86,7 +87,8 @@ def test_work_that_is_told_late_makes_no_negative_time():
 def test_what_it_waits_for_has_a_word(state, serving, missing, phases, reason):
     pipeline = SimpleNamespace(jobs={phase: SimpleNamespace(phase=phase) for phase in phases.split()})
     data = SimpleNamespace(serving=serving, missing=missing, pipeline=pipeline)
-    assert idle_reason(SimpleNamespace(state=state, data=data)) == reason
+    worker = SimpleNamespace(state=state, services=SimpleNamespace(pipeline_service=data))
+    assert idle_reason(worker) == reason
     assert idle_reason(SimpleNamespace(state="connecting", data=None)) == "joining"
 
 
@@ -104,7 +106,7 @@ async def test_a_slow_last_stage_is_busy_and_the_first_one_waits_for_its_answers
         accounts[name] = metrics, ComputeTime(metrics.compute), swarm.members[name].worker
     for _ in range(12):
         for _, spent, worker in accounts.values():
-            spent.look(worker.loop.time(), worker.compute, idle_reason(worker))
+            spent.look(asyncio.get_running_loop().time(), worker.context.compute, idle_reason(worker))
         await swarm.during(1.0)
     await swarm.close()
     found.update({name: spent.idle_share for name, (_, spent, _) in accounts.items()})

@@ -49,7 +49,7 @@ async def lively(swarm, folder):
     swarm.network.thaw(swarm.members["f"].peer)
     await swarm.until(lambda: swarm.of("saved", "b"), 30.0)
     await swarm.leave("b")
-    await swarm.members["b"].worker.transport.close()
+    await swarm.members["b"].worker.context.transport.close()
     swarm.start("b", 0, checkpoints=folder / "b", checkpoint_seconds=300.0)
     await swarm.until(lambda: len(swarm.of("in_step", "b")) > 1, 30.0)
     await swarm.during(10.0)
@@ -132,11 +132,14 @@ def test_the_metrics_agree_with_the_ledgers_and_the_traffic(watched):
     swarm, _ = watched
     for name in "adefg":
         worker, metrics = swarm.members[name].worker, swarm.metrics[name]
-        assert worker.data.ledger.tokens >= metrics.training.tokens._value.get() > 0
+        assert worker.services.pipeline_service.ledger.tokens >= metrics.training.tokens._value.get() > 0
         swarm.observers[name].look()
-        assert metrics.training.tokens._value.get() == worker.data.ledger.tokens
-        assert metrics.microbatches.ended("committed")._value.get() == worker.data.ledger.committed
-        for kind, count in worker.neighbourhood.traffic.sent.items():
+        assert metrics.training.tokens._value.get() == worker.services.pipeline_service.ledger.tokens
+        assert (
+            metrics.microbatches.ended("committed")._value.get()
+            == worker.services.pipeline_service.ledger.committed
+        )
+        for kind, count in worker.services.links.traffic.sent.items():
             assert metrics.network.sent(kind)._value.get() == count
 
 
@@ -144,9 +147,9 @@ def test_the_bytes_of_contributions_on_the_wire_are_the_computed_ones(watched):
     swarm, _ = watched
     for name in "adefg":
         worker = swarm.members[name].worker
-        envelope = ENVELOPE_BYTES + worker.part.method.payload_bytes
+        envelope = ENVELOPE_BYTES + worker.services.part.method.payload_bytes
         each = wire_bytes(len(encode(Contribution())), envelope)
-        sent = worker.neighbourhood.traffic.sent["contribution"]
+        sent = worker.services.links.traffic.sent["contribution"]
         assert sent > 5 * each
         assert sent % each == 0
 
@@ -158,21 +161,21 @@ async def test_faults_have_series_of_their_own():
     swarm.open()
     worker = swarm.start("a", 0).worker
     await swarm.until(lambda: swarm.committed(0) > 3, 30.0)
-    worker.data.ledger.drop("not_finite")
-    worker.update.counts.not_finite += 2
-    worker.data.missing = (2,)
-    worker.data.ledger.rerouted["deadline"] = 7
-    worker.neighbourhood.departures["made up"] += 1
-    worker.inference.outcomes.update({"done": 2, "made up": 1})
-    worker.audits.outcomes["lied"] += 1
+    worker.services.pipeline_service.ledger.drop("not_finite")
+    worker.services.round_service.counts.not_finite += 2
+    worker.services.pipeline_service.missing = (2,)
+    worker.services.pipeline_service.ledger.rerouted["deadline"] = 7
+    worker.services.links.departures["made up"] += 1
+    worker.services.inference.outcomes.update({"done": 2, "made up": 1})
+    worker.services.audits.outcomes["lied"] += 1
     for _ in range(MISSED_LOOKS):
-        worker.looking.split.looked(["x", "y"], ["y"])
+        worker.services.looking.split.looked(["x", "y"], ["y"])
     for code in ("malformed", "made up by a stranger", "made up by another"):
-        worker.neighbourhood.traffic.refused[code] += 4
-    ahead = worker.update.rounds.current + 5
-    worker.update.rounds.neighbours["somebody"] = NeighbourView(round=ahead)
+        worker.services.links.traffic.refused[code] += 4
+    ahead = worker.services.round_service.rounds.current + 5
+    worker.services.round_service.rounds.neighbours["somebody"] = NeighbourView(round=ahead)
     swarm.observers["a"].look()
-    del worker.update.rounds.neighbours["somebody"]
+    del worker.services.round_service.rounds.neighbours["somebody"]
     text.extend(swarm.metrics["a"].text().decode().splitlines())
     await swarm.stop_watching()
     await swarm.close()

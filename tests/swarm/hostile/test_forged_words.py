@@ -29,7 +29,7 @@ def statement(swarm):
 
 def contribution(swarm):
     """What the victim holds itself, as its neighbour would pass it on."""
-    update = swarm.members["victim"].worker.update
+    update = swarm.members["victim"].worker.services.round_service
     return max(update.stored.values(), key=lambda stored: stored.reference.round).data
 
 
@@ -52,7 +52,7 @@ async def test_a_forged_word_ends_the_link_of_who_passes_it_on_and_a_true_one_do
     await liar.say(victim.peer, GetState())
     await swarm.during(0.5)
     link = liar._links[victim.peer, "group"]
-    refused = victim.worker.neighbourhood.traffic.refused
+    refused = victim.worker.services.links.traffic.refused
     assert (link.closed, refused["bad_signature"]) == (False, 0)
     await liar.say(victim.peer, *WORDS[word](swarm, lambda envelope: envelope))
     await swarm.during(0.1)
@@ -71,7 +71,7 @@ async def test_a_worker_takes_no_body_of_a_stranger_and_none_that_the_run_does_n
     victim = swarm.start("victim", 1, in_flight=1)
     await swarm.until(lambda: swarm.committed(0) >= 5, 60.0)
     stranger = Liar(swarm, 1)
-    refused = victim.worker.neighbourhood.traffic.refused
+    refused = victim.worker.services.links.traffic.refused
     assert refused["too_large"] == 0
     for count, message in enumerate((Act("x", 1, 1, 1, 1.0, (1, 1, 1)), Chunk(bytes(32), 0)), 1):
         link = await stranger.transport.open(victim.peer, "data", 5.0)

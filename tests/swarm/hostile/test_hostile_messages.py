@@ -84,7 +84,7 @@ def bounded(swarm: Swarm) -> None:
     rules = MANIFEST.rounds
     for name in swarm.living():
         worker = swarm.members[name].worker
-        update, data = worker.update, worker.data
+        update, data = worker.services.round_service, worker.services.pipeline_service
         assert len(update.rounds.rounds) <= 2 * (kept_rounds(rules) + rules.window)
         assert len(update.rounds.history) <= kept_rounds(rules) + 1
         assert len(update.rounds.pulls) <= MAX_PULLS
@@ -93,15 +93,15 @@ def bounded(swarm: Swarm) -> None:
         assert len(data.bodies) <= len(data.pipeline.jobs)
         assert data.stage_compute.open <= data.pipeline.slots
         assert len(data.ledger.rerouted) < 12
-        assert len(worker.neighbourhood.membership.peers) < 80
-        assert sum(map(len, worker.neighbourhood._link_pool.waiting.values())) <= 64
-        assert len(worker.neighbourhood._tasks) < 50
+        assert len(worker.services.links.membership.peers) < 80
+        assert sum(map(len, worker.services.links._link_pool.waiting.values())) <= 64
+        assert len(worker.services.links._tasks) < 50
 
 
 def refusals(swarm: Swarm, name: str) -> int:
     worker = swarm.members[name].worker
-    return sum(worker.neighbourhood.traffic.refused.values()) + sum(
-        count for code, count in worker.update.outcomes.items() if code != "accepted"
+    return sum(worker.services.links.traffic.refused.values()) + sum(
+        count for code, count in worker.services.round_service.outcomes.items() if code != "accepted"
     )
 
 
@@ -156,7 +156,7 @@ def test_envelopes_of_other_runs_stages_and_kinds_and_bent_ones_are_refused_and_
         ]
 
     swarm = play(1, story)
-    assert swarm.members["c"].worker.neighbourhood.traffic.refused["wrong_run"] == 1
+    assert swarm.members["c"].worker.services.links.traffic.refused["wrong_run"] == 1
 
 
 def test_replayed_and_far_and_double_contributions_are_not_kept():
@@ -192,7 +192,7 @@ def test_two_contributions_for_one_round_told_to_two_peers_still_settle_as_one()
                 data = seal(
                     liar.identity, swarm.signed.run_id, EnvelopeKind.CONTRIBUTION, 1, at, number, payload
                 )
-                await liar.say(worker.transport.peer, Contribution(), data)
+                await liar.say(worker.context.transport.peer, Contribution(), data)
             await swarm.during(0.5)
 
     swarm = play(1, story)
@@ -287,7 +287,7 @@ def test_a_snapshot_root_that_is_no_text_where_text_should_be_stops_no_newcomer(
             await liar.say(newcomer.peer, SnapshotOffer(1, 3, 3, bytes(32), [root], 3))
             await swarm.during(0.05)
         assert liar.heard["GetState"], "the newcomer has asked it"
-        assert newcomer.worker.neighbourhood.traffic.refused["malformed"]
+        assert newcomer.worker.services.links.traffic.refused["malformed"]
 
     play(1, story)
 
@@ -315,15 +315,15 @@ def test_a_peer_that_lies_about_rounds_neither_drives_the_others_on_nor_holds_th
 
     async def story(swarm: Swarm, liar: Liar) -> None:
         workers = [swarm.members[name].worker for name in ("c", "d")]
-        honest = swarm.members["a"].worker.update.rounds
+        honest = swarm.members["a"].worker.services.round_service.rounds
         first, first_honest = workers[0].update.rounds.current, honest.current
         commits = len(swarm.of("committed", "c", "d"))
         for number in range(100):
             for worker in workers:
-                peer = worker.transport.peer
+                peer = worker.context.transport.peer
                 if number % 10 == 0:
                     await liar.say(peer, Heartbeat(number, -1, 0.0, 1, True, 0, 0.0, 0, True))
-                await liar.say(peer, LIES[lie](worker.update.rounds))
+                await liar.say(peer, LIES[lie](worker.services.round_service.rounds))
             await swarm.during(0.1)
         rounds = workers[0].update.rounds.current - first
         assert len(swarm.of("committed", "c", "d")) > commits + 20, "microbatches go on"

@@ -80,7 +80,7 @@ def test_gradients_that_cannot_be_summed_cost_no_round_and_no_microbatch(change)
     swarm = play(in_gradients, change, 10.0)
     assert refusers(swarm) == {("a", "outlier")}
     assert not swarm.of("not_finite"), "no round is thrown away"
-    assert swarm.members["a"].worker.data.ledger.dropped == {}
+    assert swarm.members["a"].worker.services.pipeline_service.ledger.dropped == {}
 
 
 LONG_SECONDS = 30.0
@@ -136,6 +136,6 @@ async def test_honest_peers_refuse_nobody_and_hardly_scale_anything(factor, stag
     await swarm.until(lambda: swarm.committed(0) >= 100, 60.0)
     await swarm.close()
     assert not swarm.of("refused")
-    scaled = sum(member.worker.data.work.scaled for member in swarm.members.values())
+    scaled = sum(member.worker.services.pipeline_service.work.scaled for member in swarm.members.values())
     assert scaled <= 10 * factor, "of seven hundred that were looked at"
     assert len(swarm.of("microbatch_failed")) <= factor, "of three hundred"

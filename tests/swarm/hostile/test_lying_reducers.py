@@ -72,13 +72,13 @@ class Played:
 
     def lie(self, how) -> None:
         """From now on, in the first of its shards that two or more contributed to."""
-        reduced = self.liar.worker.part.method.reduced
+        reduced = self.liar.worker.services.part.method.reduced
 
         def reduce(slices):
             bent = next((shard for shard in sorted(slices) if len(slices[shard]) > 1), None)
             if bent is None:
                 return StubReduced.reduce(reduced, slices)
-            self.lies.add(self.liar.worker.update.rounds.current - 1)
+            self.lies.add(self.liar.worker.services.round_service.rounds.current - 1)
             contributors = sorted(slices[bent])
             said = how([slices[bent][one] for one in contributors])
             changed = {**slices, bent: dict(zip(contributors, said, strict=True))}
@@ -98,10 +98,10 @@ def play(how) -> Played:
             swarm.start(name, 0, in_flight=1)
         await swarm.until(lambda: len(swarm.of("in_step")) == 5, 30.0)
         played.lie(how)
-        await swarm.until(lambda: all(worker.audits.convicted for worker in played.honest()), 60.0)
+        await swarm.until(lambda: all(worker.services.audits.convicted for worker in played.honest()), 60.0)
         first = swarm.rounds()["a"][0]
         late = swarm.start("late", 0, in_flight=1)
-        await swarm.until(lambda: swarm.of("in_step", "late") and late.worker.audits.convicted, 60.0)
+        await swarm.until(lambda: swarm.of("in_step", "late") and late.worker.services.audits.convicted, 60.0)
         await swarm.until(lambda: min(swarm.rounds()[name][1] for name in HONEST) > first + 8, 60.0)
         await swarm.close()
 
@@ -115,7 +115,7 @@ def test_a_reducer_whose_sums_are_false_is_found_within_ten_lies_and_its_results
     played = play(how)
     swarm, liar = played.swarm, played.liar.peer
     for worker in (*played.honest(), swarm.members["late"].worker):
-        assert worker.audits.convicted.keys() == {liar}, "also by who came later"
+        assert worker.services.audits.convicted.keys() == {liar}, "also by who came later"
     found = [note for note in swarm.of("audited", *HONEST) if note.fields["code"] == "lied"]
     assert {note.name for note in found} == set(HONEST), "everybody has checked the proof"
     first = min(found, key=lambda note: note.time)

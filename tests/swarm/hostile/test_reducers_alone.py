@@ -44,7 +44,7 @@ LOOKED_AT = 8
 
 def publish_always(member) -> None:
     """It adds up something of every round, drawn or not, before the others do."""
-    reducing = member.worker.update.rounds.reducing
+    reducing = member.worker.services.round_service.rounds.reducing
     honest = reducing.close
 
     def close(round, contributes, now):
@@ -58,7 +58,7 @@ def publish_always(member) -> None:
 def reduce_alone(member) -> None:
     """It adds up its own slices alone, and sends them to those who reduce for the others as well. All that it
     publishes is true."""
-    path, rounds = member.worker.update.reducers, member.worker.update.rounds
+    path, rounds = member.worker.services.round_service.reducers, member.worker.services.round_service.rounds
     work = path.work
 
     def was_cut(cut):
@@ -87,8 +87,8 @@ def reduce_alone(member) -> None:
 
 def name_phantoms(member) -> None:
     """Its results name everybody in every shard, with contributions that never were."""
-    chance, reduced = Random(1), member.worker.part.method.reduced
-    others = sorted(member.worker.update.rounds.reducing.members - {member.peer})
+    chance, reduced = Random(1), member.worker.services.part.method.reduced
+    others = sorted(member.worker.services.round_service.rounds.reducing.members - {member.peer})
 
     def reduce(slices):
         named = frozenset(
@@ -107,8 +107,8 @@ def name_phantoms(member) -> None:
 def tables_of(worker, number: int) -> dict:
     """The tables of a settled round's results, by maker."""
     found = {}
-    for reference in worker.update.rounds.history[number].held.values():
-        stored = worker.update.stored[reference.id]
+    for reference in worker.services.round_service.rounds.history[number].held.values():
+        stored = worker.services.round_service.stored[reference.id]
         found[reference.peer], _ = read_head(bytes(stored.data[ENVELOPE_BYTES:]), SHARDS)
     return found
 
@@ -134,7 +134,7 @@ def play(bend: Callable, look: Callable) -> Swarm:
         await swarm.close()
 
     run(story())
-    assert isinstance(swarm.members["a"].worker.part.method.reduced, StubReduced)
+    assert isinstance(swarm.members["a"].worker.services.part.method.reduced, StubReduced)
     return swarm
 
 
@@ -163,4 +163,4 @@ def test_nobody_is_named_by_a_reducer_that_it_sent_nothing():
 
     swarm = play(name_phantoms, look)
     assert counting_slices > 0.75 * LOOKED_AT * SHARDS * len(HONEST), "the others go on, and avoid it"
-    assert swarm.members["a"].worker.update.outcomes["bad_signature"]
+    assert swarm.members["a"].worker.services.round_service.outcomes["bad_signature"]

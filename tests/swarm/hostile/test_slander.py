@@ -28,9 +28,9 @@ class Slander:
 
     async def inject(self, world: World) -> bool:
         member = world.alive(self.name)
-        if member is None or member.worker.neighbourhood is None:
+        if member is None or member.worker.services is None:
             return False
-        around = member.worker.neighbourhood
+        around = member.worker.services.links
         true = around.post
 
         def post(peer, lane, message, body=b""):
@@ -45,11 +45,11 @@ class Slander:
 
     async def heal(self, world: World) -> None:
         member = world.alive(self.name)
-        if member is not None and member.worker.neighbourhood is not None:
-            member.worker.neighbourhood.post = member.worker.neighbourhood._link_pool.post
+        if member is not None and member.worker.services is not None:
+            member.worker.services.links.post = member.worker.services.links._link_pool.post
 
     def _lie(self, member: Member, told: Progress) -> tuple[Progress, Announce | None]:
-        update: RoundService | None = member.worker.update
+        update: RoundService | None = member.worker.services.round_service
         assert update is not None
         mine = {
             number: state.held[member.peer]

@@ -42,7 +42,7 @@ def heard():
         asker, target = Asker(swarm), swarm.members["a"].peer
 
         def is_linked():
-            return asker.identity.peer_id in swarm.members["a"].worker.neighbourhood.linked(0)
+            return asker.identity.peer_id in swarm.members["a"].worker.services.links.linked(0)
 
         await swarm.network.directory(asker.identity.peer_id).announce(
             swarm.signed.run_id, 0, asker.record, 5.0

@@ -51,7 +51,7 @@ def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed(
         gone.add(alone)
         await swarm.crash(alone)
         left = next(name for name in held if name != alone)
-        work = swarm.members[left].worker.update.work
+        work = swarm.members[left].worker.services.round_service.work
         await swarm.until(lambda: max(work.method.held.holding.stale_rounds) > 1, 60.0)
         swarm.observers[left].look()
         await swarm.until(lambda: set(groups(1).values()) == {0, 1}, 60.0)
@@ -110,7 +110,7 @@ def test_a_newcomer_takes_up_the_group_that_lost_its_only_holder_with_its_first_
         await swarm.until(lambda: {group_of("g"), group_of("h")} == {0, 1}, 60.0)
         lost = group_of("g")
         await swarm.crash("g")
-        held = swarm.members["h"].worker.update.work.method.held
+        held = swarm.members["h"].worker.services.round_service.work.method.held
         await swarm.until(lambda: held.holding.stale_rounds[lost] > 2, 60.0)
         newcomer = next(name for name in "nmopqrs" if drawn(name) != lost)
         swarm.start(newcomer, 2)

@@ -69,7 +69,7 @@ async def test_forged_orders_are_refused_and_counted():
         await swarm.send(data, "b", stranger)
         await swarm.during(0.5)
     assert swarm.sequences() == {0}
-    refused = swarm.members["b"].worker.neighbourhood.traffic.refused
+    refused = swarm.members["b"].worker.services.links.traffic.refused
     assert refused["bad_signature"] == 2
     assert refused["wrong_run"] == 1
     await swarm.close()
@@ -88,13 +88,13 @@ async def test_a_banned_peer_is_left_alone_by_all_and_the_sets_stay_equal():
     banned.dead = True
     at = swarm.committed(1)
     await swarm.until(lambda: swarm.committed(1) > at + 20, 30.0)
-    await banned.worker.transport.close()
+    await banned.worker.context.transport.close()
     back = swarm.start("e", 1)  # It knows of the ban now.
     with pytest.raises(UserError, match="has banned"):
         await swarm.end_of(back)
     back.dead = True
     for name in swarm.living():
-        assert banned.peer not in swarm.members[name].worker.neighbourhood.membership.peers
+        assert banned.peer not in swarm.members[name].worker.services.links.membership.peers
     await swarm.close()
     assert shared_rounds(swarm) > 3
 
@@ -112,7 +112,7 @@ async def test_a_banned_peer_that_will_not_go_is_refused_by_everybody():
     await swarm.during(6.0)
     mine = {note.fields["id"] for note in swarm.of("contribution_made", "e") if note.time > began}
     for name in [name for name in swarm.living() if name != "e"]:
-        assert rebel.peer not in swarm.members[name].worker.neighbourhood.membership.peers
+        assert rebel.peer not in swarm.members[name].worker.services.links.membership.peers
         assert not mine & {note.fields["id"] for note in swarm.of("contribution_accepted", name)}
     assert swarm.of("refused_by", "e")
     await swarm.crash("e")
@@ -178,10 +178,10 @@ async def test_a_run_by_invite_takes_in_whom_the_owner_invited_and_nobody_else()
     rebel.worker.orders.gatekeeper.check_self = lambda me: None
     await swarm.during(12.0)
     for name, _ in FOUR[1:]:
-        known = swarm.members[name].worker.neighbourhood.membership.peers.get(rebel.peer)
+        known = swarm.members[name].worker.services.links.membership.peers.get(rebel.peer)
         assert known is None or not known.linked
     assert not any(note.fields.get("peer") == rebel.peer for note in swarm.of("linked", "b", "c", "d"))
-    assert swarm.members["c"].worker.neighbourhood.traffic.refused["not_invited"] > 0
+    assert swarm.members["c"].worker.services.links.traffic.refused["not_invited"] > 0
     await swarm.crash("r")
     # Revoked: the bearer's links end.
     revoked = next(iter({
@@ -216,7 +216,7 @@ async def test_a_greeting_with_rubbish_for_an_invite_is_refused():
         link.post(Hello(WIRE_VERSION, run_bytes(swarm.signed.run_id), b"", shown))
         await swarm.during(1.0)
         assert gatekeeper.refusal(stranger.peer_id, shown)[0] == "not_invited"
-    refused = swarm.members["a"].worker.neighbourhood.traffic.refused
+    refused = swarm.members["a"].worker.services.links.traffic.refused
     assert refused["not_invited"] == 6
     await swarm.close()
 

@@ -20,7 +20,9 @@ def weights(swarm, stage):
 
 def factors(swarm, name):
     """The factors that the peer's open rounds have."""
-    return {state.factor for state in swarm.members[name].worker.update.rounds.rounds.values()}
+    return {
+        state.factor for state in swarm.members[name].worker.services.round_service.rounds.rounds.values()
+    }
 
 
 def halved(factor):
@@ -34,7 +36,7 @@ def halved(factor):
         await swarm.leave("f")
         await swarm.give(owner_orders.rate(NO_ORDER, factor, 12, "the loss stands still"), "a")
         await swarm.until(lambda: settled(swarm) >= 16, 120.0)
-        away = swarm.members["f"].worker.transport
+        away = swarm.members["f"].worker.context.transport
         await away.close()
         swarm.start("f", 1)
         swarm.start("g", 0)
@@ -60,7 +62,7 @@ def test_a_halved_rate_is_the_same_bits_on_all_and_others_than_without_it():
 async def test_who_hears_of_it_too_late_settles_nothing_else_and_goes_on_when_it_hears():
     swarm = six(stub=True)
     await swarm.until(lambda: settled(swarm) >= 3, 60.0)
-    deaf = swarm.members["c"].worker.orders
+    deaf = swarm.members["c"].worker.served.enforcer
     hears, deaf.message = deaf.message, lambda peer, message: None
     await swarm.give(owner_orders.rate(NO_ORDER, 500, 8, ""), "a")
     await swarm.until(lambda: settled(swarm, "a", "b") >= 14, 60.0)
@@ -107,7 +109,7 @@ async def test_an_order_for_rounds_that_are_past_parts_nobody(seed):
         await swarm.give(owner_orders.rate(swarm.order, 100 + number, 0, ""), to)
     late = swarm.start("g", 0)
     until = settled(swarm, "a") + 8
-    await swarm.until(lambda: late.worker.update and settled(swarm) >= until, 120.0)
+    await swarm.until(lambda: late.worker.has_weights() and settled(swarm) >= until, 120.0)
     assert all(factors(swarm, name) <= {107} for name in swarm.living())
     await swarm.close()
     assert shared_rounds(swarm) > 20

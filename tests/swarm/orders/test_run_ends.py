@@ -62,16 +62,16 @@ async def test_a_run_ends_at_the_round_that_its_owner_names_and_all_have_saved_i
     await swarm.until(lambda: settled(swarm) >= 3, 60.0)
     order = await swarm.give(owner_orders.end(NO_ORDER, 11, "it is good enough"), "d")
     first, last = [swarm.members[name] for name in "abc"], [swarm.members[name] for name in "de"]
-    await swarm.until(lambda: all(member.worker.ending.round == 11 for member in first), 120.0)
-    await swarm.until(lambda: all(member.worker.ending.round for member in last), 60.0)
+    await swarm.until(lambda: all(member.worker.served.ending.round == 11 for member in first), 120.0)
+    await swarm.until(lambda: all(member.worker.served.ending.round for member in last), 60.0)
     assert {member.worker.state for member in swarm.members.values()} == {"ended"}
     late = swarm.start("f", 0, checkpoints=tmp_path / "f")  # There are peers still to take it from.
-    await swarm.until(lambda: late.worker.ending.round == 11, 40.0)
+    await swarm.until(lambda: late.worker.served.ending.round == 11, 40.0)
     for member in swarm.members.values():
         await asyncio.wait_for(member.task, 120.0)  # By itself.
         member.dead = True
     assert not swarm.of("resync")
-    assert len({member.worker.ending.round for member in last}) == 1
+    assert len({member.worker.served.ending.round for member in last}) == 1
     for name in "abcf":
         assert checkpoint_file.read(checkpoint_file.files(tmp_path / name, 0)[0]).round == 11
     swarm.check()
@@ -107,9 +107,9 @@ async def test_an_end_that_is_past_ends_the_run_where_it_is():
     await swarm.until(lambda: settled(swarm) >= 6, 60.0)
     await swarm.give(owner_orders.end(NO_ORDER, 2, ""), "a")
     members = swarm.members.values()
-    await swarm.until(lambda: all(member.worker.ending.round for member in members), 120.0)
+    await swarm.until(lambda: all(member.worker.served.ending.round for member in members), 120.0)
     for stage in (0, 1):
-        assert len({m.worker.ending.round for m in members if m.worker.stage == stage}) == 1
+        assert len({m.worker.served.ending.round for m in members if m.worker.stage == stage}) == 1
     await swarm.close()
     shared_rounds(swarm)
 
@@ -144,13 +144,13 @@ async def test_who_has_no_weights_waits_for_those_who_have_and_takes_them_at_onc
     at = settled(swarm)
     await swarm.leave("a", "b")
     for name in "ab":
-        await swarm.members[name].worker.transport.close()
+        await swarm.members[name].worker.context.transport.close()
     await swarm.during(gone_seconds)
     remembering = await remembered(swarm, at if gone_seconds else -1)
     newcomers = [swarm.start("c", 0), swarm.start("d", 0)]
     await swarm.during(90.0)
     for one in newcomers:
-        assert one.worker.update is None
+        assert not one.worker.has_weights()
         [told] = said(one, "elsewhere")
         assert int(re.search(r"has come to round (\d+), and no peer", told)[1]) in range(at, at + 3)
     swarm.start("a", 0, checkpoints=tmp_path / "a")

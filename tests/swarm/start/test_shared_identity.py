@@ -32,7 +32,7 @@ async def renew(swarm: Swarm, stage: int, started: float, heard_by: str) -> None
     while True:
         data = seal_other(swarm, stage, started)
         if heard_by:
-            neighbourhood = swarm.members[heard_by].worker.neighbourhood
+            neighbourhood = swarm.members[heard_by].worker.services.links
             assert neighbourhood is not None
             neighbourhood.learn(data)
         else:
@@ -75,11 +75,11 @@ async def test_the_earlier_process_goes_on_and_answers_at_once():
     earlier = swarm.start("x", 0)
     await swarm.until(lambda: earlier.worker.state == "training", 60.0)
     other = asyncio.create_task(renew(swarm, 0, swarm.loop.time(), ""))
-    before = earlier.worker.presence.own_start.number
+    before = earlier.worker.context.presence.own_start.number
     await asyncio.sleep(RENEW_SECONDS + 1.0)
     assert [topic for topic, _ in earlier.said if topic == "identity_shared"] == ["identity_shared"]
     other.cancel()
-    assert earlier.worker.presence.own_start.number == before
+    assert earlier.worker.context.presence.own_start.number == before
     await swarm.close()
 
 

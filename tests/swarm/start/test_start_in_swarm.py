@@ -112,9 +112,9 @@ def test_lora_touches_and_sends_its_factors_alone_and_is_merged_at_home(folder, 
     async def story(swarm: Swarm) -> None:
         await until_settled(swarm, 20)
         for name, stage in SIX.items():
-            part = swarm.members[name].worker.part
+            part = swarm.members[name].worker.services.part
             took.setdefault(stage, set()).add(part.method.payload_bytes)
-            update = swarm.members[name].worker.update
+            update = swarm.members[name].worker.services.round_service
             assert {len(stored.data) - ENVELOPE_BYTES for stored in update.stored.values()} == took[stage]
             settled = update.work.replica.settled_units()
             began = start_state(folder, manifest, stage)
@@ -210,10 +210,10 @@ async def test_a_start_that_is_not_the_manifests_is_refused_and_an_honest_one_ta
     honest = swarm.start("honest", 0, start=folder)
     for name, stage in (("c", 1), ("e", 2)):
         swarm.start(name, stage, start=folder)
-    await swarm.until(lambda: liar.worker.states is not None, 10.0)
+    await swarm.until(lambda: liar.worker.services is not None, 10.0)
     units = start_state(folder, manifest, 0) + 1
-    true = honest.worker.states.snapshots.start.weights()
-    liar.worker.states.snapshots.hold(replace(true, units=units))
+    true = honest.worker.services.snapshot_service.snapshots.start.weights()
+    liar.worker.services.snapshot_service.snapshots.hold(replace(true, units=units))
     newcomer = swarm.start("b", 0, in_flight=2)
     await swarm.until(lambda: newcomer.worker.state == "training", 60.0)
     await swarm.close()
@@ -229,15 +229,18 @@ async def test_chunks_that_do_not_make_up_the_start_are_given_up_and_others_aske
     liar = swarm.start("liar", 0)
     for name, stage in (("c", 1), ("e", 2)):
         swarm.start(name, stage, start=folder)
-    await swarm.until(lambda: liar.worker.states is not None, 10.0)
-    held, digest = liar.worker.states.snapshots, bytes.fromhex(manifest.init_checkpoint.digests[0])
+    await swarm.until(lambda: liar.worker.services is not None, 10.0)
+    held, digest = (
+        liar.worker.services.snapshot_service.snapshots,
+        bytes.fromhex(manifest.init_checkpoint.digests[0]),
+    )
     held.start = held._make_snapshot(-1, start_state(folder, manifest, 0) + 1, digest, START, 0)
     newcomer = swarm.start("b", 0, in_flight=2)
     await swarm.until(lambda: any("do not make up its digest" in text for _, text in newcomer.said), 30.0)
     assert newcomer.worker.state == "joining"
     swarm.start("honest", 0, start=folder)
     await swarm.until(lambda: newcomer.worker.state == "training", 60.0)
-    assert newcomer.worker.states.snapshots.start.root.digest == digest
+    assert newcomer.worker.services.snapshot_service.snapshots.start.root.digest == digest
     await swarm.close()
 
 

@@ -80,8 +80,8 @@ async def test_a_worker_that_reads_another_part_of_the_directory_than_its_neighb
     swarm.open()
     first = swarm.start("a", stage=0, compute=slow)
     others = [swarm.start(name, stage=1, compute=slow).peer for name in "bc"]
-    part = first.worker.presence.directory = Part(first.worker.presence.directory)
-    split = lambda: first.worker.looking.split.suspected  # noqa: E731
+    part = first.worker.context.presence.directory = Part(first.worker.context.presence.directory)
+    split = lambda: first.worker.services.looking.split.suspected  # noqa: E731
     await swarm.until(lambda: swarm.committed(0) > 5, 60.0)
     await swarm.during((MISSED_LOOKS + 1) * LOOK_SECONDS)
     assert not split()
@@ -90,7 +90,7 @@ async def test_a_worker_that_reads_another_part_of_the_directory_than_its_neighb
     assert not split(), "a directory that does not answer has said nothing"
     part.silent, part.lost = False, others
     await swarm.until(split, (MISSED_LOOKS + 1) * LOOK_SECONDS)
-    assert all(swarm.members[name].worker.looking.split.suspected is False for name in "bc")
+    assert all(swarm.members[name].worker.services.looking.split.suspected is False for name in "bc")
     part.lost = others[:0]
     await swarm.until(lambda: not split(), 2 * LOOK_SECONDS)
     said = [event for event, _ in first.said if event.startswith("directory")]

@@ -68,10 +68,10 @@ async def test_utilisation_is_the_models_operations_by_the_peak_and_absent_witho
     worker = swarm.start("a", 0).worker
     observer = WorkerSampler(worker=worker, metrics=metrics, report=Silent(), log=Silent(), peak=1e9)
     await swarm.until(lambda: swarm.committed(0) > 1, 30.0)
-    first, at = worker.data.ledger.tokens, swarm.loop.time()
+    first, at = worker.services.pipeline_service.ledger.tokens, swarm.loop.time()
     observer.look()
     await swarm.during(3.0)
-    last, seconds = worker.data.ledger.tokens, swarm.loop.time() - at
+    last, seconds = worker.services.pipeline_service.ledger.tokens, swarm.loop.time() - at
     observer.look()
     each = operations_per_token(swarm.signed.manifest, 0)
     (share,) = [line for line in text(metrics).splitlines() if line.startswith(RATIO)]

@@ -54,7 +54,7 @@ async def hands_on(
     swarm: Swarm, friend: Liar, contributors: list[Identity], victim: str, seconds: float
 ) -> int:
     """`friend` delivers contributions that these sign, with honest votes, to every open round; how many."""
-    update, sent, seen = swarm.members[victim].worker.update, 0, set()
+    update, sent, seen = swarm.members[victim].worker.services.round_service, 0, set()
     end = swarm.loop.time() + seconds
     while swarm.loop.time() < end:
         for stored in list(update.stored.values()):
@@ -86,7 +86,7 @@ async def test_a_crowd_of_keys_behind_one_link_has_no_votes(access):
     assert await hands_on(swarm, friend, crowd, "c", 10.0) > 100
     names = {contributor.peer_id for contributor in crowd}
     assert not [note for note in swarm.of("contribution_accepted") if note.fields["contributor"] in names]
-    outcomes = swarm.members["c"].worker.update.outcomes
+    outcomes = swarm.members["c"].worker.services.round_service.outcomes
     assert outcomes["not_counted"] > 100
     assert "malformed" not in outcomes
     await friend.transport.close()
@@ -103,7 +103,7 @@ async def test_of_a_banned_peer_nothing_is_taken_soon_after_though_a_friend_hand
     await swarm.training()
     banned = swarm.members["e"]
     given = await swarm.give(owner_orders.ban(NO_ORDER, banned.peer, "sent nonsense"), "a")
-    rounds = swarm.members["c"].worker.update.rounds
+    rounds = swarm.members["c"].worker.services.round_service.rounds
     heard_at, rules = rounds.current, swarm.signed.manifest.rounds
     await swarm.crash("e")  # Its friend speaks for it.
     await swarm.until(lambda: swarm.knows(given), 5.0)
@@ -153,10 +153,10 @@ async def test_an_uninvited_record_is_neither_kept_nor_dialled_and_a_bearers_rec
     directory = swarm.network.directory(stranger.identity.peer_id)
     await directory.announce(run_id, 1, stranger.record, 5.0)
     for told in (stranger.record, Liar(swarm, 1, "other", shown := invite(own)).record):
-        swarm.members["a"].worker.neighbourhood.learn_all([told], swarm.members["b"].peer)
+        swarm.members["a"].worker.services.links.learn_all([told], swarm.members["b"].peer)
     await swarm.during(25.0)
     for name in "abc":
-        around = swarm.members[name].worker.neighbourhood
+        around = swarm.members[name].worker.services.links
         assert around.membership.peers.keys() == {
             swarm.members[other].peer for other in "abc" if other != name
         }

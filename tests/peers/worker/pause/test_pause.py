@@ -47,10 +47,10 @@ async def test_in_a_swarm_the_others_go_on_without_a_paused_peer_and_it_counts_a
     second.worker.leave(2.5, "pausing")
     await swarm.until(lambda: second.task.done(), 5.0)
     for member in (first, last):
-        others = member.worker.neighbourhood
+        others = member.worker.services.links
         assert second.peer not in others.membership.peers
         assert others.departures["paused"] == 1
-        paused = second.worker.presence.record(NO_STAGE, Claims("paused"))
+        paused = second.worker.context.presence.record(NO_STAGE, Claims("paused"))
         assert others.learn(paused) == second.peer
         assert others.membership.peers[second.peer].stage == NO_STAGE
         assert second.peer not in others.membership.to_dial(1e9), "known to rest"
@@ -65,11 +65,11 @@ async def test_whoever_was_told_goodbye_does_not_dial_though_the_directory_still
     swarm.open()
     first, second, last = swarm.start("a", stage=0), swarm.start("b", stage=0), swarm.start("c", stage=1)
     await swarm.until(lambda: swarm.committed(0) > 20, 60.0)
-    known = [member.worker.neighbourhood.membership.peers[second.peer] for member in (first, last)]
+    known = [member.worker.services.links.membership.peers[second.peer] for member in (first, last)]
     before = max(one.sequence for one in known)
     second.worker.leave(2.5, "pausing")
     await swarm.until(lambda: second.task.done(), 5.0)
-    listed = await first.worker.presence.look_up(0)
+    listed = await first.worker.context.presence.look_up(0)
     assert open_record(listed[second.peer], swarm.signed.run_id).sequence > before, "made while it left"
     said = len(swarm.of("linked")) + len(swarm.of("dial_failed"))
     await swarm.during(3 * LOOK_SECONDS)

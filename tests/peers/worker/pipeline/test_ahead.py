@@ -62,13 +62,13 @@ def played(swarm: Kind, story: Callable[[Kind], Awaitable[None]], slots: int) ->
 
 
 def ahead(swarm: Swarm, name: str):
-    return swarm.members[name].worker.data.ahead
+    return swarm.members[name].worker.services.pipeline_service.ahead
 
 
 async def quiet(swarm: Swarm) -> None:
     """No origin starts anything more, and what was under way is done."""
     for name in swarm.living():
-        swarm.members[name].worker.data.text = None
+        swarm.members[name].worker.services.pipeline_service.text = None
     await swarm.during(30.0)
     for name in swarm.living():
         ways = ahead(swarm, name)
@@ -80,7 +80,7 @@ def test_hardly_a_body_is_refused_for_want_of_room_and_nothing_stays_booked():
     async def story(swarm: Swarm) -> None:
         await swarm.until(lambda: swarm.committed(0) >= 200, 120.0)
         assert all(ahead(swarm, name).scouting.asked > 20 for name in ("a", "a2", "b", "c"))
-        ledgers = [swarm.members[name].worker.data.ledger for name in swarm.living()]
+        ledgers = [swarm.members[name].worker.services.pipeline_service.ledger for name in swarm.living()]
         # A place may be taken between the answer and the body: 0 or 1 of 200 in each of eight seeds.
         assert sum(ledger.rerouted.get("busy", 0) for ledger in ledgers) <= 1
         await quiet(swarm)
@@ -187,7 +187,7 @@ def test_who_promises_at_once_and_answers_nothing_is_given_no_more_than_it_has_e
                 peer = swarm.members[name].peer
                 await liar.say(peer, Heartbeat(number, -1, 0.0, 1, True, 64, 0.0, 0, True))
                 await liar.say(peer, Prospect(1000, 0.0, 0.0, [Booked(0.0, 0.0)], costs), lane="data")
-                jobs = swarm.members[name].worker.data.pipeline.jobs.values()
+                jobs = swarm.members[name].worker.services.pipeline_service.pipeline.jobs.values()
                 most = max(most, sum(job.next == liar.transport.peer for job in jobs))
             await swarm.during(0.1)
         assert liar.heard["Act"] > 0, "it was tried"

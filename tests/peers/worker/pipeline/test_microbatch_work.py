@@ -76,7 +76,7 @@ async def test_of_what_the_last_stage_has_done_only_the_answer_is_kept():
     for name, stage in {"a": 0, "b": 1, "c": 2}.items():
         swarm.start(name, stage, in_flight=2)
     await swarm.until(lambda: swarm.committed(0) >= 10, 30.0)
-    data = swarm.members["c"].worker.data
+    data = swarm.members["c"].worker.services.pipeline_service
     done = [data.bodies[key] for key, job in data.pipeline.jobs.items() if job.phase == "done"]
     assert done
     assert all(not kept.output and kept.text is None and kept.answer for kept in done)
@@ -90,7 +90,7 @@ async def test_a_microbatch_that_cannot_be_sent_goes_to_another_peer_at_once():
     for name, stage in {"a": 0, "b": 1, "c": 1}.items():
         swarm.start(name, stage, in_flight=2)
     await swarm.until(lambda: swarm.committed(0) >= 10, 30.0)
-    sender, cut_off = swarm.members["a"].worker.neighbourhood, swarm.members["b"].peer
+    sender, cut_off = swarm.members["a"].worker.services.links, swarm.members["b"].peer
     posted = sender.post
 
     def post(peer, lane, message, body=b""):

@@ -576,12 +576,12 @@ async def test_in_a_swarm_every_peer_of_a_group_is_counted_by_the_others():
     members = [swarm.start(name, stage=0) for name in ("a", "b", "c")]
 
     def counted():
-        sums = [summary(member.worker.receipts.kept) for member in members]
+        sums = [summary(member.worker.services.receipts.kept) for member in members]
         return all(one["accepted"] >= 4 and one["signers"] == 2 and one["tokens"] > 0 for one in sums)
 
     await swarm.until(lambda: all(member.worker.state == "training" for member in members), 60.0)
     await swarm.until(counted, 120.0)
-    ids = [member.worker.receipts.kept for member in members]
+    ids = [member.worker.services.receipts.kept for member in members]
     for kept in ids:
         for (stage, block), held in kept.book.blocks.items():
             assert stage == 0

@@ -97,7 +97,7 @@ def trio(story, manifest=None):
         swarm.open()
         await story(swarm)
         for name in swarm.living():
-            swarm.members[name].worker.disk.folder = None  # It would write in a thread.
+            swarm.members[name].worker.services.disk.folder = None  # It would write in a thread.
         await swarm.close()
 
     run(whole())
@@ -113,7 +113,7 @@ def test_a_peer_whose_weights_go_wrong_learns_it_and_fetches_those_of_the_others
         for name in "abc":
             swarm.start(name, 0)
         await swarm.until(lambda: settled(swarm) >= 24, 60.0)  # More than the sets that are kept.
-        replica = swarm.members["b"].worker.update.work.replica
+        replica = swarm.members["b"].worker.services.round_service.work.replica
         replica._settled[5] ^= 1 << 7
         await swarm.until(lambda: swarm.of("fetched", "b"), 30.0)
         later = settled(swarm) + 12
@@ -183,10 +183,10 @@ def test_forged_and_foreign_words_are_refused_or_ignored():
             swarm.start(name, 0)
         await swarm.until(lambda: settled(swarm) >= 4, 60.0)
         worker, run_id = swarm.members["a"].worker, swarm.signed.run_id
-        digests: SignedDigests = worker.digests
+        digests: SignedDigests = worker.services.digests
         before = {peer: set(roots) for peer, roots in digests.roots().items()}
         friend, stranger = swarm.members["b"].identity, Identity.from_seed(b"a stranger")
-        units = worker.part.first_units()
+        units = worker.services.part.first_units()
         bad = bytearray(statement(friend, run_id, 99, units))
         bad[-1] ^= 1
         other = seal(friend, run_id, EnvelopeKind.SETTLED, 1, 99, 99, bytes(44))
@@ -199,7 +199,7 @@ def test_forged_and_foreign_words_are_refused_or_ignored():
         after = {peer: set(roots) for peer, roots in digests.roots().items()}
         after.pop(stranger.peer_id)  # What the own disk holds may be of a peer that is not met yet.
         assert after == before
-        assert worker.neighbourhood.traffic.refused["malformed"] == 3
+        assert worker.services.links.traffic.refused["malformed"] == 3
 
     trio(story)
 
@@ -212,10 +212,10 @@ def test_words_between_snapshots_displace_none_and_two_of_each_peer_are_passed_o
             swarm.start(name, 0)
         await swarm.until(lambda: settled(swarm) >= 12, 60.0)
         worker, run_id = swarm.members["a"].worker, swarm.signed.run_id
-        digests: SignedDigests = worker.digests
+        digests: SignedDigests = worker.services.digests
         before, friend = digests.roots(), swarm.members["b"].identity
         between = [round for round in digests._chains if not digests._is_turn(round)]
-        units = worker.part.first_units()
+        units = worker.services.part.first_units()
         for round in between:
             for chain in (digests._chains[round], b"another one!"):
                 word = statement(friend, run_id, round, units, chain)
@@ -223,8 +223,8 @@ def test_words_between_snapshots_displace_none_and_two_of_each_peer_are_passed_o
         assert digests.roots() == before
         newest = [statement(friend, run_id, between[-1], units, chain)
                   for chain in (digests._chains[between[-1]], b"another one!")]  # fmt: skip
-        told, post = {}, worker.neighbourhood.post
-        worker.neighbourhood.post = lambda peer, lane, message: told.setdefault(peer, []).append(message)
+        told, post = {}, worker.services.links.post
+        worker.services.links.post = lambda peer, lane, message: told.setdefault(peer, []).append(message)
         forked, branch_peer = swarm.members["c"].peer, friend.peer_id
         digests.sign((forked,))
         for peer in (forked, branch_peer):
@@ -237,6 +237,6 @@ def test_words_between_snapshots_displace_none_and_two_of_each_peer_are_passed_o
         assert [len(told[peer]) for peer in (forked, branch_peer)] == [2, 1], (
             "its own side has heard it itself"
         )
-        worker.neighbourhood.post = post
+        worker.services.links.post = post
 
     trio(story)

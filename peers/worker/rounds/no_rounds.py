@@ -1,0 +1,69 @@
+"""The rounds of a stage as a peer sees them before it has the stage's weights: it takes part in none."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from peers.worker.rounds.round_counts import RoundCounts
+from protocols.messages.table import Message
+from swarmnet.identifiers import PeerId
+from swarmnet.rounds.own_contributions import NOTHING_PAST, RestartState
+from swarmnet.run.rates import Rates
+
+
+class NoGroup:
+    """Stands for `GroupRounds`: no round has begun here."""
+
+    current = 0
+    settled = -1
+    past_last = False
+
+
+class NoRounds:
+    """The null form of `RoundService`. It ignores what other peers send about rounds; they send it again."""
+
+    has_weights: Literal[False] = False
+    tokens = None
+
+    def __init__(self) -> None:
+        self.rounds = NoGroup()
+        self.counts = RoundCounts()
+
+    def linked(self, peer: PeerId) -> None:
+        """Ignore the link: `RoundService` begins with the links that are open then."""
+
+    def left(self, peer: PeerId, released: bool) -> None:
+        """Ignore a peer that takes part in no round here."""
+
+    def counted(self, peers: int) -> None:
+        """Ignore the size of the group: `RoundService` begins with the newest."""
+
+    def on_stall(self, seconds: float) -> None:
+        """Ignore that this process was stopped: no round ran meanwhile."""
+
+    def message(self, peer: PeerId, message: Message, body: bytes) -> None:
+        """Ignore the message."""
+
+    def committed(self, tokens: int) -> None:
+        """Ignore tokens: without weights nothing was computed."""
+
+    def ordered(self, rates: Rates) -> None:
+        """Ignore the order: `RoundService` begins with the newest."""
+
+    def end_at(self, last: int | None) -> None:
+        """Ignore the order, likewise."""
+
+    def is_neighbour(self, peer: PeerId) -> bool:
+        return False
+
+    def held_experts(self) -> None:
+        """Return None: no experts are assigned yet."""
+
+    def past(self, until: int) -> RestartState:
+        return NOTHING_PAST
+
+    def note_undecided(self) -> None:
+        """Log nothing: there is no own contribution."""
+
+    def close(self) -> None:
+        """Close nothing."""

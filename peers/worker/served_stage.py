@@ -1,0 +1,177 @@
+"""Dispatch what the peer links report (messages, new and lost links) to the services of a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from peers.compute.stage_part import MakePart
+from peers.errors import IdentityInUse
+from peers.network.discovery.height import RemoteProgressGuard
+from peers.network.ports import HeartbeatLoad
+from peers.telemetry.snapshot import IN_STEP
+from peers.worker.lifecycle import Lifecycle
+from peers.worker.order_enforcement import OrderEnforcer
+from peers.worker.record_fields import claims_of
+from peers.worker.run_end import RunShutdown
+from peers.worker.run_orders import RunOrders
+from peers.worker.stage_moves import StageMover
+from peers.worker.stage_services import StageServices
+from peers.worker.worker_context import WorkerContext
+from protocols.messages.table import (
+    AUDIT_MESSAGES,
+    DATA_MESSAGES,
+    STATE_MESSAGES,
+    ForwardRequest,
+    GetState,
+    Message,
+    OrderUpdate,
+    PeerRecords,
+    ReceiptMessage,
+    Slices,
+    Statements,
+)
+from protocols.signed.records import SignedRecord
+from swarmnet.identifiers import PeerId
+
+
+class ServedStage:
+    """One stage as this worker serves it: its services, and what steers them. `Listener` of its links."""
+
+    def __init__(
+        self,
+        *,
+        context: WorkerContext,
+        lifecycle: Lifecycle,
+        orders: RunOrders,
+        elsewhere: RemoteProgressGuard,
+        make_part: MakePart,
+        stage: int,
+        leave: Callable[[], None],
+    ) -> None:
+        """`leave()` ends the worker."""
+        self.lifecycle = lifecycle
+        self.orders = orders
+        self.services = StageServices(
+            context=context,
+            lifecycle=lifecycle,
+            orders=orders,
+            elsewhere=elsewhere,
+            listener=self,
+            make_part=make_part,
+            stage=stage,
+        )
+        self.moving = StageMover(self.services)
+        self.ending = RunShutdown(
+            services=self.services,
+            orders=orders,
+            elsewhere=elsewhere,
+            stands=self.announce_standing,
+            leave=leave,
+        )
+        self.enforcer = OrderEnforcer(
+            services=self.services, orders=orders, ending=self.ending, stands=self.announce_standing
+        )
+        self.services.links.own_record = self._see_own
+        self._answered_own = 0
+        """Sequence number of the newest record of a later process with this identity."""
+        self.make_record()
+
+    def start(self) -> None:
+        """Enforce orders and open links from now on."""
+        self.enforcer.begin()
+        self.services.links.start()
+
+    async def close(self) -> None:
+        await self.enforcer.close()
+        self.moving.close()
+        await self.services.close()
+
+    def make_record(self) -> bytes:
+        """Return a new signed record for the directory and for neighbours."""
+        services = self.services
+        claims = claims_of(services, self.load())
+        invite = self.orders.gatekeeper.record_invite
+        record = services.context.presence.record(services.stage, claims, invite)
+        services.links.record = record
+        return record
+
+    def announce_standing(self) -> None:
+        """Called when the owner may have paused, resumed or ended the run."""
+        if self.lifecycle.state in IN_STEP:
+            standing = "paused_by_owner" if self.orders.paused else "training"
+            self.lifecycle.enter(standing if self.ending.round is None else "ended")
+
+    def _see_own(self, signed: SignedRecord) -> None:
+        """End if an earlier process uses this identity. Answer a later process's record with a new own
+        record."""
+        services, context = self.services, self.services.context
+        try:
+            is_later = context.presence.judge_own(signed)
+        except IdentityInUse as error:
+            self.lifecycle.goodbye = ""  # Otherwise the other peers would take the earlier process for gone.
+            context.end_with(error)
+            return
+        if is_later and signed.sequence > self._answered_own:
+            if not self._answered_own:
+                text = "another process has started with this identity; it ends soon"
+                context.notify("identity_shared", text)
+            self._answered_own = signed.sequence
+            context.presence.announce_now()
+            record = self.make_record()
+            for peer in services.linked():
+                services.links.post(peer, "group", PeerRecords([record]))
+
+    # -- what the links report ------------------------------------------------------------------------
+
+    def load(self) -> HeartbeatLoad:
+        return self.services.load(self.moving.moving_to)
+
+    def linked(self, peer: PeerId, stage: int) -> None:
+        self.lifecycle.wake()
+        self.enforcer.linked(peer)
+        self.services.receipts.linked(peer)
+        if stage == self.services.stage:
+            self.services.round_service.linked(peer)
+
+    def counted(self, peers: int) -> None:
+        self.services.round_service.counted(peers)
+
+    def on_stall(self, seconds: float) -> None:
+        self.services.round_service.on_stall(seconds)
+
+    def unlinked(self, peer: PeerId, reason: str, released: bool) -> None:
+        services = self.services
+        self.lifecycle.wake()
+        services.pipeline_service.unlinked(peer)
+        services.round_service.left(peer, released)
+        services.snapshot_service.unlinked(peer)
+        self.moving.gone(peer)
+
+    def beat(self, peer: PeerId) -> None:
+        self.moving.beaten(peer)
+        self.services.pipeline_service.pump()
+
+    def message(self, peer: PeerId, message: Message, body: bytes) -> None:
+        """Pass a message to the service that handles its kind."""
+        services = self.services
+        self.lifecycle.wake()
+        if isinstance(message, DATA_MESSAGES):
+            services.pipeline_service.message(peer, message, body)
+        elif isinstance(message, STATE_MESSAGES):
+            if isinstance(message, GetState):
+                services.digests.send_all(peer)
+                self.enforcer.on_state_request(peer)
+            services.snapshot_service.message(peer, message, body)
+        elif isinstance(message, Statements):
+            if services.recovery.keepers.is_one(peer):
+                services.recovery.keepers.receive(peer, message)
+            else:
+                services.digests.message(peer, message)
+        elif isinstance(message, OrderUpdate):
+            self.enforcer.message(peer, message)
+        elif isinstance(message, ReceiptMessage):
+            services.receipts.message(peer, message)
+        elif isinstance(message, ForwardRequest):
+            services.inference.message(peer, message, body)
+        elif isinstance(message, (Slices, *AUDIT_MESSAGES)) or services.round_service.is_neighbour(peer):
+            services.round_service.message(peer, message, body)

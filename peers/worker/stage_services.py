@@ -1,0 +1,231 @@
+"""The services with which a worker serves one stage, from the choice of the stage on.
+
+Nothing in them is optional. Only the rounds begin later, when the stage's weights are here (joining.py);
+until then `NoRounds` stands for them.
+"""
+
+from __future__ import annotations
+
+from peers.compute.stage_part import MakePart, StagePart
+from peers.network.discovery.discovery import PeerDiscovery
+from peers.network.discovery.height import RemoteProgressGuard
+from peers.network.peer_links import PeerLinks
+from peers.network.ports import HeartbeatLoad, Listener
+from peers.state.checkpoint_writer import CheckpointWriter
+from peers.state.snapshot_service import SnapshotService, start_digest
+from peers.state.snapshot_store import Snapshots
+from peers.worker.inference.server import Inference
+from peers.worker.lifecycle import Lifecycle
+from peers.worker.pipeline.pipeline_service import PipelineService
+from peers.worker.rounds.digest_gossip import SignedDigests
+from peers.worker.rounds.no_rounds import NoRounds
+from peers.worker.rounds.receipt_service import Receipts
+from peers.worker.rounds.round_service import RoundService
+from peers.worker.rounds.update_compute import RoundSettled
+from peers.worker.run_orders import RunOrders
+from peers.worker.starting_state import StateRecovery
+from peers.worker.worker_context import WorkerContext
+from protocols.messages.body_limits import bodies_for_workers
+from protocols.messages.terms import Bodies
+from swarmnet.identifiers import PeerId
+from swarmnet.membership.membership import Membership
+from swarmnet.rounds.audits import Audits
+from swarmnet.rounds.contributors import ContributorFilter
+from swarmnet.rounds.events import FetchGroupState
+from swarmnet.run.manifest import Manifest
+
+AUDITS_OF = b"swarmnet audits 1\0"
+"""Signed together with the run's id, this gives a secret that is the same after a restart. It decides which
+results are audited."""
+
+
+class StageServices:
+    """All services of one stage at one peer."""
+
+    def __init__(
+        self,
+        *,
+        context: WorkerContext,
+        lifecycle: Lifecycle,
+        orders: RunOrders,
+        elsewhere: RemoteProgressGuard,
+        listener: Listener,
+        make_part: MakePart,
+        stage: int,
+    ) -> None:
+        """`elsewhere` tells whether absent peers have the run's weights. `listener` receives what the links
+        report. `make_part` builds the part that computes the stage."""
+        manifest, settings = context.manifest, context.settings
+        self.context = context
+        self.lifecycle = lifecycle
+        self.stage = stage
+        self.part = make_part(manifest, stage)
+        self.round_service: RoundService | NoRounds = NoRounds()
+        by_invite = manifest.access == "invite"
+        membership = Membership(
+            me=context.me,
+            stage=stage,
+            chance=context.chance,
+            beside=manifest.neighbour_stages(stage),
+            by_invite=by_invite,
+        )
+        self.contributors = ContributorFilter(membership, manifest.rounds)
+        secret = context.identity.sign(AUDITS_OF + bytes.fromhex(context.signed.run_id))
+        self.audits = Audits(secret, manifest.rounds.window)
+        self.contributors.convicted = orders.gatekeeper.convicted = self.audits.convicted
+        self.links = PeerLinks(
+            transport=context.transport,
+            run_id=context.signed.run_id,
+            membership=membership,
+            listener=listener,
+            signed_manifest=context.signed.wire(),
+            log_event=context.log_event,
+            bodies=_longest_bodies(manifest, self.part),
+        )
+        self.links.met = context.presence.directory.met
+        self.links.admission = orders.gatekeeper
+        self.looking = PeerDiscovery(
+            presence=context.presence,
+            neighbourhood=self.links,
+            stages=len(manifest.stages),
+            notify=context.notify,
+        )
+        self.digests = SignedDigests(
+            identity=context.identity,
+            signed=context.signed,
+            stage=stage,
+            neighbourhood=self.links,
+            wrong=self.resynchronise,
+            log_event=context.log_event,
+        )
+        self.receipts = Receipts(
+            identity=context.identity,
+            signed=context.signed,
+            stage=stage,
+            path=settings.receipts,
+            neighbourhood=self.links,
+            now=context.presence.directory.now,
+            log_event=context.log_event,
+        )
+        self.disk = CheckpointWriter(
+            folder=settings.checkpoints,
+            signed=context.signed,
+            stage=stage,
+            part=self.part,
+            compute=context.compute,
+            log_event=context.log_event,
+            notify=context.notify,
+            digests=self.digests,
+            past=lambda until: self.round_service.past(until),
+        )
+        self.snapshots = Snapshots(
+            identity=context.identity,
+            run_id=context.signed.run_id,
+            stage=stage,
+            rules=manifest.rounds,
+            folder=settings.checkpoints,
+        )
+        self.snapshot_service = SnapshotService(
+            snapshots=self.snapshots,
+            neighbourhood=self.links,
+            state_bytes=self.part.state.size * 4,
+            log_event=context.log_event,
+            notify=context.notify,
+        )
+        self.snapshot_service.signed = self.digests.roots
+        self.snapshot_service.start = start_digest(manifest, stage)
+        self.recovery = StateRecovery(
+            disk=self.disk,
+            states=self.snapshot_service,
+            presence=context.presence,
+            neighbourhood=self.links,
+            compute=context.compute,
+            log_event=context.log_event,
+            notify=context.notify,
+            elsewhere=lambda: elsewhere.waits(self.disk.lost_round),
+            model=settings.start,
+        )
+        self.pipeline_service = PipelineService(
+            manifest=manifest,
+            stage=stage,
+            compute=context.compute,
+            part=self.part,
+            neighbourhood=self.links,
+            text=orders.text,
+            chance=context.chance,
+            slots=settings.slots,
+            in_flight=settings.in_flight,
+            committed=self._committed,
+            round=lambda: self.round_service.rounds.current,
+            log_event=context.log_event,
+            line=settings.line,
+        )
+        # A restarted peer keeps its identity and must not reuse names of microbatches, which other peers
+        # would take for duplicates. No peer starts a thousand in a second.
+        self.pipeline_service.next_counter = int(context.presence.directory.now() * 1000)
+        self.inference = Inference(
+            manifest=manifest,
+            stage=stage,
+            snapshots=self.snapshots,
+            part=self.part,
+            compute=context.compute,
+            neighbourhood=self.links,
+            log_event=context.log_event,
+            chance=context.chance,
+        )
+        self.links.answer_visitor = self.inference.visitors.post
+
+    def load(self, moving_to: int) -> HeartbeatLoad:
+        """Return this peer's load, as sent in heartbeats. `moving_to` is the stage to which it moves, or
+        -1."""
+        service, pipeline = self.round_service, self.pipeline_service
+        if not service.has_weights:
+            return HeartbeatLoad(self.stage, False, 0, 0.0, 0)
+        ready = pipeline.serving and service.rounds.in_step
+        free = max(0, pipeline.pipeline.slots - pipeline.pipeline.under_way)
+        seconds = pipeline.service_seconds
+        return HeartbeatLoad(self.stage, ready, free, seconds, service.rounds.current, moving_to)
+
+    def linked(self) -> list[PeerId]:
+        """Return the peers with open links."""
+        return [peer for peer, known in self.links.known().items() if known.linked]
+
+    def has_company(self) -> bool:
+        """Return whether another peer of the stage has its weights, too."""
+        return bool(self.links.membership.live(self.stage))
+
+    def resynchronise(self, request: FetchGroupState) -> None:
+        """Stop to serve, and let the life cycle fetch the group's state again."""
+        if self.lifecycle.resynchronise(request):
+            self.pipeline_service.serving = False
+            self.context.notify("behind", f"fetches the state again: {request.reason}")
+
+    def settled(self, settled: RoundSettled) -> None:
+        """Called on the event loop when a round has settled."""
+        self.links.membership.worked(settled.contributors)
+        self.digests.settled(settled)
+        self.receipts.settled(settled)
+
+    def _committed(self, tokens: int) -> None:
+        self.lifecycle.wake()
+        self.round_service.committed(tokens)
+
+    async def close(self) -> None:
+        """Close all services, the links last."""
+        self.inference.close()
+        self.pipeline_service.close()
+        self.round_service.note_undecided()
+        self.round_service.close()
+        self.snapshot_service.close()
+        goodbye = self.lifecycle.goodbye if self.lifecycle.goes_to is None else "moving"
+        await self.links.close(goodbye)
+        await self.receipts.close()
+
+
+def _longest_bodies(manifest: Manifest, part: StagePart) -> Bodies:
+    """Return the largest bodies that this stage's messages can have."""
+    state, method = part.state.size * 4, part.method
+    if method.reduced is None:
+        return bodies_for_workers(manifest, method.payload_bytes, state)
+    slices = sum(method.reduced.slice_bytes)
+    return bodies_for_workers(manifest, method.reduced.longest_result, state, slices)
