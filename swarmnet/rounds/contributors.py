@@ -198,7 +198,7 @@ class UnknownContributors:
                 del self._named_alone[holders[0]]
 
 
-class Admission:
+class SetAdmission:
     """Decides which contributions may enter the sets of the open rounds, and keeps those that may not yet.
 
     A contribution may enter if it has weight, or if half of the peers in sight hold it. The set also needs

@@ -32,7 +32,7 @@ from swarmnet.rounds.contribution_sets import (
     list_open_sets,
     set_digest,
 )
-from swarmnet.rounds.contributors import Admission, HasWeight
+from swarmnet.rounds.contributors import HasWeight, SetAdmission
 from swarmnet.rounds.fetch_scheduler import SHARE_SLACK, FetchScheduler
 from swarmnet.rounds.fork_choice import ForkChoice
 from swarmnet.rounds.gossip import CALM_SECONDS, URGENT_SECONDS, Gossip
@@ -93,7 +93,7 @@ class GroupRounds:
         self.history: dict[int, RoundSet] = {}
         """The last settled rounds."""
         self.pulls = FetchScheduler()
-        self.admission = Admission(
+        self.admission = SetAdmission(
             me=me,
             has_weight=has_weight,
             is_member=is_member,

@@ -125,7 +125,7 @@ class SimulatedCompute:
             self._done(priority, key, seconds)
 
 
-class SimulatedLink:
+class AccessLink:
     """A peer's link, whose two directions carry one body after another."""
 
     def __init__(self, bandwidth: LinkBandwidth) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from peers.lab.planner import losses
 from peers.lab.planner.layout import PeerSpec, SwarmLayout
-from peers.lab.planner.simulated_machine import Events, SharedCores, SimulatedCompute, SimulatedLink
+from peers.lab.planner.simulated_machine import AccessLink, Events, SharedCores, SimulatedCompute
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline.events import (
     ActArrived,
@@ -136,7 +136,7 @@ class SimulatedPeer:
         self._poll_is_due = False
         bandwidth = swarm.layout.line(place)
         self.line_seconds = seconds_on_line(bandwidth, swarm.layout.crossing(spec.stage))
-        self.link = SimulatedLink(bandwidth)
+        self.link = AccessLink(bandwidth)
 
     def die(self) -> None:
         """End this peer's process, with its microbatches."""
