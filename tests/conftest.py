@@ -73,7 +73,7 @@ def started(monkeypatch):
     """Stands in for the peer process and the demo; lists what they were started with."""
     calls = []
 
-    def start(what, joined=str, others=None):
+    def start(what, joined=str, create_role=None):
         calls.append(what)
         return 0
 

@@ -62,7 +62,7 @@ def end(
     bootstrap: Bootstraps = None,
 ) -> None:
     """End a run before a round of the first stage: all peers settle and save what is open, and stop."""
-    from peers.cli.model import warn
+    from peers.cli.run import warn
     from swarmnet.run import owner_orders
 
     async def prepare_end(connection: RunConnection) -> Callable[[OwnerOrders], OwnerOrders]:

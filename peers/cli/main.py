@@ -198,7 +198,7 @@ def config_check(
     """Check a peer file, a run file or a published run file."""
     from peers.tools.owner.run_check import check_file
 
-    typer.echo(check_file(file, os.environ, run.overrides(settings), tokenizer, model.warn, init_checkpoint))
+    typer.echo(check_file(file, os.environ, run.overrides(settings), tokenizer, run.warn, init_checkpoint))
 
 
 def config_explain(

@@ -30,7 +30,7 @@ def tokenizer(
     """Train a tokenizer.json (byte-level BPE) on a text, or on a random part of one above 64 MiB."""
     import time
 
-    from peers.cli.model import warn
+    from peers.cli.run import warn
     from peers.config.atomic_files import is_there, write_atomically
     from peers.data.documents import TextError, text_at
     from peers.data.local_text import progress_lines
@@ -63,7 +63,7 @@ def index(
     import hashlib
     import time
 
-    from peers.cli.model import warn
+    from peers.cli.run import warn
     from peers.config.atomic_files import is_there, write_atomically
     from peers.data.documents import ReadSummary, TextError
     from peers.data.local_text import progress_lines

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peers.cli.run import text_or_file
+from peers.cli.run import text_or_file, warn
 from peers.errors import UserError, as_user_errors, how_to_install
 
 if TYPE_CHECKING:
@@ -63,13 +63,6 @@ OWN_TEXT = (
 )
 """Warning for runs that do not keep the held-out modules out of their text; only the source python-stdlib
 does."""
-
-
-def warn(text: str) -> None:
-    """Print a warning to standard error."""
-    from peers.telemetry.console import shown
-
-    typer.echo(shown(f"warning: {text}", sys.stderr), err=True)
 
 
 def export(

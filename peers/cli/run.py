@@ -35,6 +35,13 @@ TEXT_LIMIT = 64 * 1024
 """Maximum characters of a file that an option names. Invites need less, and endless devices are cut."""
 
 
+def warn(text: str) -> None:
+    """Print a warning to standard error."""
+    from peers.telemetry.console import shown
+
+    typer.echo(shown(f"warning: {text}", sys.stderr), err=True)
+
+
 def text_or_file(text: str | None) -> str | None:
     """Return the value of a command-line option; for `@FILE`, the content of the file. Raises UserError if
     the file cannot be read.
@@ -85,17 +92,33 @@ def start(config: PeerFile, joined: Callable[[], str] = str) -> None:
     it returns a notice for the user, empty for none."""
     from peers.process.process import run_peer_file  # Loads torch and hivemind.
 
-    others = {"observer": _evaluating_observer} if config.evaluating.seconds else {}
-    raise typer.Exit(run_peer_file(config, joined, others))
+    raise typer.Exit(run_peer_file(config, joined, create_role))
 
 
-def _evaluating_observer(process: Process) -> Role:
-    """Return an observer (a peer that shows the swarm on a web page) that also scores the model. Its code
-    loads torch, which other observers do not need."""
-    from peers.observer.role import ObserverRole
-    from peers.tools.model.evaluator import SwarmEvaluator
+def create_role(process: Process) -> Role:
+    """Create the role that the peer file names. Only the module of that role is imported, so a bootstrap or
+    an observer never loads torch (docs/benchmarks/start.md), unless the observer also scores the model."""
+    match process.config.role:
+        case "bootstrap":
+            from peers.process.bootstrap_role import Bootstrap
 
-    return ObserverRole(process, SwarmEvaluator(process))
+            return Bootstrap(process)
+        case "observer":
+            from peers.observer.role import ObserverRole
+
+            if not process.config.evaluating.seconds:
+                return ObserverRole(process)
+            from peers.tools.model.evaluator import SwarmEvaluator
+
+            return ObserverRole(process, SwarmEvaluator(process))
+        case "archivist":
+            from peers.archivist.role import ArchivistRole
+
+            return ArchivistRole(process)
+        case _:
+            from peers.worker.role import WorkerRole
+
+            return WorkerRole(process)
 
 
 def publish(
@@ -127,7 +150,6 @@ def publish(
     settings: Settings = None,
 ) -> None:
     """Sign a run and write its published file. Prints the run id and the command with which others join."""
-    from peers.cli.model import warn
     from peers.config import run_file as runs
     from peers.data.documents import TextError
     from peers.tools.owner.run_check import check_run, counted_sources, model_beside, start_beside

@@ -13,9 +13,8 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import uvloop
@@ -40,38 +39,10 @@ OF_A_STAGE = ("pause", "resume", "checkpoint", "credit")
 """Commands of the control socket that only a worker carries out (`peers/worker/role.py`)."""
 
 
-Roles = Mapping[str, Callable[[Process], Role]]
-"""Additional roles by their name in a peer file, from layers above this one (peers/cli/run.py)."""
-NO_OTHERS: Roles = MappingProxyType({})
-
-
-def role_of(process: Process, others: Roles) -> Role:
-    """Create the role that the peer file names; roles in `others` are searched first. Only the module of that
-    role is imported, so a bootstrap or an observer never loads torch (docs/benchmarks/start.md)."""
-    name = process.config.role
-    if name in others:
-        return others[name](process)
-    if name == "bootstrap":
-        from peers.process.bootstrap_role import Bootstrap
-
-        return Bootstrap(process)
-    if name == "observer":
-        from peers.observer.role import ObserverRole
-
-        return ObserverRole(process)
-    if name == "archivist":
-        from peers.archivist.role import ArchivistRole
-
-        return ArchivistRole(process)
-    from peers.worker.role import WorkerRole
-
-    return WorkerRole(process)
-
-
-def run_peer_file(config: PeerFile, joined: Callable[[], str] = str, others: Roles = NO_OTHERS) -> int:
+def run_peer_file(config: PeerFile, joined: Callable[[], str], create_role: Callable[[Process], Role]) -> int:
     """Run one peer until it is asked to stop. Returns the process's exit code. `joined` is called when a
-    bootstrap has answered, and returns a line for the user or an empty string. `others` are additional roles.
-    Raises UserError for what a person can fix."""
+    bootstrap has answered, and returns a line for the user or an empty string. `create_role` creates the role
+    that the peer file names. Raises UserError for what a person can fix."""
     report = open_report(config.log, sys.stderr, time.time, config.name)
     report_library_logs(report)
     _use_batch_scheduling()
@@ -87,9 +58,10 @@ def run_peer_file(config: PeerFile, joined: Callable[[], str] = str, others: Rol
             )
         identity = load_or_create(config.identity)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(
-                Peer(config=config, identity=identity, report=report, joined=joined, others=others).run()
+            peer = Peer(
+                config=config, identity=identity, report=report, joined=joined, create_role=create_role
             )
+            return runner.run(peer.run())
 
 
 def _use_batch_scheduling() -> None:
@@ -113,7 +85,7 @@ class Peer:
         identity: Identity,
         report: Reporter,
         joined: Callable[[], str] = str,
-        others: Roles = NO_OTHERS,
+        create_role: Callable[[Process], Role],
     ) -> None:
         self.config = config
         self.report = report
@@ -136,7 +108,7 @@ class Peer:
             self.control,
             joined=joined,
         )
-        self.role = role_of(self.process, others)
+        self.role = create_role(self.process)
         for word in OF_A_STAGE if config.role != "worker" else ():
             self.control.answers[word] = self._refuse_stage_command
 

@@ -9,13 +9,16 @@ contribution that half of the peers in sight hold has weight in any case: a peer
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from math import inf
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.membership.membership import Membership
 from swarmnet.membership.overlay import FULL_GROUP
+from swarmnet.rounds.contribution_sets import RoundSet
 from swarmnet.rounds.events import Reference
+from swarmnet.rounds.open_round import CurrentRound
+from swarmnet.rounds.settlement import FinalityRules
 from swarmnet.run.manifest import Rounds
 
 GROUPS = 2
@@ -193,3 +196,71 @@ class UnknownContributors:
             self._named_alone[holders[0]] += by
             if not self._named_alone[holders[0]]:
                 del self._named_alone[holders[0]]
+
+
+class SetAdmission:
+    """Decides which contributions may enter the sets of the open rounds, and keeps those that may not yet.
+
+    A contribution may enter if it has weight, or if half of the peers in sight hold it. The set also needs
+    room for it."""
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        has_weight: HasWeight,
+        is_member: Callable[[PeerId], bool],
+        rounds: Mapping[int, RoundSet],
+        neighbours: Container[PeerId],
+        open_round: CurrentRound,
+    ) -> None:
+        """`rounds`: the sets of the open rounds; `open_round` knows the size of the group."""
+        self.has_weight = has_weight
+        self.waiting = UnknownContributors(is_member)
+        self._me = me
+        self._rounds = rounds
+        self._neighbours = neighbours
+        self._open_round = open_round
+        self.convicted: dict[PeerId, int] = {}
+        """Peers that are proven faulty, and the first round in which half cannot make theirs count."""
+        self.accepted_by_half = QuorumAccepted()
+
+    def may_enter(self, reference: Reference) -> bool:
+        """Return whether its set has room for a contribution that has weight, or that half in sight hold."""
+        if reference in self.accepted_by_half:
+            return self._count_others(reference.round, reference.peer) < MAX_CONTRIBUTORS - 1
+        if self.waiting.names_strangers(reference.id):  # A result that sums slices of no members.
+            return False
+        peer, round = reference.peer, reference.round
+        return self.has_weight(peer, round) and self._has_room(round, peer)
+
+    def expects(self, round: int, contributor: PeerId) -> bool:
+        """Return whether a contribution of `contributor` could enter that set, before one is verified."""
+        counts = self.has_weight(contributor, round) and self._has_room(round, contributor)
+        return counts or self.accepted_by_half.of(contributor, round)
+
+    def wait(self, peer: PeerId, reference: Reference, agreement: FinalityRules) -> None:
+        """Keep a contribution to an open round that `peer` named and that may not enter yet. It is accepted
+        if half of the peers in sight hold it and its contributor is not proven faulty."""
+        self.waiting.named(peer, reference)
+        if reference.round >= self.convicted.get(reference.peer, reference.round + 1):
+            return  # Half of them may not have the proof yet.
+        holders = self.waiting.holders(reference.id)
+        if agreement.is_half(branch_peer in holders for branch_peer in agreement.same_branch_peers):
+            self.accepted_by_half.add(reference)
+
+    def forget_until(self, round: int) -> None:
+        """Forget the contributions to settled rounds, up to `round`."""
+        self.waiting.forget_until(round)
+        self.accepted_by_half.forget(round)
+
+    def _has_room(self, round: int, contributor: PeerId) -> bool:
+        """Return whether the set may grow by a contribution of `contributor`. Linked peers find more room."""
+        is_linked = contributor in self._neighbours
+        most = MAX_CONTRIBUTORS if is_linked else max_contributors(self._open_round.peers)
+        return self._count_others(round, contributor) < most - 1
+
+    def _count_others(self, round: int, contributor: PeerId) -> int:
+        """Return how many peers have a contribution in the set, without this peer and `contributor`."""
+        held = self._rounds[round].held if round in self._rounds else {}
+        return len(held) - (contributor in held) - (self._me in held)

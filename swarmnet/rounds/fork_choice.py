@@ -128,15 +128,30 @@ class ForkChoice:
         """True if the whole group is linked to this peer."""
         self.follows = False
         """The same as `FinalityRules.follows`: True for a while after this peer was suspended."""
+        self.suspension = SuspensionFollower(rules)
+        self.awaited: dict[PeerId, float] = {}
+        """Neighbours that are new or were lost, and until when each delays settling unless it is heard."""
         self._signed: dict[PeerId, Signed] = {}
         self._last_signed = -1
         """The round up to which this peer has signed."""
 
-    def left(self, peer: PeerId) -> NeighbourView | None:
-        """Remove a neighbour that left. Returns its view, if there was one."""
+    def joined(self, peer: PeerId, now: float) -> None:
+        """Add a neighbour unless it is one already. Settling waits until it is heard."""
+        if peer not in self.neighbours:
+            self.neighbours[peer] = NeighbourView(linked_at=now)
+            self.awaited[peer] = now + self.rules.finality_timeout_seconds
+
+    def left(self, peer: PeerId, released: bool, now: float) -> None:
+        """Remove a neighbour that left. Unless it was `released`, settling waits a moment for its return."""
         self.same_branch_peers.pop(peer, None)
         self._signed.pop(peer, None)
-        return self.neighbours.pop(peer, None)
+        view = self.neighbours.pop(peer, None)
+        if view is not None and view.relation == "same" and not released:
+            self.awaited[peer] = now + DEPARTURE_GRACE_SECONDS
+
+    def forget_awaited(self, now: float) -> None:
+        """Forget the neighbours for which settling need not wait any longer."""
+        self.awaited = {peer: until for peer, until in self.awaited.items() if until > now}
 
     def settle(self, mine: SettledSet) -> None:
         """Settle the next round with the set `mine`.
@@ -174,6 +189,7 @@ class ForkChoice:
         view.relate(self.chain, event.anchor_round, event.anchor)
         if view.relation == "same":
             self.same_branch_peers[event.peer] = view
+            self.awaited.pop(event.peer, None)
         else:
             self.same_branch_peers.pop(event.peer, None)
         # Both times begin when their condition becomes true, and are infinite while it is false.

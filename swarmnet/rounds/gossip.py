@@ -1,4 +1,4 @@
-"""Decides when a peer sends its neighbours Progress messages and announcements of contributions.
+"""Decides when a peer sends its neighbours Progress, announcements of contributions, and requests for ids.
 
 Progress says how far the peer is, an announcement which contributions it holds. Both are delayed a little, so
 that a burst of changes goes out in one message. To *relay* a contribution is to announce one that another
@@ -7,10 +7,11 @@ peer made.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.rounds.events import Reference, SendAnnounce
+from swarmnet.rounds.contribution_sets import NeighbourView
+from swarmnet.rounds.events import Reference, RequestIds, SendAnnounce
 
 URGENT_SECONDS = 0.05
 """Shortest interval of Progress when others wait for a change. A commit takes about as long."""
@@ -36,6 +37,8 @@ class Gossip:
         self._relays: dict[PeerId, dict[ContributionId, Reference]] = {}
         """Neighbour -> contributions that will be announced to it."""
         self._relay_at = float("inf")
+        self._differing_until = float("inf")
+        """No set of a neighbour has differed long enough before this time."""
 
     # -- Progress -------------------------------------------------------------------------------------
 
@@ -93,5 +96,23 @@ class Gossip:
                 announcements.append(SendAnnounce((peer,), references))
         return announcements
 
+    # -- lost announcements ---------------------------------------------------------------------------
+
+    def compared(self, neighbour: NeighbourView) -> None:
+        """Schedule requests for ids where the sets of a neighbour differ from this peer's."""
+        self._differing_until = min(self._differing_until, neighbour.next_deadline())
+
+    def id_requests(
+        self, neighbours: Mapping[PeerId, NeighbourView], under_way: Callable[[int], bool], now: float
+    ) -> list[RequestIds]:
+        """Return requests for ids where a neighbour's set has differed for some time: an announcement was
+        lost. Rounds with downloads `under_way` are left out."""
+        if now < self._differing_until:
+            return []
+        due = {peer: view.due(now, under_way) for peer, view in neighbours.items()}
+        deadlines = (view.next_deadline() for view in neighbours.values())
+        self._differing_until = min(deadlines, default=float("inf"))
+        return [RequestIds(peer, rounds) for peer, rounds in due.items() if rounds]
+
     def next_deadline(self) -> float:
-        return min(self._due_at, self._relay_at)
+        return min(self._due_at, self._relay_at, self._differing_until)

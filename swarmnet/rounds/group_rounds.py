@@ -18,14 +18,13 @@ No IO: `handle(event, now)` returns what the caller must do, in order. All times
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.overlay import hops, links
 from swarmnet.rounds import events
 from swarmnet.rounds.contribution_sets import (
-    DEPARTURE_GRACE_SECONDS,
     NeighbourView,
     RoundSet,
     are_reported,
@@ -33,15 +32,9 @@ from swarmnet.rounds.contribution_sets import (
     list_open_sets,
     set_digest,
 )
-from swarmnet.rounds.contributors import (
-    MAX_CONTRIBUTORS,
-    HasWeight,
-    QuorumAccepted,
-    UnknownContributors,
-    max_contributors,
-)
+from swarmnet.rounds.contributors import HasWeight, SetAdmission
 from swarmnet.rounds.fetch_scheduler import SHARE_SLACK, FetchScheduler
-from swarmnet.rounds.fork_choice import ForkChoice, SuspensionFollower
+from swarmnet.rounds.fork_choice import ForkChoice
 from swarmnet.rounds.gossip import CALM_SECONDS, URGENT_SECONDS, Gossip
 from swarmnet.rounds.history import START, Chain, Earlier, SettledSet
 from swarmnet.rounds.open_round import CurrentRound
@@ -86,42 +79,47 @@ class GroupRounds:
         self.last: int | None = None
         """After this round this peer closes none on its own; None: the run does not end."""
         self.me = me
-        self.neighbours: dict[PeerId, NeighbourView] = {}
         self.histories = ForkChoice(
-            rules=rules, chain=Chain(settled, chain_value, earlier), neighbours=self.neighbours, now=now
+            rules=rules, chain=Chain(settled, chain_value, earlier), neighbours={}, now=now
         )
-        self._same_branch_peers = self.histories.same_branch_peers
-        self.agreement = FinalityRules(rules, self._same_branch_peers)
-        self._following = SuspensionFollower(rules)
+        self.agreement = FinalityRules(rules, self.same_branch_peers)
         self.applied = settled
         self.open_round = CurrentRound(
-            rules=rules, number=settled + 1, same_branch_peers=self._same_branch_peers, now=now
+            rules=rules, number=settled + 1, same_branch_peers=self.same_branch_peers, now=now
         )
         self.contributed: set[int] = set()
         self.pending: set[int] = set()
         self.rounds: dict[int, RoundSet] = {}
         self.history: dict[int, RoundSet] = {}
         """The last settled rounds."""
-        self.departed: dict[PeerId, float] = {}
-        """Lost same-branch peers, and until when each delays settling unless it is heard again."""
         self.pulls = FetchScheduler()
-        self.has_weight = has_weight
-        self.waiting = UnknownContributors(is_member)
-        self._convicted: dict[PeerId, int] = {}
-        self._accepted_by_half = QuorumAccepted()
+        self.admission = SetAdmission(
+            me=me,
+            has_weight=has_weight,
+            is_member=is_member,
+            rounds=self.rounds,
+            neighbours=self.neighbours,
+            open_round=self.open_round,
+        )
         self.offers = offers or OwnContributions(rules, draw)
         self.reducing: ReductionSchedule | None = None
         if draw is not None:
             self.reducing = ReductionSchedule(
-                rules=rules, draw=draw, me=me, same_branch_peers=self._same_branch_peers, chain=self.chain
+                rules=rules, draw=draw, me=me, same_branch_peers=self.same_branch_peers, chain=self.chain
             )
-        self._is_leaving = False
-        """True while the gathered gradient waits to be contributed as soon as the round may close."""
         self.gossip = Gossip(now)
-        self._differing_until = float("inf")
-        """No set of a neighbour has differed long enough before this time."""
         self._due = now
         self._effects: list[events.Effect] = []
+
+    @property
+    def neighbours(self) -> Mapping[PeerId, NeighbourView]:
+        """What this peer knows of each neighbour."""
+        return self.histories.neighbours
+
+    @property
+    def same_branch_peers(self) -> Mapping[PeerId, NeighbourView]:
+        """The neighbours on this peer's branch."""
+        return self.histories.same_branch_peers
 
     @property
     def chain(self) -> Chain:
@@ -152,7 +150,7 @@ class GroupRounds:
     def in_step(self) -> bool:
         """True unless half of the peers in sight have settled a round that is not applied here. One neighbour
         is enough while this peer follows others."""
-        views = self._same_branch_peers.values()
+        views = self.same_branch_peers.values()
         return not self.agreement.are_ahead(view.settled > self.applied for view in views)
 
     def handle(self, event: events.Event, now: float) -> list[events.Effect]:
@@ -184,18 +182,14 @@ class GroupRounds:
             case events.IdsAsked(peer, rounds):
                 self._send_ids(peer, rounds)
             case events.NeighbourJoined(peer):
-                if peer not in self.neighbours:  # Settling waits until it is heard.
-                    self.neighbours[peer] = NeighbourView(linked_at=now)
-                    self.departed[peer] = now + self.rules.finality_timeout_seconds
+                self.histories.joined(peer, now)
                 self.gossip.at_once(now)
             case events.NeighbourLeft(peer, released):
-                view = self.histories.left(peer)
+                self.histories.left(peer, released, now)
                 if released:  # It is alive, but no longer a neighbour.
                     self.offers.released(peer)
-                elif view is not None and view.relation == "same":  # Settling waits a moment for its return.
-                    self.departed[peer] = now + DEPARTURE_GRACE_SECONDS
                 self.pulls.left(peer, now)
-                self.waiting.left(peer)
+                self.admission.waiting.left(peer)
             case events.GroupSizeChanged(peers, members):
                 self._set_group_size(max(1, peers))
                 if self.reducing is not None:
@@ -207,8 +201,8 @@ class GroupRounds:
             case events.ProcessSuspended(seconds):
                 self.on_stall(seconds, now)
             case events.LeaveGroup():
-                self._is_leaving = self.open_round.tokens > 0 and not self.past_last
-                if self._is_leaving and self._knows_draw():
+                self.open_round.must_close = self.open_round.tokens > 0 and not self.past_last
+                if self.open_round.must_close and self._knows_draw():
                     self._close(now)
         self._advance(now)
         self._due = self._next_due()
@@ -230,14 +224,14 @@ class GroupRounds:
             if state is not None and number not in self.pending:
                 times.append(self.agreement.patience_ends(number, state, number <= self.applied))
         if self.agreement.follows:
-            times.append(self._following.until)
-        return min(*times, *self.departed.values(), self._differing_until)
+            times.append(self.histories.suspension.until)
+        return min(*times, *self.histories.awaited.values())
 
     def handed_over(self) -> bool:
         """Return whether this peer may leave without losing a contribution. For each open round with one of
         its own, some neighbour must report the same set as is held here. With reducers, their results must
         also include all slices of this peer. Without neighbours it need not wait for reports."""
-        if self._is_leaving or self.pending:  # A contribution is still to be made, or being made.
+        if self.open_round.must_close or self.pending:  # A contribution is still to be made, or being made.
             return False
         reported_sets = [view.sets for view in self.neighbours.values()]
         is_summed = self.reducing is None or self.offers.are_held(self.rounds)
@@ -245,18 +239,17 @@ class GroupRounds:
 
     def takes(self, reference: events.Reference) -> bool:
         """Return whether this contribution would enter a set now: it is news and has weight."""
-        return self._is_news(reference) and self._may_enter(reference)
+        return self._is_news(reference) and self.admission.may_enter(reference)
 
     def expects(self, round: int, contributor: PeerId) -> bool:
         """Return whether a contribution of `contributor` could enter that set, before one is verified."""
-        counts = self.has_weight(contributor, round) and self._has_room(round, contributor)
-        return counts or self._accepted_by_half.of(contributor, round)
+        return self.admission.expects(round, contributor)
 
     def takes_slices(self, peer: PeerId, round: int) -> bool:
         """Return whether slices of `peer` for `round` are accepted. Memory allows one round ahead at most."""
         if self.reducing is None or not self.settled < round <= self.current + 1:
             return False
-        return self.has_weight(peer, round) and self.reducing.takes(peer, round)
+        return self.admission.has_weight(peer, round) and self.reducing.takes(peer, round)
 
     def _set_group_size(self, peers: int) -> None:
         """Derive what depends on the number of peers in the group, this one included."""
@@ -269,7 +262,7 @@ class GroupRounds:
     def on_stall(self, seconds: float, now: float) -> None:
         """Follow the peers that continued while this process was suspended for `seconds`: settle nothing
         alone for a while. If the suspension was short, do nothing."""
-        if not self._following.begin(seconds, self.settled, now):
+        if not self.histories.suspension.begin(seconds, self.settled, now):
             return
         self._set_following(True)
         for state in [state for state in self.rounds.values() if state.sealed]:
@@ -303,20 +296,19 @@ class GroupRounds:
         is_ahead = event.settled > max(neighbour.settled, self.settled)
         self._effects += self.histories.progress(event, now)
         if neighbour.relation == "same":
-            self.departed.pop(event.peer, None)
             self.offers.agree(event.peer, min(self.settled, event.settled), now)
             if is_ahead:
                 self.gossip.changed(URGENT_SECONDS)
             self._close_left_rounds(now)
             neighbour.compare(self.rounds, now)
-            self._differing_until = min(self._differing_until, neighbour.next_deadline())
+            self.gossip.compared(neighbour)
 
     def _handle_announcement(self, event: events.Announced, now: float) -> None:
         """Fetch what a same-branch peer announces and this peer lacks. For settled rounds (`complete`) it
         announces the whole set. If this peer must adopt that set, it adopts the factor of its learning rate
         too, and removes the contributions that are not in it."""
         peer, references, complete = event.peer, event.references, event.complete
-        if peer not in self._same_branch_peers:
+        if peer not in self.same_branch_peers:
             return
         self.gossip.knows(peer, references)
         self.offers.accept_sets(complete, references)
@@ -331,12 +323,12 @@ class GroupRounds:
             for contributor in self.rounds[number].keep_only(settled):
                 self._effects.append(events.RemoveContribution(number, contributor))
             for reference in references:
-                self._record_if_accepted(reference, reference.round == number)
+                if reference.round == number:
+                    self.admission.accepted_by_half.add(reference)
         missing = [reference for reference in references if self._is_news(reference)]
         for reference in missing:
-            if not self._may_enter(reference):
-                self.waiting.named(peer, reference)
-                self._record_if_accepted(reference, self._is_held_by_half(reference))
+            if not self.admission.may_enter(reference):
+                self.admission.wait(peer, reference, self.agreement)
         self._effects += self.pulls.offered(peer, filter(self.takes, missing), now)
         self._fetch_waiting(missing, now)
 
@@ -347,7 +339,7 @@ class GroupRounds:
             return
         self._add_to_set(reference)
         holders = (peer, reference.peer, *announcers)
-        views = self._same_branch_peers.items()
+        views = self.same_branch_peers.items()
         lacking = (key for key, view in views if key not in holders and view.settled < reference.round)
         self.gossip.relay(reference, lacking, now)
 
@@ -366,41 +358,11 @@ class GroupRounds:
         held = state.held.get(reference.peer) if state else None
         return held is None or reference.id < held.id
 
-    def _may_enter(self, reference: events.Reference) -> bool:
-        """Return whether its set has room for a contribution that has weight, or that half in sight hold."""
-        if reference in self._accepted_by_half:
-            return self._count_others(reference.round, reference.peer) < MAX_CONTRIBUTORS - 1
-        if self.waiting.names_strangers(reference.id):  # A result that sums slices of no members.
-            return False
-        peer, round = reference.peer, reference.round
-        return self.has_weight(peer, round) and self._has_room(round, peer)
-
-    def _has_room(self, round: int, contributor: PeerId) -> bool:
-        """Return whether the set may grow by a contribution of `contributor`. Linked peers find more room."""
-        most = MAX_CONTRIBUTORS if contributor in self.neighbours else max_contributors(self.open_round.peers)
-        return self._count_others(round, contributor) < most - 1
-
-    def _count_others(self, round: int, contributor: PeerId) -> int:
-        """Return how many peers have a contribution in the set, without this peer and `contributor`."""
-        held = self.rounds[round].held if round in self.rounds else {}
-        return len(held) - (contributor in held) - (self.me in held)
-
-    def _is_held_by_half(self, reference: events.Reference) -> bool:
-        """Return whether half of the peers in sight hold a contribution whose peer is not proven faulty."""
-        if reference.round >= self._convicted.get(reference.peer, reference.round + 1):
-            return False  # Half of them may not have the proof yet.
-        holders = self.waiting.holders(reference.id)
-        return self.agreement.is_half(branch_peer in holders for branch_peer in self._same_branch_peers)
-
-    def _record_if_accepted(self, reference: events.Reference, accepted: bool) -> None:
-        if accepted and reference.round > self.settled:
-            self._accepted_by_half.add(reference)
-
     def _fetch_waiting(self, references: Iterable[events.Reference], now: float) -> None:
         """Fetch waiting contributions that have weight by now."""
         for reference in references:
             if self.takes(reference):
-                for holder in self.waiting.end(reference.id):
+                for holder in self.admission.waiting.end(reference.id):
                     self._effects += self.pulls.offered(holder, (reference,), now)
 
     def _add_to_set(self, reference: events.Reference) -> None:
@@ -440,12 +402,12 @@ class GroupRounds:
 
     def _convict(self, peer: PeerId, first: int, now: float) -> None:
         """Remove a faulty peer's contributions from round `first` on, except from sets that are settled."""
-        self._convicted[peer] = first
+        self.admission.convicted[peer] = first
         for number, state in self.rounds.items():
             is_settled_set = self.agreement.adopted_digest(number, state, now) == state.digest
             if number < first or (peer in state.held and is_settled_set):
                 continue
-            self._accepted_by_half.withdraw(peer, number)
+            self.admission.accepted_by_half.withdraw(peer, number)
             if peer in state.held:
                 state.remove(peer)
                 self._effects.append(events.RemoveContribution(number, peer))
@@ -459,7 +421,7 @@ class GroupRounds:
             return True
         return self.agreement.are_ahead(
             view.settled >= number or (number in view.sets and bool(view.sets[number].sealed))
-            for view in self._same_branch_peers.values()
+            for view in self.same_branch_peers.values()
         )
 
     def _close_left_rounds(self, now: float) -> None:
@@ -474,7 +436,6 @@ class GroupRounds:
         """Close the current round, contribute what was gathered unless the round is sealed, and begin the
         next. A reducer also publishes results of rounds to which it contributes nothing."""
         number = self.current
-        self._is_leaving = False
         self._set_of(number).closed_at = now
         contributes = self.open_round.tokens > 0 and not self._is_sealed(number)
         reducers = self.reducing.reducers(number) if self.reducing is not None else ()
@@ -503,7 +464,7 @@ class GroupRounds:
                 self.offers.read(identity, table)
             case events.UnknownPeersNamed(peer, reference, strangers):
                 self.pulls.arrived(reference.id)  # Ends its download.
-                self.waiting.record_unknown_in_result(peer, reference, strangers)
+                self.admission.waiting.record_unknown_in_result(peer, reference, strangers)
         if self.reducing is not None:
             self.reducing.take(event, self.settled, self.current, now)
 
@@ -516,13 +477,13 @@ class GroupRounds:
 
     def _advance(self, now: float) -> None:
         """Do all that is due at `now`: close, apply, seal, settle, request, announce. Adds to `_effects`."""
-        if self.agreement.follows and now >= self._following.until:
+        if self.agreement.follows and now >= self.histories.suspension.until:
             self._set_following(False)
         self._close_if_due(now)
         if self.reducing is not None:
             self._effects += self.reducing.asks(self.current, now)
             self._effects += [events.Reduce(round) for round in self.reducing.due(now)]
-        self.departed = {peer: until for peer, until in self.departed.items() if until > now}
+        self.histories.forget_awaited(now)
         self._raise_set_levels()
         applied_before = self.applied
         while self._may_apply(self.applied + 1, now):
@@ -541,11 +502,11 @@ class GroupRounds:
         while self._may_settle(self.settled + 1, now):
             self._settle(self.settled + 1, now)
             self._close_if_due(now)  # The draw of its reducers may need this round.
-        self._effects += self.offers.decide(self.settled, tuple(self._same_branch_peers), now)
-        self._fetch_waiting(self.waiting.due(now), now)
+        self._effects += self.offers.decide(self.settled, tuple(self.same_branch_peers), now)
+        self._fetch_waiting(self.admission.waiting.due(now), now)
         self._effects += self.pulls.again(now, self.takes)
-        self._request_ids(now)
-        self._effects += self.gossip.relays(self._same_branch_peers, self.settled, now)
+        self._effects += self.gossip.id_requests(self.neighbours, self.pulls.under_way, now)
+        self._effects += self.gossip.relays(self.same_branch_peers, self.settled, now)
         self._send_progress(now)
 
     def _settle(self, number: int, now: float) -> None:
@@ -554,13 +515,12 @@ class GroupRounds:
         self.history[number] = state
         self.histories.settle(SettledSet(len(state.held), state.digest))  # Extends the chain.
         state.seal(now)
-        self._following.took_up(number, now)  # While it follows others, there may be more to adopt.
+        self.histories.suspension.took_up(number, now)  # While it follows others, there may be more to adopt.
         self.history.pop(number - kept_rounds(self.rules), None)
         self.pulls.forget_until(number)
-        self.waiting.forget_until(number)
+        self.admission.forget_until(number)
         if self.reducing is not None:
             self.reducing.forget_until(number)
-        self._accepted_by_half.forget(number)
         references = tuple(reference for _, reference in sorted(state.held.items()))
         self.offers.settled(number, references)
         self._effects.append(events.SettleRound(number, references, self.chain.value))
@@ -570,7 +530,9 @@ class GroupRounds:
         return self.reducing is None or self.reducing.knows(self.current)
 
     def _close_if_due(self, now: float) -> None:
-        if (self.open_round.full(now) and self._may_close()) or (self._is_leaving and self._knows_draw()):
+        if (self.open_round.full(now) and self._may_close()) or (
+            self.open_round.must_close and self._knows_draw()
+        ):
             self._close(now)
 
     def _may_close(self) -> bool:
@@ -593,18 +555,8 @@ class GroupRounds:
         """Raise what this peer reports about closed rounds whose own contribution and downloads are done."""
         for number, state in self.rounds.items():
             ready = number < self.current and number not in self.pending and not self.pulls.of_round(number)
-            if ready and self.agreement.raise_levels(number, state, bool(self.departed)):
+            if ready and self.agreement.raise_levels(number, state, bool(self.histories.awaited)):
                 self.gossip.changed(URGENT_SECONDS)
-
-    def _request_ids(self, now: float) -> None:
-        """Request ids where a neighbour's set has differed for some time: an announcement was lost."""
-        if now < self._differing_until:
-            return
-        for peer, view in self.neighbours.items():
-            if rounds := view.due(now, self.pulls.under_way):
-                self._effects.append(events.RequestIds(peer, rounds))
-        deadlines = (view.next_deadline() for view in self.neighbours.values())
-        self._differing_until = min(deadlines, default=float("inf"))
 
     def _send_progress(self, now: float) -> None:
         """Send Progress to all neighbours if it is due."""

@@ -29,6 +29,8 @@ class CurrentRound:
         self.tokens = 0
         self.peers = 1
         self.all_in_sight = True
+        self.must_close = False
+        """True if this peer leaves: it contributes the gathered gradient as soon as the round may close."""
         self._same_branch_peers = same_branch_peers
         self._opened_at = now
         self._left_at = float("inf")
@@ -82,6 +84,7 @@ class CurrentRound:
         """Begin the next round. `tokens` is not reset: the caller sets it to 0 when it contributes, and what
         is left counts in the next round. The reported tokens of neighbours in earlier rounds are reset."""
         self.number += 1
+        self.must_close = False
         self._opened_at = now
         self._left_at = float("inf")
         for view in self._same_branch_peers.values():

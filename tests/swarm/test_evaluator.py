@@ -6,13 +6,12 @@ import io
 from types import SimpleNamespace
 
 import pytest
-import typer
 from holders import Holders
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from swarm import FOUR, TEXT, tiny_manifest
 
-from peers.cli.run import start
+from peers.cli.run import create_role
 from peers.config.peer_file import load
 from peers.errors import ConfigError
 from peers.lab.world.virtual_time import run
@@ -139,9 +138,9 @@ def test_only_an_observer_evaluates_and_its_keys_are_checked(tmp_path, keys, ref
 
 def test_an_observer_does_not_evaluate_unless_its_file_says_so(tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr("peers.process.process.run_peer_file", lambda *args: made.append(args[2]) or 0)
+    monkeypatch.setattr("peers.observer.role.ObserverRole", lambda process, *evaluators: evaluators)
+    monkeypatch.setattr("peers.tools.model.evaluator.SwarmEvaluator", lambda process: "evaluator")
     for keys in ("", "evaluating: {seconds: 600}\n"):
         (tmp_path / "o.yaml").write_text(f"role: observer\nrun: {'ab' * 32}\n{keys}")
-        with pytest.raises(typer.Exit):
-            start(load(tmp_path / "o.yaml"))
-    assert [set(others) for others in made] == [set(), {"observer"}]
+        made.append(create_role(SimpleNamespace(config=load(tmp_path / "o.yaml"))))
+    assert made == [(), ("evaluator",)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -101,6 +101,97 @@ class ArrivedSlices:
     contribution: ContributionId | None
 
 
+class StubNetwork:
+    """A virtual clock in seconds, and links that deliver messages in order, each after the link's delay."""
+
+    def __init__(self, names: Sequence[PeerId], chance: Random) -> None:
+        self.now = 0.0
+        self.sent = dict.fromkeys(names, 0)
+        """Bytes that each peer has sent."""
+        self._chance = chance
+        self._queue: list[tuple[float, int, PeerId, object]] = []
+        self._sequence = 0
+        self._delays: dict[tuple[PeerId, PeerId], float] = {}
+        self._last_due: dict[tuple[PeerId, PeerId], float] = {}
+
+    def post(self, receiver: PeerId, event: object, after: float = 0.0) -> None:
+        """Deliver an event to a peer after so many seconds."""
+        self.post_at(self.now + after, receiver, event)
+
+    def post_at(self, due: float, receiver: PeerId, event: object) -> None:
+        self._sequence += 1
+        heapq.heappush(self._queue, (due, self._sequence, receiver, event))
+
+    def send(self, sender: PeerId, receiver: PeerId, message: Message, event: object, body: int = 0) -> None:
+        """Send a message; messages on one link arrive in order, as on a stream."""
+        self.sent[sender] += wire_bytes(len(encode(message)), body)
+        pair = (sender, receiver)
+        if pair not in self._delays:
+            self._delays[pair] = self._chance.uniform(MIN_DELAY_SECONDS, MAX_DELAY_SECONDS)
+            self._delays[pair[::-1]] = self._delays[pair]
+        arrives_at = self.now + self._delays[pair] * self._chance.uniform(1.0, 1.2)
+        self._last_due[pair] = max(arrives_at, self._last_due.get(pair, 0.0))
+        self.post_at(self._last_due[pair], receiver, event)
+
+    def events_until(self, end: float) -> Iterator[tuple[PeerId, object]]:
+        """Yield the events that are due up to `end` with their receivers, and advance the clock."""
+        while self._queue and self._queue[0][0] <= end:
+            self.now, _, receiver, event = heapq.heappop(self._queue)
+            yield receiver, event
+
+
+class DeliveryRecord:
+    """When each contribution or result was made, reached each peer and settled; and when rounds closed."""
+
+    def __init__(self) -> None:
+        self.references: dict[ContributionId, events.Reference] = {}
+        self.made_at: dict[ContributionId, float] = {}
+        self.held_by: dict[ContributionId, dict[PeerId, float]] = {}
+        self.tables: dict[ContributionId, Table] = {}
+        """For each result of a reducer, whose slices it sums."""
+        self.contributed: dict[int, set[ContributionId]] = {}
+        """Contributions of each round."""
+        self.settled: dict[int, dict[PeerId, tuple[tuple[ContributionId, ...], float]]] = {}
+        self.closed: dict[int, float] = {}
+        self.late = 0
+        self.twice = 0
+
+    def publish(self, reference: events.Reference, made_at: float) -> None:
+        """Record a new member of a round's set: a contribution, or a reducer's result."""
+        self.references[reference.id] = reference
+        self.made_at[reference.id] = made_at
+        self.held_by[reference.id] = {}
+
+    def arrive(self, name: PeerId, reference: events.Reference, now: float, is_late: bool) -> None:
+        """Record that it reached a peer. `is_late`: the peer had applied the round without it."""
+        held = self.held_by[reference.id]
+        self.twice += name in held
+        held.setdefault(name, now)
+        self.late += is_late
+
+    def held_after(self, whole: Sequence[int]) -> list[float]:
+        """Return for each of these rounds the time from its end at the first peer until all peers have its
+        whole set."""
+        last: dict[int, float] = {}
+        for identity, held in self.held_by.items():
+            number = self.references[identity].round
+            last[number] = max(last.get(number, 0.0), *held.values(), self.made_at[identity])
+        return [last[number] - self.closed[number] for number in whole if number in last]
+
+    def counted(self, whole: Sequence[int], shards: int) -> float:
+        """Return the share of the contributions that is in settled sets; with `shards`, of their shards."""
+        made = counted = 0
+        for number in whole:
+            names, _ = next(iter(self.settled[number].values()))
+            for identity in self.contributed.get(number, ()):
+                if shards:
+                    held = frozenset[int]().union(*(self.tables[name].holding(identity) for name in names))
+                    made, counted = made + shards, counted + len(held)
+                else:
+                    made, counted = made + 1, counted + (identity in names)
+        return counted / max(1, made)
+
+
 class StubGroup:
     """A group of `peers` state machines, linked as by `swarmnet.membership.overlay`.
 
@@ -118,104 +209,74 @@ class StubGroup:
         """Killed peers, with the round in which each was killed."""
         self.slices: dict[tuple[PeerId, int], dict[int, set[Contributor]]] = {}
         """Contributors of the slices that a reducer has received for a round, by shard."""
-        self.tables: dict[ContributionId, Table] = {}
-        self.contributed: dict[int, set[ContributionId]] = {}
-        """Contributions of each round."""
+        self.record = DeliveryRecord()
         self.contribution_bytes = contribution_bytes
-        self.rules = Rounds(
+        rules = Rounds(
             global_batch_tokens=peers * SHARE_MICROBATCHES * MICROBATCH_TOKENS,
             contribution_timeout_seconds=5.0,
             window=WINDOW,
         )
-        self.now = 0.0
-        self.queue: list[tuple[float, int, PeerId, object]] = []
-        self.sequence = 0
         names = [
             PeerId(f"12D3KooW{hashlib.sha256(bytes([seed]) + n.to_bytes(4)).hexdigest()[:44]}")
             for n in range(peers)
         ]
         self.members = frozenset(names)
         self.machines = {
-            name: GroupRounds(rules=self.rules, me=name, settled=-1, now=0.0, draw=self.draw)
-            for name in names
+            name: GroupRounds(rules=rules, me=name, settled=-1, now=0.0, draw=self.draw) for name in names
         }
         self.links = {name: choose_neighbours(name, names) for name in names}
         self.timers = dict.fromkeys(names, float("inf"))
-        self.delays: dict[tuple[PeerId, PeerId], float] = {}
-        self.last_due: dict[tuple[PeerId, PeerId], float] = {}
-        self.sent = dict.fromkeys(names, 0)
-        self.made_at: dict[ContributionId, float] = {}
-        self.held_by: dict[ContributionId, dict[PeerId, float]] = {}
-        self.references: dict[ContributionId, events.Reference] = {}
-        self.settled: dict[int, dict[PeerId, tuple[tuple[ContributionId, ...], float]]] = {}
-        self.closed: dict[int, float] = {}
-        self.late = 0
-        self.twice = 0
+        self.network = StubNetwork(names, self.chance)
         for name in names:
             self.handle(name, events.GroupSizeChanged(peers, self.members))
             for other in sorted(self.links[name]):
                 self.handle(name, events.NeighbourJoined(other))
             first = self.chance.uniform(0, MICROBATCH_SECONDS)
-            self.post_at(first, name, events.GradientAccumulated(MICROBATCH_TOKENS))
-
-    def post_at(self, due: float, receiver: PeerId, event: object) -> None:
-        self.sequence += 1
-        heapq.heappush(self.queue, (due, self.sequence, receiver, event))
-
-    def send(self, sender: PeerId, receiver: PeerId, message: Message, event: object, body: int = 0) -> None:
-        """Send a message; messages on one link arrive in order, as on a stream."""
-        self.sent[sender] += wire_bytes(len(encode(message)), body)
-        pair = (sender, receiver)
-        if pair not in self.delays:
-            self.delays[pair] = self.chance.uniform(MIN_DELAY_SECONDS, MAX_DELAY_SECONDS)
-            self.delays[pair[::-1]] = self.delays[pair]
-        due = max(self.now + self.delays[pair] * self.chance.uniform(1.0, 1.2), self.last_due.get(pair, 0.0))
-        self.last_due[pair] = due
-        self.post_at(due, receiver, event)
+            self.network.post_at(first, name, events.GradientAccumulated(MICROBATCH_TOKENS))
 
     def handle(self, name: PeerId, event: events.Event) -> None:
         machine = self.machines[name]
-        for effect in machine.handle(event, self.now):
+        for effect in machine.handle(event, self.network.now):
             self.carry_out(name, effect)
         due = machine.next_deadline()
         if due < self.timers[name]:
             self.timers[name] = due
-            self.post_at(due, name, events.TimePassed())
+            self.network.post_at(due, name, events.TimePassed())
 
     def carry_out(self, me: PeerId, effect: events.Effect) -> None:
         """Do what the rounds machine of peer `me` requested, with messages of their real size on the
         simulated links."""
         match effect:
             case events.MakeContribution(round, _, reducers):
-                self.closed.setdefault(round, self.now)
+                self.record.closed.setdefault(round, self.network.now)
                 identity = self.name(me, round, "contribution")
-                self.contributed.setdefault(round, set()).add(identity)
+                self.record.contributed.setdefault(round, set()).add(identity)
                 if reducers:
                     self.cut(me, round, identity, reducers)
                 else:
                     self.publish(me, round, identity, self.contribution_bytes, None)
             case events.SendEmptyNotice(round, reducers):
                 for peer in reducers:
-                    self.send(me, peer, Slices(round, []), ArrivedSlices(me, round, (), None))
+                    self.network.send(me, peer, Slices(round, []), ArrivedSlices(me, round, (), None))
             case events.Reduce(round):
                 self.add_up(me, round)
             case events.SendProgress():
                 progress = write_progress(effect)
                 for peer in effect.peers:
-                    self.send(me, peer, progress, read_progress(me, progress))
+                    self.network.send(me, peer, progress, read_progress(me, progress))
             case events.SendAnnounce(peers, references, complete):
                 for message in write_announces(references, complete):
                     announced = tuple(read_reference(entry) for entry in message.references)
                     event = events.Announced(me, announced, tuple(message.complete))
                     for peer in peers:
-                        self.send(me, peer, message, event)
+                        self.network.send(me, peer, message, event)
             case events.RequestContributions(peer, ids):
-                self.send(me, peer, WireWant(list(ids)), Wanted(me, ids))
+                self.network.send(me, peer, WireWant(list(ids)), Wanted(me, ids))
             case events.RequestIds(peer, rounds):
-                self.send(me, peer, WireAskIds(list(rounds)), events.IdsAsked(me, rounds))
+                self.network.send(me, peer, WireAskIds(list(rounds)), events.IdsAsked(me, rounds))
             case events.SettleRound(round, references):
                 names = tuple(reference.id for reference in references)
-                self.settled.setdefault(round, {})[me] = (names, self.now)
+                self.record.settled.setdefault(round, {})[me] = (names, self.network.now)
 
     def name(self, me: PeerId, round: int, what: str) -> ContributionId:
         return ContributionId(hashlib.sha256(f"{me}/{round}/{what}".encode()).digest()[:16])
@@ -224,25 +285,23 @@ class StubGroup:
         self, me: PeerId, round: int, identity: ContributionId, size: int, table: Table | None
     ) -> None:
         """Publish a member of the round's set: a contribution, or a reducer's result."""
-        self.references[identity] = events.Reference(round, me, identity, size)
-        self.made_at[identity] = self.now + MAKE_SECONDS
-        self.held_by[identity] = {}
-        made = events.Contributed(round, self.references[identity], table)
-        self.post_at(self.now + MAKE_SECONDS, me, made)
+        reference = events.Reference(round, me, identity, size)
+        self.record.publish(reference, self.network.now + MAKE_SECONDS)
+        self.network.post(me, events.Contributed(round, reference, table), MAKE_SECONDS)
 
     def cut(self, me: PeerId, round: int, identity: ContributionId, reducers: tuple[PeerId, ...]) -> None:
-        self.post_at(self.now + MAKE_SECONDS, me, events.SlicesSent(round, identity, reducers))
+        self.network.post(me, events.SlicesSent(round, identity, reducers), MAKE_SECONDS)
         for peer in sorted(set(reducers)):
             shards = [shard for shard, reducer in enumerate(reducers) if reducer == peer]
             arrived = ArrivedSlices(me, round, tuple(shards), identity)
             if peer == me:
-                self.post_at(self.now + MAKE_SECONDS, me, arrived)
+                self.network.post(me, arrived, MAKE_SECONDS)
             else:
                 head = SIGNATURE_BYTES + head_bytes(len(reducers))
                 size = head + self.contribution_bytes * len(shards) // len(reducers)
-                self.send(me, peer, Slices(round, shards), arrived, size)
+                self.network.send(me, peer, Slices(round, shards), arrived, size)
         if me not in reducers:
-            self.post_at(self.now + MAKE_SECONDS, me, ArrivedSlices(me, round, (), None))
+            self.network.post(me, ArrivedSlices(me, round, (), None), MAKE_SECONDS)
 
     def slices_arrived(self, me: PeerId, said: ArrivedSlices) -> None:
         if said.contribution is not None and self.machines[me].takes_slices(said.peer, said.round):
@@ -257,13 +316,13 @@ class StubGroup:
             return
         kept = self.slices.pop((me, round), {})
         if not kept:
-            self.post_at(self.now, me, events.Contributed(round, None))
+            self.network.post(me, events.Contributed(round, None))
             return
         assert self.draw is not None
         table = Table({shard: frozenset(held) for shard, held in kept.items()})
         sums = RESULT_CONTRIBUTIONS * self.contribution_bytes * len(kept) / self.draw.shards
         identity = self.name(me, round, "result")
-        self.tables[identity] = table
+        self.record.tables[identity] = table
         self.publish(me, round, identity, ENVELOPE_BYTES + len(head_of(table, b"")) + int(sums), table)
 
     def kill(self, me: PeerId, round: int) -> None:
@@ -272,17 +331,16 @@ class StubGroup:
         self.members -= {me}
         for name in sorted(self.members):
             counted = events.GroupSizeChanged(len(self.members), self.members)
-            self.post_at(self.now + SILENT_SECONDS, name, counted)
+            self.network.post(name, counted, SILENT_SECONDS)
             if me in self.links[name]:
-                self.post_at(self.now + SILENT_SECONDS, name, events.NeighbourLeft(me))
+                self.network.post(name, events.NeighbourLeft(me), SILENT_SECONDS)
 
     def run(self, seconds: float) -> None:
-        while self.queue and self.queue[0][0] <= seconds:
-            self.now, _, name, event = heapq.heappop(self.queue)
+        for name, event in self.network.events_until(seconds):
             if name in self.dead:
                 continue
             if isinstance(event, events.TimePassed):
-                if self.timers[name] == self.now:
+                if self.timers[name] == self.network.now:
                     self.timers[name] = float("inf")
                     self.handle(name, event)
             else:
@@ -291,25 +349,20 @@ class StubGroup:
     def deliver(self, name: PeerId, event: object) -> None:
         if isinstance(event, Wanted):
             for identity in event.ids:
-                reference = self.references[identity]
-                arrived = events.ContributionArrived(name, reference, self.tables.get(identity))
-                self.send(name, event.peer, Contribution(), arrived, reference.size)
+                reference = self.record.references[identity]
+                arrived = events.ContributionArrived(name, reference, self.record.tables.get(identity))
+                self.network.send(name, event.peer, Contribution(), arrived, reference.size)
         elif isinstance(event, ArrivedSlices):
             self.slices_arrived(name, event)
         else:
             if isinstance(event, events.ContributionArrived):
-                self.take(name, event.reference)
+                is_late = self.machines[name].applied >= event.reference.round
+                self.record.arrive(name, event.reference, self.network.now, is_late)
             elif isinstance(event, events.GradientAccumulated):
                 pause = MICROBATCH_SECONDS * self.chance.uniform(0.5, 1.5)
-                self.post_at(self.now + pause, name, event)
+                self.network.post(name, event, pause)
             assert isinstance(event, events.Event)
             self.handle(name, event)
-
-    def take(self, name: PeerId, reference: events.Reference) -> None:
-        held = self.held_by[reference.id]
-        self.twice += name in held
-        held.setdefault(name, self.now)
-        self.late += self.machines[name].applied >= reference.round
 
 
 def measure(
@@ -320,20 +373,21 @@ def measure(
         peers=peers, contribution_bytes=contribution_bytes, seed=seed, shards=shards, kills=kills
     )
     group.run(seconds)
+    record = group.record
     living = group.machines.keys() - group.dead.keys()
-    whole = [number for number, of_round in group.settled.items() if living <= of_round.keys()]
-    for number, of_round in group.settled.items():
+    whole = [number for number, of_round in record.settled.items() if living <= of_round.keys()]
+    for number, of_round in record.settled.items():
         assert len({names for names, _ in of_round.values()}) == 1, f"different sets settled as {number}"
     pairs, everywhere = [], []
-    for identity, held in group.held_by.items():
-        if group.references[identity].round in whole:
-            times = [at - group.made_at[identity] for at in held.values()]
+    for identity, held in record.held_by.items():
+        if record.references[identity].round in whole:
+            times = [at - record.made_at[identity] for at in held.values()]
             pairs += times
-            others = living - {group.references[identity].peer}
+            others = living - {record.references[identity].peer}
             everywhere.append(max(times) if others <= held.keys() else float("inf"))
-    settled = [at - group.closed[number] for number in whole for _, at in group.settled[number].values()]
-    volume = sum(group.references[identity].size for identity in group.held_by)
-    per_round = contribution_bytes * max(1, len(group.closed))
+    settled = [at - record.closed[number] for number in whole for _, at in record.settled[number].values()]
+    volume = sum(record.references[identity].size for identity in record.held_by)
+    per_round = contribution_bytes * max(1, len(record.closed))
     return GroupRow(
         peers,
         sum(map(len, group.links.values())) / peers,
@@ -343,39 +397,16 @@ def measure(
         _share(pairs, 0.999),
         _share(everywhere, 0.999),
         _share(settled, 0.5),
-        group.twice,
-        sum(group.sent.values()) / peers / volume,
-        max(group.sent.values()) / volume,
-        group.late / max(1, len(pairs)),
-        sum(group.sent.values()) / peers / per_round,
-        max(group.sent.values()) / per_round,
-        _share(_held_after(group, whole), 0.5),
-        _counted(group, whole),
+        record.twice,
+        sum(group.network.sent.values()) / peers / volume,
+        max(group.network.sent.values()) / volume,
+        record.late / max(1, len(pairs)),
+        sum(group.network.sent.values()) / peers / per_round,
+        max(group.network.sent.values()) / per_round,
+        _share(record.held_after(whole), 0.5),
+        record.counted(whole, shards),
         len(group.dead),
     )
-
-
-def _held_after(group: StubGroup, whole: Sequence[int]) -> list[float]:
-    """Return for each round the time from its end at the first peer until all peers have its whole set."""
-    last: dict[int, float] = {}
-    for identity, held in group.held_by.items():
-        number = group.references[identity].round
-        last[number] = max(last.get(number, 0.0), *held.values(), group.made_at[identity])
-    return [last[number] - group.closed[number] for number in whole if number in last]
-
-
-def _counted(group: StubGroup, whole: Sequence[int]) -> float:
-    """Return the share of the contributions that is in settled sets; with reducers, of their shards."""
-    made = counted = 0
-    for number in whole:
-        names, _ = next(iter(group.settled[number].values()))
-        for identity in group.contributed.get(number, ()):
-            if group.draw is None:
-                made, counted = made + 1, counted + (identity in names)
-            else:
-                held = frozenset[int]().union(*(group.tables[name].holding(identity) for name in names))
-                made, counted = made + group.draw.shards, counted + len(held)
-    return counted / max(1, made)
 
 
 def _share(values: Sequence[float], share: float) -> float:

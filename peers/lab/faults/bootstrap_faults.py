@@ -45,13 +45,12 @@ class NewcomerFinds:
 
     async def inject(self, world: World) -> bool:
         member = world.alive(self.name)
-        silent = world.directory_silent or world.directory_back_at > self.at - JOIN_SECONDS
-        if member is None or silent or len(world.living()) < 2:
+        if member is None or world.outages.lasted_until(self.at - JOIN_SECONDS) or len(world.living()) < 2:
             return False
         services = member.worker.services
         if services is None or not any(peer.reached for peer in services.links.known().values()):
             late = AssertionError(f"has found no peer within {JOIN_SECONDS:g} s of the bootstrap's return")
-            world.escaped.append((self.name, late))
+            world.journal.escaped.append((self.name, late))
         return True
 
     async def heal(self, world: World) -> None: ...

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from peers.lab.world.world import Disturbance, Member, World
+from peers.lab.world.link_conditions import Disturbance
+from peers.lab.world.world import Member, World
 from peers.lab.world.world_events import LeaveRequested, StageBack, StageKilled
 from peers.state.snapshot_store import Snapshot, Snapshots
 from protocols.memory.conditions import Conditions
@@ -133,11 +134,11 @@ class Partition:
     sides: tuple[tuple[str, ...], ...]
 
     async def inject(self, world: World) -> bool:
-        world.block(self._ways(world))
+        world.links.block(self._ways(world))
         return True
 
     async def heal(self, world: World) -> None:
-        world.unblock(self._ways(world))
+        world.links.unblock(self._ways(world))
 
     def _ways(self, world: World) -> list[tuple[PeerId, PeerId]]:
         peers = [[world.members[name].peer for name in side] for side in self.sides]
@@ -154,11 +155,11 @@ class OneWay:
     target: str
 
     async def inject(self, world: World) -> bool:
-        world.block(self._ways(world))
+        world.links.block(self._ways(world))
         return True
 
     async def heal(self, world: World) -> None:
-        world.unblock(self._ways(world))
+        world.links.unblock(self._ways(world))
 
     def _ways(self, world: World) -> list[tuple[PeerId, PeerId]]:
         return [(world.members[self.source].peer, world.members[self.target].peer)]
@@ -173,11 +174,11 @@ class Flap:
     name: str
 
     async def inject(self, world: World) -> bool:
-        world.block(self._ways(world))
+        world.links.block(self._ways(world))
         return True
 
     async def heal(self, world: World) -> None:
-        world.unblock(self._ways(world))
+        world.links.unblock(self._ways(world))
 
     def _ways(self, world: World) -> list[tuple[PeerId, PeerId]]:
         me = world.members[self.name].peer
@@ -195,13 +196,13 @@ class Noise:
     conditions: Conditions
 
     async def inject(self, world: World) -> bool:
-        world.disturbances.append(self._disturbance(world))
-        world.shape()
+        world.links.disturbances.append(self._disturbance(world))
+        world.apply_link_conditions()
         return True
 
     async def heal(self, world: World) -> None:
-        world.disturbances.remove(self._disturbance(world))
-        world.shape()
+        world.links.disturbances.remove(self._disturbance(world))
+        world.apply_link_conditions()
 
     def _disturbance(self, world: World) -> Disturbance:
         these = frozenset(world.members[name].peer for name in self.names) if self.names else None
@@ -346,9 +347,8 @@ class DirectoryOutage:
     until: float
 
     async def inject(self, world: World) -> bool:
-        world.directory_silent = True
+        world.outages.begin()
         return True
 
     async def heal(self, world: World) -> None:
-        world.directory_silent = False
-        world.directory_back_at = world.loop.time()
+        world.outages.end(world.loop.time())

@@ -27,7 +27,7 @@ class Move:
             return False
         if member.worker.state not in ("joining", "training"):
             return False
-        others = [stage for stage in range(len(world.manifest.stages)) if stage != member.worker.stage]
+        others = [stage for stage in range(len(world.signed.manifest.stages)) if stage != member.worker.stage]
         if not others or not world.spare(member):
             return False
         stage = others[self.turn % len(others)]
@@ -56,7 +56,7 @@ class LostStage:
         if not world.moves or member is None or member.worker.stage < 0:
             return False
         stage = member.worker.stage
-        others = [number for number in range(len(world.manifest.stages)) if number != stage]
+        others = [number for number in range(len(world.signed.manifest.stages)) if number != stage]
         trains = [sum(other.trains for other in world.living(number)) for number in others]
         if not trains or min(trains) < 1 or max(trains) < 2:
             return False  # No peer could move there.
@@ -92,7 +92,7 @@ class OnlyHolder:
         member = world.alive(self.name)
         if member is None or member.worker.stage < 0:
             return False
-        stage, others = member.worker.stage, [*range(len(world.manifest.stages))]
+        stage, others = member.worker.stage, [*range(len(world.signed.manifest.stages))]
         others.remove(stage)
         if not others:
             return False

@@ -14,8 +14,9 @@ from random import Random
 from peers.lab.faults.faults import ScheduledFault
 from peers.lab.faults.schedules import schedule
 from peers.lab.world.gated_clock import GatedLoop
+from peers.lab.world.journal import RecordedEvent
 from peers.lab.world.stub_stage import StubReduced
-from peers.lab.world.world import Member, RecordedEvent, World
+from peers.lab.world.world import Member, World
 from peers.lab.world.world_events import FaultSkipped, Healed, Injected, StageLost
 from peers.network.channels import DIAL_SECONDS
 from peers.worker.rounds.round_service import RoundService
@@ -202,8 +203,8 @@ async def _play(options: Options, folder: Path) -> ScheduleRecord:
     seen.living = {member.who: member.worker.stage for member in world.living()}
     seen.given_up = set(world.given_up)
     await world.close()
-    seen.notes = world.notes
-    seen.escaped = [(name, _describe_error(error)) for name, error in world.escaped]
+    seen.notes = world.journal.events
+    seen.escaped = [(name, _describe_error(error)) for name, error in world.journal.escaped]
     seen.names = {member.peer: member.name for member in world.all_lives}
     seen.callbacks = world.loop.callbacks  # type: ignore[attr-defined]
     return seen
@@ -245,11 +246,11 @@ async def _calm(world: World, seen: ScheduleRecord) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
     newest, open_then = _newest(world, seen), _open(world)
-    lost = [note.time for note in world.notes if isinstance(note.what, StageLost)]
+    lost = [note.time for note in world.journal.events if isinstance(note.what, StageLost)]
     forgotten = max(lost, default=0.0) + RECORD_SECONDS
     by_time = NEW_ROUNDS * (seen.rules.max_seconds + seen.rules.contribution_timeout_seconds)
     until = max(began + HEAL_SECONDS, forgotten) + max(CALM_SECONDS, by_time)
-    while loop.time() <= until and not world.escaped:
+    while loop.time() <= until and not world.journal.escaped:
         if loop.time() <= began + HEAL_SECONDS:  # Until then a stage may abandon its longest branch.
             standing = _newest(world, seen)
         least = [min(then, now) + NEW_ROUNDS for then, now in zip(newest, standing, strict=True)]
@@ -260,7 +261,7 @@ async def _calm(world: World, seen: ScheduleRecord) -> None:
     else:
         return
     least = [max(seen.options.rounds, then + NEW_ROUNDS) for then in newest]
-    while loop.time() <= began + LONGEST_SECONDS and not world.escaped:
+    while loop.time() <= began + LONGEST_SECONDS and not world.journal.escaped:
         seen.standing = _short_of(world, least, open_then)
         if not seen.standing:
             seen.calm = True
@@ -294,7 +295,7 @@ def _short_of(
     for member in world.living():
         stage, standing = member.worker.stage, _standing(member)
         rounds = least[stage] if stage >= 0 else 0
-        back = world.returning[member.name, member.life]
+        back = not world.real and world.journal.is_returning(member.name, member.life)
         if standing < rounds or back or (undecided is not None and _undecided(member, undecided)):
             short.append(f"{member.name} (stage {stage}, {member.worker.state}): {standing} of {rounds}")
     return short

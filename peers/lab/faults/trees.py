@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from peers.lab.faults.play import Options, ScheduleRecord
+from peers.lab.world.journal import RecordedEvent
 from peers.lab.world.stub_stage import SIZE, StubReduced, fingerprint, first_units, slice_of
-from peers.lab.world.world import RecordedEvent
 from peers.lab.world.world_events import Payload, Returned, Summed
 from peers.telemetry import log_events
 from swarmnet.identifiers import PeerId

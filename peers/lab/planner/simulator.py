@@ -9,9 +9,6 @@ Times in seconds, sizes in bytes, speeds in bytes per second.
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from collections import deque
 from collections.abc import Callable, Collection
 from math import inf
 from random import Random
@@ -19,6 +16,7 @@ from typing import Any
 
 from peers.lab.planner import losses
 from peers.lab.planner.layout import PeerSpec, SwarmLayout
+from peers.lab.planner.simulated_machine import AccessLink, Events, SharedCores, SimulatedCompute
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline.events import (
     ActArrived,
@@ -64,54 +62,40 @@ ARM_SECONDS = 0.05
 """Timers are not moved forward for a deadline that is less than this earlier."""
 
 
-class Events:
-    """Event queue with a virtual clock in seconds; it is deterministic."""
+class OwnMicrobatches:
+    """The microbatches that one origin has started, and the window in which flow control keeps them."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.happened = 0
-        self._waiting: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._order = itertools.count()
+    def __init__(self, origin: PeerId, flow: Flow, window: int | None) -> None:
+        """`window`: fixed number of microbatches in flight; None: `flow` decides."""
+        self.flow = flow
+        self.in_flight = 0
+        self.finished = 0
+        """Number of microbatches that came back."""
+        self._origin = origin
+        self._window = window
+        self._counter = 0
+        self._started: dict[MicrobatchId, float] = {}
+        if window is not None:  # The window starts small until the first microbatch has come back.
+            flow.window = min(window, flow.window)
 
-    def at(self, time: float, callback: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401
-        """Call `callback(*arguments)` at `time`, or now if that has passed."""
-        heapq.heappush(self._waiting, (max(time, self.now), next(self._order), callback, arguments))
+    def start(self, now: float) -> MicrobatchId:
+        key = MicrobatchId(self._origin, self._counter)
+        self._counter += 1
+        self.in_flight += 1
+        self._started[key] = now
+        return key
 
-    def after(self, seconds: float, callback: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401
-        """Call `callback(*arguments)` in `seconds` seconds."""
-        self.at(self.now + seconds, callback, *arguments)
+    def finish(self, key: MicrobatchId, *, now: float, spent: float, waited: float) -> None:
+        """Count a microbatch that came back: it was computed for `spent` seconds and queued for `waited`."""
+        self.finished += 1
+        if self._window is not None:
+            self.flow.window = self._window
+        else:
+            self.flow.done(now - self._started[key], spent, waited, self.in_flight)
 
-    def run(self, until: float) -> None:
-        """Run all callbacks that are due up to `until`, and set the clock to `until`."""
-        waiting = self._waiting
-        while waiting and waiting[0][0] <= until:
-            self.now, _, callback, arguments = heapq.heappop(waiting)
-            self.happened += 1
-            callback(*arguments)
-        self.now = max(self.now, until)
-
-
-class Machine:
-    """Cores that all peers share; peers wait for a free core in the order in which they came."""
-
-    def __init__(self, cores: int) -> None:
-        self.free = cores
-        self.waiting: deque[SimulatedPeer] = deque()
-
-    def enter(self, peer: SimulatedPeer) -> None:
-        self.waiting.append(peer)
-        self._next()
-
-    def leave(self) -> None:
-        self.free += 1
-        self._next()
-
-    def _next(self) -> None:
-        while self.free and self.waiting:
-            peer = self.waiting.popleft()
-            if peer.alive:
-                self.free -= 1
-                peer.compute()
+    def forget(self, key: MicrobatchId) -> None:
+        self.in_flight -= 1
+        self._started.pop(key, None)
 
 
 class SimulatedPeer:
@@ -142,34 +126,22 @@ class SimulatedPeer:
         )
         self.alive = True
         self.service_seconds = 0.0
-        self.busy_seconds = 0.0
-        self.flow = flow
-        if spec.window is not None:  # The window starts small until the first microbatch has come back.
-            flow.window = min(spec.window, flow.window)
-        self.own = 0
-        """Number of own microbatches in flight."""
-        self.finished = 0
-        """Number of own microbatches that came back."""
-        self.counter = 0
-        self._queue: list[tuple[int, int, MicrobatchId, float]] = []
-        self._order = 0
-        self._computing = False
-        self._started: dict[MicrobatchId, float] = {}
+        self.own = OwnMicrobatches(self.id, flow, spec.window)
+        self.compute = SimulatedCompute(
+            events=swarm.events, cores=swarm.cores, waited=swarm.waited, cost=self._cost, done=self._computed
+        )
         self._spent: dict[MicrobatchId, float] = {}
         """Compute seconds here and in later stages, sent back with the gradient."""
-        self._granted: dict[PeerId, int] = {}
         self._armed = inf
         self._poll_is_due = False
-        self.line = swarm.layout.line(place)
-        self.line_seconds = seconds_on_line(self.line, swarm.layout.crossing(spec.stage))
-        self.up_free = 0.0
-        self.down_free = 0.0
-        """The times at which the two directions of the peer's link are free again."""
+        bandwidth = swarm.layout.line(place)
+        self.line_seconds = seconds_on_line(bandwidth, swarm.layout.crossing(spec.stage))
+        self.link = AccessLink(bandwidth)
 
-    @property
-    def queued(self) -> int:
-        """Return the number of tasks that wait for compute."""
-        return len(self._queue)
+    def die(self) -> None:
+        """End this peer's process, with its microbatches."""
+        self.alive = False
+        self.compute.stopped = True
 
     def _live(self, stage: int) -> list[PeerId]:
         return self.known.get(stage, [])
@@ -214,18 +186,16 @@ class SimulatedPeer:
         if self.spec.stage or not self.alive:
             return
         now = self.swarm.events.now
-        while self.own < self.flow.window and self.pipeline.has_room_ahead(now):
-            key = MicrobatchId(self.id, self.counter)
-            self.counter += 1
-            self.own += 1
-            self._started[key] = now
+        while self.own.in_flight < self.own.flow.window and self.pipeline.has_room_ahead(now):
+            key = self.own.start(now)
             if self.ways is not None:
                 self.ways.start(key)
             self.feed(MicrobatchCut(key))
 
     def _arm(self) -> None:
         events = self.swarm.events
-        if not (self.spec.stage or self.own or self._poll_is_due):  # No microbatch in flight would wake it.
+        # Without a microbatch in flight, nothing would wake it.
+        if not (self.spec.stage or self.own.in_flight or self._poll_is_due):
             self._poll_is_due = True
             events.after(LOOK_SECONDS, self._poll)
         if self._armed > events.now + ARM_SECONDS:
@@ -249,9 +219,9 @@ class SimulatedPeer:
         swarm = self.swarm
         match effect:
             case ComputeForward(key):
-                self._submit(FORWARD, key)
+                self.compute.submit(FORWARD, key)
             case ComputeBackward(key):
-                self._submit(BACKWARD, key)
+                self.compute.submit(BACKWARD, key)
             case SendAct(key, peer, attempt, deadline):
                 swarm.send_act(self, ActArrived(self.id, key, attempt, deadline), peer)
             case SendGrad(key, peer, attempt):
@@ -269,44 +239,19 @@ class SimulatedPeer:
                 if self.ways is not None:
                     self.ways.forget(key)
                 if key.origin == self.id:
-                    self.own -= 1
-                    self._started.pop(key, None)
+                    self.own.forget(key)
                     swarm.waited.pop(key, None)
 
     # -- compute --------------------------------------------------------------------------------------
 
-    def _submit(self, priority: int, key: MicrobatchId) -> None:
-        self._order += 1
-        heapq.heappush(self._queue, (priority, self._order, key, self.swarm.events.now))
-        if not self._computing:
-            self._computing = True
-            self._go_on()
-
-    def _go_on(self) -> None:
-        if self.swarm.machine is None:
-            self.compute()
-        else:
-            self.swarm.machine.enter(self)
-
-    def compute(self) -> None:
-        priority, _, key, since = heapq.heappop(self._queue)
-        waited = self.swarm.waited
-        waited[key] = waited.get(key, 0.0) + self.swarm.events.now - since
+    def _cost(self, priority: int) -> float:
+        """Return the seconds of a forward or backward pass; the last stage does both at once."""
         swarm, is_last = self.swarm, self.spec.stage == self.swarm.last_stage
         ratio = swarm.layout.work.backward_ratio
         seconds = self.spec.forward_seconds * (1 + ratio if is_last else ratio if priority == BACKWARD else 1)
-        seconds *= 1 + swarm.layout.work.scatter * (2 * swarm.chance.random() - 1)
-        swarm.events.after(seconds, self._computed, priority, key, seconds)
+        return seconds * (1 + swarm.layout.work.scatter * (2 * swarm.chance.random() - 1))
 
     def _computed(self, priority: int, key: MicrobatchId, seconds: float) -> None:
-        if self.swarm.machine is not None:
-            self.swarm.machine.leave()
-        self._computing = self.alive and bool(self._queue)
-        if self._computing:
-            self._go_on()
-        if not self.alive:
-            return
-        self.busy_seconds += seconds
         self._spent[key] = self._spent.get(key, 0.0) + seconds
         if self.spec.stage == self.swarm.last_stage:
             self._measured(seconds)
@@ -324,13 +269,8 @@ class SimulatedPeer:
         self._arm()
 
     def _finished(self, key: MicrobatchId) -> None:
-        swarm = self.swarm
-        self.finished += 1
-        total = swarm.events.now - self._started[key]
-        if self.spec.window is not None:
-            self.flow.window = self.spec.window
-        else:
-            self.flow.done(total, self._spent[key], swarm.waited.get(key, 0.0), self.own)
+        waited = self.swarm.waited.get(key, 0.0)
+        self.own.finish(key, now=self.swarm.events.now, spent=self._spent[key], waited=waited)
 
     def _measured(self, seconds: float) -> None:
         known = self.service_seconds
@@ -349,7 +289,7 @@ class Swarm:
         """Seconds that each microbatch waited for compute, over all stages; real peers send this back."""
         self.body_bytes = layout.work.body_bytes
         self.last_stage = max(peer.stage for peer in layout.peers)
-        self.machine = Machine(layout.cores) if layout.cores else None
+        self.cores = SharedCores(layout.cores) if layout.cores else None
         """Cores that all peers share; None if each peer has its own."""
         self.places_below = layout.known_below()
         self.places_above: list[list[int]] = [[] for _ in layout.peers]
@@ -384,7 +324,7 @@ class Swarm:
             if not peer.spec.stage:
                 # `seen / origins` is the number of next-stage peers per origin; one if `below` is a sample.
                 seen = len(peer.known.get(1, ())) if self.layout.below is None else origins
-                peer.flow.aim(self.last_stage + 1, origins, seen)
+                peer.own.flow.aim(self.last_stage + 1, origins, seen)
                 self.events.at(self.chance.random() * 0.1, peer.receive, PipelineTick())
 
     def run(self, until: float) -> None:
@@ -392,7 +332,7 @@ class Swarm:
 
     @property
     def finished(self) -> int:
-        return sum(peer.finished for peer in self.peers)
+        return sum(peer.own.finished for peer in self.peers)
 
     # -- the network ----------------------------------------------------------------------------------
 
@@ -422,8 +362,8 @@ class Swarm:
     ) -> None:
         """Send a body: bodies leave the sender one after another, and so on each connection."""
         layout, now, size = self.layout, self.events.now, self.body_bytes
-        takes, begins = size / sender.line.up, max(now, sender.up_free)
-        sender.up_free = left = begins + takes
+        begins, takes = sender.link.send(size, now)
+        left = begins + takes
         if layout.connection is not None:
             pair = sender.number, receiver.number
             carried = size / layout.connection(sender.place, receiver.place)
@@ -454,15 +394,10 @@ class Swarm:
         callback: Callable[..., None],
         *arguments: Any,  # noqa: ANN401
     ) -> None:
-        """Deliver a body that took `takes` seconds to send, when the receiver's link has carried it.
-
-        Bodies that arrive at the same time share the receiver's link, in the order in which they got through.
-        A body that still waits at its sender uses none of the receiver's link.
-        """
-        now = self.events.now
-        receiver.down_free = max(receiver.down_free, now - takes) + self.body_bytes / receiver.line.down
-        if receiver.down_free > now:
-            self.events.at(receiver.down_free, callback, *arguments)
+        """Deliver a body that took `takes` seconds to send, when the receiver's link has carried it."""
+        carried_at = receiver.link.receive(self.body_bytes, takes, self.events.now)
+        if carried_at > self.events.now:
+            self.events.at(carried_at, callback, *arguments)
         else:
             callback(*arguments)
 
@@ -471,7 +406,7 @@ class Swarm:
         receiver, seconds = self.peers[int(to)], sender.service_seconds
         if seconds > 0:
             seconds = max(seconds, sender.line_seconds)
-        credit = (sender.pipeline.grant(to), seconds, sender.queued)
+        credit = (sender.pipeline.grant(to), seconds, sender.compute.queued)
         latency = self.layout.latency(sender.place, receiver.place)
         self.events.after(latency, self._on_credit, receiver, sender.id, *credit)
 
@@ -487,7 +422,7 @@ class Swarm:
     def kill(self, place: int) -> None:
         """Remove the peer at `place` with its microbatches; neighbours notice after `NOTICED_SECONDS`."""
         peer = self.here[place]
-        peer.alive = False
+        peer.die()
         self.events.after(NOTICED_SECONDS, self._noticed, peer)
 
     def _noticed(self, gone: SimulatedPeer) -> None:

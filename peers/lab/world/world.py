@@ -7,35 +7,33 @@ the disk's thread and (unless `real`) the tensor work are simulated. Times in se
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
-from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from peers.compute.executor import InlineCompute
-from peers.compute.stage_part import MakePart, StagePart, build_stage_part
+from peers.compute.stage_part import StagePart, build_stage_part
 from peers.config.run_file import SignedManifest
 from peers.lab.world.bootstraps import BOOTSTRAP, SimulatedBootstrap
 from peers.lab.world.gated_clock import GATE, Gate, GatedLoop
+from peers.lab.world.journal import Journal
+from peers.lab.world.link_conditions import LinkConditions
 from peers.lab.world.stub_stage import stub_part
-from peers.lab.world.world_events import Begun, Crashed, Frozen, Noticed, Returned, Thawed
+from peers.lab.world.world_events import Begun, Crashed, Frozen, Noticed, Thawed
 from peers.telemetry.event import Event
-from peers.telemetry.log_events import ContributionReturned, Settled
+from peers.telemetry.log_events import Settled
 from peers.worker.pipeline.pipeline_service import MicrobatchSource
 from peers.worker.settings import Settings
 from peers.worker.worker import Worker
 from peers.worker.worker_context import WorkerContext
 from protocols.errors import Unreachable
-from protocols.memory.conditions import Conditions
 from protocols.memory.directory import MemoryDirectory
 from protocols.memory.transport import MemoryNetwork, MemoryTransport
 from protocols.signed.identity import Identity
@@ -46,36 +44,6 @@ from swarmnet.run.manifest import Manifest, owner_statement
 CHECKPOINT_SECONDS = 7.0
 SHARES = (0.01, 1.0, 1.0, 0.01)
 """Time of update, backward, forward and background work, as parts of a peer's seconds per microbatch."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedEvent:
-    """One line of a peer's event log. `life` counts the processes of that name."""
-
-    time: float
-    name: str
-    life: int
-    what: Event
-
-    @property
-    def event(self) -> str:
-        return self.what.name
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        return self.what.fields
-
-    def line(self) -> str:
-        fields = json.dumps(self.fields, default=bytes.hex, sort_keys=True)
-        return f"{self.time:.6f} {self.name}.{self.life} {self.event} {fields}"
-
-
-@dataclass(frozen=True, slots=True)
-class Disturbance:
-    """Conditions that a fault adds to all links of `these` peers; None: to all links."""
-
-    these: frozenset[PeerId] | None
-    conditions: Conditions
 
 
 @dataclass(slots=True, eq=False)
@@ -146,7 +114,7 @@ class _Directory(MemoryDirectory):
         return await super().look_up(run, stage, deadline_seconds)
 
     async def _answer(self, deadline_seconds: float) -> None:
-        if self._world.directory_silent:
+        if self._world.outages.is_silent:
             await asyncio.sleep(deadline_seconds)
             raise Unreachable("no node of the directory answers")
         bootstrap, now = self._world.bootstrap, self._world.loop.time()
@@ -161,6 +129,25 @@ class _Directory(MemoryDirectory):
         return is_shown and super()._reaches(peer)
 
 
+class DirectoryOutages:
+    """The times at which the directory answers no request."""
+
+    def __init__(self) -> None:
+        self.is_silent = False
+        self._ended_at = float("-inf")
+
+    def begin(self) -> None:
+        self.is_silent = True
+
+    def end(self, now: float) -> None:
+        self.is_silent = False
+        self._ended_at = now
+
+    def lasted_until(self, time: float) -> bool:
+        """Return whether there was an outage after `time`."""
+        return self.is_silent or self._ended_at > time
+
+
 class World:
     """All peers of a simulation, with their network, directory, disks and event log."""
 
@@ -168,10 +155,9 @@ class World:
         self, *, manifest: Manifest, seed: int, disk: Path, real: bool = False, moves: bool = False
     ) -> None:
         """`disk`: a folder for the peers' checkpoints. `moves`: peers may move to a stage that needs them."""
-        self.owner = Identity.from_seed(b"the owner of the run")
+        owner = Identity.from_seed(b"the owner of the run")
         run_id = manifest.run_id()
-        self.signed = SignedManifest(manifest, self.owner.sign(owner_statement(run_id)), run_id)
-        self.manifest = manifest
+        self.signed = SignedManifest(manifest, owner.sign(owner_statement(run_id)), run_id)
         self.seed = seed
         self.chance = Random(f"world {seed}")
         self.disk = disk
@@ -180,22 +166,13 @@ class World:
         self.loop = asyncio.get_running_loop()
         assert isinstance(self.loop, GatedLoop)
         self.network = MemoryNetwork(Random(f"network {seed}"))
-        self.bytes_per_second = self.chance.choice([float("inf"), float("inf"), float("inf"), 2e5])
+        self.links = LinkConditions(self.network, self.chance)
+        self.journal = Journal(self.loop)
         self.members: dict[str, Member] = {}
         self.all_lives: list[Member] = []
-        self.notes: list[RecordedEvent] = []
-        self.escaped: list[tuple[str, BaseException]] = []
-        self.returning: Counter[tuple[str, int]] = Counter()
-        """Maps (name, life) to the contributions that are to be returned and that compute has not
-        processed yet."""
         self.text: MicrobatchSource = _Text(manifest)
         """Training text of all peers."""
-        self.parts: dict[str, MakePart] = {}
-        """Maps a name to the function that builds a peer's stage, for peers with another one than
-        `build_stage_part`."""
-        self.directory_silent = False
-        self.directory_back_at = float("-inf")
-        """Time at which the last outage of the directory ended."""
+        self.outages = DirectoryOutages()
         self.bootstrap = SimulatedBootstrap()
         self.movers: set[str] = set()
         """Names of peers that may move to another stage although `moves` is off."""
@@ -203,10 +180,6 @@ class World:
         """Stages without weights: peers that join may start from the seed until one settles a round."""
         self.killed: dict[Hashable, list[str]] = {}
         """Names of the peers that each fault has killed."""
-        self.disturbances: list[Disturbance] = []
-        self._latency: dict[tuple[str, str], float] = {}
-        self._blocks: Counter[tuple[PeerId, PeerId]] = Counter()
-        self.loop.set_exception_handler(self._escaped)
 
     # -- peers ----------------------------------------------------------------------------------------
 
@@ -240,7 +213,7 @@ class World:
         self.all_lives.append(member)
         self.note(name, life, Begun(stage, keep_disk))
         member.task.add_done_callback(lambda task: self._ended(member, task))
-        self.shape()
+        self.apply_link_conditions()
         return member
 
     def _worker(
@@ -265,7 +238,7 @@ class World:
             serial = (life << 24) + (moved << 16)
             if not self.real:
                 return stub_part(manifest, note, serial)
-            return self.parts.get(name, build_stage_part)(manifest, stage)
+            return build_stage_part(manifest, stage)
 
         async def text(_withdrawn: frozenset[bytes]) -> MicrobatchSource:
             return self.text
@@ -340,47 +313,14 @@ class World:
             if other is not member
         )
 
-    # -- ways -----------------------------------------------------------------------------------------
-
-    def shape(self) -> None:
-        """Apply the latencies and disturbances to the network."""
-        living = self.living()
-        for source in living:
-            for target in living:
-                if source is not target:
-                    self.network.set(source.peer, target.peer, self._conditions(source, target))
-
-    def _conditions(self, source: Member, target: Member) -> Conditions:
-        pair = (source.name, target.name)
-        if pair not in self._latency:
-            self._latency[pair] = self.chance.choice([0.002, 0.02, 0.05, 0.12])
-            self._latency[pair[::-1]] = self._latency[pair]
-        found = dict.fromkeys(("lost", "repeated", "reordered", "corrupted"), 0.0)
-        found["latency_seconds"] = self._latency[pair]
-        for disturbance in self.disturbances:
-            if disturbance.these is None or not disturbance.these.isdisjoint((source.peer, target.peer)):
-                for name in found:
-                    found[name] += getattr(disturbance.conditions, name)
-        return Conditions(bytes_per_second=self.bytes_per_second, **found)
-
-    def block(self, ways: Iterable[tuple[PeerId, PeerId]]) -> None:
-        for way in ways:
-            self._blocks[way] += 1
-            if self._blocks[way] == 1:
-                self.network.block(*way)
-
-    def unblock(self, ways: Iterable[tuple[PeerId, PeerId]]) -> None:
-        for way in ways:
-            self._blocks[way] -= 1
-            if not self._blocks[way]:
-                self.network.unblock(*way)
+    def apply_link_conditions(self) -> None:
+        """Apply the conditions of the links to all living peers."""
+        self.links.apply({member.name: member.peer for member in self.living()})
 
     # -- the log --------------------------------------------------------------------------------------
 
     def note(self, name: str, life: int, event: Event) -> None:
-        self.notes.append(RecordedEvent(round(self.loop.time(), 6), name, life, event))
-        if isinstance(event, (ContributionReturned, Returned)) and not self.real:
-            self.returning[name, life] += 1 if isinstance(event, ContributionReturned) else -1
+        self.journal.record(name, life, event)
         member = self.members.get(name) if self.given_up else None
         if member is not None and isinstance(event, Settled):
             self.given_up.discard(member.worker.stage)
@@ -398,11 +338,8 @@ class World:
     def _ended(self, member: Member, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None and not member.ended:
-            self.escaped.append((member.name, error))
+            self.journal.escaped.append((member.name, error))
         member.ended = True
-
-    def _escaped(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self.escaped.append(("?", context.get("exception") or RuntimeError(str(context["message"]))))
 
     async def close(self) -> None:
         """Kill all peers."""

@@ -122,7 +122,7 @@ class Proofs(ABC, Generic[Asked]):
 
     def message(self, peer: PeerId, message: Message, body: bytes) -> None:
         """Handle a message of a group member; messages of other peers are ignored."""
-        if not self.rounds.has_weight(peer, self.rounds.current):
+        if not self.rounds.admission.has_weight(peer, self.rounds.current):
             return
         match message:
             case GetSlices(result, shard):
@@ -209,7 +209,7 @@ class Proofs(ABC, Generic[Asked]):
     def _is_known(self, peer: PeerId) -> bool:
         """Return whether a fraud proof against this peer matters: its contributions have weight here, or it
         was convicted of a later round."""
-        return peer in self.audits.convicted or self.rounds.has_weight(peer, self.rounds.current)
+        return peer in self.audits.convicted or self.rounds.admission.has_weight(peer, self.rounds.current)
 
     def _send_proof(self, peer: PeerId, proof: AuditQuery) -> None:
         self.neighbourhood.post(peer, "group", FraudProof(proof.contributor, proof.round, *proof.name))

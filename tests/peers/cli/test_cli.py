@@ -94,7 +94,7 @@ def test_a_mistake_in_a_peer_file_stops_before_anything_is_written(swarmnet, sta
 
 def test_run_starts_the_peer_that_was_typed_and_returns_its_exit_code(swarmnet, monkeypatch):
     seen = []
-    stand_in = SimpleNamespace(run_peer_file=lambda it, _joined, _others: seen.append(it) or 3)
+    stand_in = SimpleNamespace(run_peer_file=lambda it, _joined, _create_role: seen.append(it) or 3)
     monkeypatch.setitem(sys.modules, "peers.process.process", stand_in)
     monkeypatch.setenv("SWARMNET__SLOTS", "9")
     write("p.yaml", "role: bootstrap\nthreads: 2\n")

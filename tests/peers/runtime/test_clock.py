@@ -86,7 +86,7 @@ def thawed(folder, seconds):
         took = asyncio.get_running_loop().time() - at
         await asyncio.sleep(5.0)
         await world.close()
-        return took, [(n.event, n.fields) for n in world.notes if n.name == "p1" and n.time >= at]
+        return took, [(n.event, n.fields) for n in world.journal.events if n.name == "p1" and n.time >= at]
 
     return gated(story)
 
@@ -123,7 +123,7 @@ def most_stand_still(folder, seconds, sharded):
         settled = world.settled(0)
         await world.close()
         assert max(settled.values()) - min(settled.values()) <= 4
-        return world.notes
+        return world.journal.events
 
     return gated(story)
 
@@ -163,7 +163,7 @@ def test_who_fell_silent_is_not_linked_again_before_it_says_something(tmp_path):
         await asyncio.sleep(3.0)
         await world.close()
         return [
-            (note.time, note.name, note.event) for note in world.notes
+            (note.time, note.name, note.event) for note in world.journal.events
             if note.event in ("linked", "unlinked") and note.time > 10 and note.fields["peer"] == frozen.peer
         ]  # fmt: skip
 

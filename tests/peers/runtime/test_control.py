@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from peers.cli import control as commands
+from peers.cli.run import create_role
 from peers.config.peer_file import validate_peer_file
 from peers.config.yaml_lines import ParsedYaml
 from peers.errors import UserError
@@ -167,6 +168,7 @@ async def test_a_peer_without_a_stage_says_so_to_whoever_asks_for_one(tmp_path, 
         config=validate_peer_file(typed, tmp_path, "test", {}),
         identity=Identity.from_seed(b"me"),
         report=report,
+        create_role=create_role,
     )
     try:
         await peer.control.start()

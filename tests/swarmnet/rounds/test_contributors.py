@@ -218,7 +218,7 @@ def group_with_newcomer(size: int, knowing: set[PeerId], seed: int = 0) -> Group
         group.cut |= {(X, peer), (peer, X)}
         group.handle(X, NeighbourLeft(peer))
         group.handle(peer, NeighbourLeft(X))
-        group.peers[peer].has_weight = lambda contributor, round: contributor != X
+        group.peers[peer].admission.has_weight = lambda contributor, round: contributor != X
     return group
 
 
@@ -262,11 +262,12 @@ def test_the_first_contributions_of_a_newcomer_wait_until_it_is_known():
     group = Group(4)
     group.join(X)
     for peer in group.peers.keys() - {X, PeerId("peer0")}:
-        group.peers[peer].has_weight = lambda contributor, round: contributor != X or group.now > 2.0
+        admission = group.peers[peer].admission
+        admission.has_weight = lambda contributor, round: contributor != X or group.now > 2.0
     group.run(2.0, tokens_per_second=50)
     early = made_by(group, X, 99)
     assert len(early) >= 2
-    assert len(group.peers[PeerId("peer2")].waiting) > 0
+    assert len(group.peers[PeerId("peer2")].admission.waiting) > 0
     group.run(15.0, tokens_per_second=50)
     assert early <= in_settled(group, "peer2")
     assert group.shared_rounds_are_equal() >= 20
@@ -280,7 +281,7 @@ def test_who_comes_later_takes_up_settled_sets_whoever_made_them():
     gone = PeerId("peer2")
     group.leave(gone)
     group.join(X, settled=group.peers[PeerId("peer0")].settled - 10, like=PeerId("peer0"))
-    group.peers[X].has_weight = lambda contributor, round: contributor != gone
+    group.peers[X].admission.has_weight = lambda contributor, round: contributor != gone
     group.run(15.0, tokens_per_second=50)
     assert group.peers[X].in_step
     assert not group.resynchronised
@@ -352,7 +353,7 @@ def test_what_one_of_four_names_is_not_asked_for():
     machine = machine_with(A, B, C, counts=lambda contributor, round: False)
     assert held_after(machine, [reference(number) for number in range(20)], A) == 0
     assert not len(machine.pulls)
-    assert len(machine.waiting) == 20
+    assert len(machine.admission.waiting) == 20
 
 
 def test_nobody_waits_for_a_contribution_whose_maker_is_sent_away_meanwhile():

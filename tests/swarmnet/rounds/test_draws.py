@@ -151,7 +151,7 @@ def test_a_result_that_names_strangers_waits_until_they_are_members_or_half_of_t
     members = set(MEMBERS)
     for decided in (False, True):
         machine = machine_at(history(7))
-        machine.waiting._is_member = members.__contains__
+        machine.admission.waiting._is_member = members.__contains__
         assert machine.takes(RESULT)
         machine.handle(UnknownPeersNamed(A, RESULT, (STRANGER,)), 0.1)
         assert not machine.takes(RESULT)

@@ -23,8 +23,8 @@ from peers.lab.faults.play import SHARDS, Options, ScheduleRecord, play, small_m
 from peers.lab.faults.schedules import KINDS, schedule
 from peers.lab.faults.trees import read, stages_of, with_processes
 from peers.lab.world.gated_clock import GATE, Gate, GatedLoop, Spinning
+from peers.lab.world.journal import RecordedEvent
 from peers.lab.world.stub_stage import SLICE_BYTES
-from peers.lab.world.world import RecordedEvent
 from peers.lab.world.world_events import Crashed, Payload, Returned
 from peers.telemetry import log_events
 from swarmnet.rounds.result_table import head_of, read_head

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from peers.lab.planner import max_flow
 from peers.lab.planner.layout import PeerSpec, SwarmLayout, Work
-from peers.lab.planner.simulator import Events, Swarm
+from peers.lab.planner.simulated_machine import Events
+from peers.lab.planner.simulator import Swarm
 from swarmnet.routing.load_balancer import Router
 
 
