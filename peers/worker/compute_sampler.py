@@ -42,7 +42,7 @@ def idle_reason(worker: Worker) -> str:
     data = worker.data
     if worker.state in PLAIN or data is None or not data.serving:
         return PLAIN.get(worker.state, "joining")
-    if data.missing:
+    if data.missing.now:
         return "stage_missing"
     # What is being computed here at this moment does not explain the pauses in between.
     elsewhere = any(job.phase in ELSEWHERE for job in data.pipeline.jobs.values())

@@ -15,7 +15,7 @@ from peers.network.orders.exclusion import first_look
 from peers.network.orders.gatekeeper import Gatekeeper
 from peers.network.orders.order_book import OrderBook
 from peers.network.orders.republish import keep_forever
-from peers.worker.pipeline.pipeline_service import MicrobatchSource
+from peers.worker.pipeline.origin import MicrobatchSource
 from peers.worker.run_end import RunShutdown
 from peers.worker.worker_context import WorkerContext
 from protocols.errors import WireError
@@ -173,7 +173,7 @@ class OrderEnforcer:
         if data is None or self._text is None:
             return
         stale = self._loaded != self.book.order.documents()
-        data.text = None if self.paused or stale or self.ending.starts_nothing else self._text
+        data.origin.text = None if self.paused or stale or self.ending.starts_nothing else self._text
         if stale and (self._reading is None or self._reading.done()):
             self._reading = asyncio.get_running_loop().create_task(self._read_again(), name="read text again")
             self._reading.add_done_callback(self.task_ended)

@@ -21,7 +21,7 @@ def claims_of(worker: WorkerContext) -> Claims:
     seconds = worker.load().service_seconds
     loss = data.losses.mean if data is not None else None
     saved = worker.disk.saved if neighbourhood is not None else None
-    coverage = coverage_of(data.text) if data is not None else None
+    coverage = coverage_of(data.origin.text) if data is not None else None
     traffic = neighbourhood.traffic if neighbourhood is not None else None
     held = update.work.method.held if update is not None else None
     return Claims(

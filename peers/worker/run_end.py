@@ -117,6 +117,6 @@ class RunShutdown:
             if rounds.last is None and idle and await self.elsewhere.first_stage() >= last:
                 worker.update.end_at(rounds.current - 1)
         elif rounds.past_last and worker.data is not None:
-            worker.data.text = None
+            worker.data.origin.text = None
         behind = any(view.settled < rounds.settled for view in rounds.histories.same_branch_peers.values())
         return rounds.is_over and not behind

@@ -242,7 +242,7 @@ class WorkerSampler:
         training, microbatches, growth = self.metrics.training, self.metrics.microbatches, self.growth
         tokens = growth.of("tokens", ledger.tokens)
         training.tokens.inc(tokens)
-        if (coverage := coverage_of(worker.data.text)) is not None:
+        if (coverage := coverage_of(worker.data.origin.text)) is not None:
             self.metrics.counted.set("text_shards", coverage.shards)
             self.metrics.counted.set("text_read_shards", coverage.shards_read)
             self.metrics.counted.set("text_epochs", coverage.epochs)
@@ -250,7 +250,7 @@ class WorkerSampler:
             microbatches.rerouted(reason).inc(growth.of("rerouted", count, reason))
         for reason, count in by_code(ledger.dropped, DROPS).items():
             microbatches.dropped(reason).inc(growth.of("dropped", count, reason))
-        microbatches.missing.set(len(worker.data.missing))
+        microbatches.missing.set(len(worker.data.missing.now))
         not_finite = ledger.dropped.get("not_finite", 0)
         training.nonfinite("microbatch").inc(growth.of("not finite", not_finite))
 

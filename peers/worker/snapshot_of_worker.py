@@ -46,7 +46,7 @@ def snapshot_of(
         loss=data.losses.mean,
         tokens=data.ledger.tokens,
         tokens_per_second=tokens_per_second,
-        can_do=_can_do(worker, data.service_seconds),
+        can_do=_can_do(worker, data.service.seconds),
         sent_bytes=traffic.sent.total(),
         received_bytes=traffic.received.total(),
         here=True,
@@ -73,7 +73,7 @@ def snapshot_of(
         utilization=utilization,
         memory_bytes=resident_bytes(),
         gradient_norm=update.counts.norms[0] if update is not None else None,
-        waits_for=tuple(stage for stage in data.missing if stage not in stuck),
+        waits_for=tuple(stage for stage in data.missing.now if stage not in stuck),
         warnings=stuck_of_worker(worker),
     )
     spans = map(worker.manifest.span, range(len(worker.manifest.stages)))

@@ -34,13 +34,15 @@ from peers.telemetry.snapshot import IN_STEP
 from peers.worker.dispatch import MessageDispatcher
 from peers.worker.inference.server import Inference
 from peers.worker.order_enforcement import OrderEnforcer
-from peers.worker.pipeline.pipeline_service import MicrobatchSource, PipelineService
+from peers.worker.pipeline.origin import MicrobatchSource
+from peers.worker.pipeline.pipeline_service import PipelineService
 from peers.worker.record_fields import claims_of
 from peers.worker.rounds.digest_gossip import SignedDigests
+from peers.worker.rounds.operations import RoundSettled, experts_line
 from peers.worker.rounds.receipt_service import Receipts
 from peers.worker.rounds.round_counts import RoundCounts
-from peers.worker.rounds.round_service import RoundService
-from peers.worker.rounds.update_compute import RoundSettled, UpdateWork, experts_line
+from peers.worker.rounds.round_service import RoundObservers, RoundService
+from peers.worker.rounds.update_compute import UpdateWork
 from peers.worker.run_end import RunShutdown
 from peers.worker.settings import Settings
 from peers.worker.stage_moves import StageMover, first_stage
@@ -352,7 +354,7 @@ class Worker(WorkerContext):
         self.neighbourhood.answer_visitor = self.inference.visitors.post
         # A restarted peer keeps its identity and must not reuse names of microbatches, which other peers
         # would take for duplicates. No peer starts a thousand in a second.
-        self.data.next_counter = int(self.presence.directory.now() * 1000)
+        self.data.origin.next_counter = int(self.presence.directory.now() * 1000)
         self.moving = StageMover(
             presence=self.presence,
             neighbourhood=self.neighbourhood,
@@ -458,8 +460,7 @@ class Worker(WorkerContext):
             undecided=offers.open,
             signs_every=self.manifest.rounds.snapshot_interval,
         )
-        if self.part.method.own is not None:
-            self.data.work.after_gradient = work.step_if_due
+        self.data.work.after_gradient = work.step_if_due
         if old is not None:
             work.own = old.work.own
             if given_up is not None:
@@ -474,20 +475,23 @@ class Worker(WorkerContext):
             weights=weights,
             offers=offers,
             has_weight=self.contributors.counts,
-            resynchronise=self._resynchronise,
+            observers=RoundObservers(
+                settled=self._on_settled,
+                made=self.receipts.made,
+                experts_changed=lambda change: self.notify("experts", experts_line(change)),
+                sign_history=self.digests.sign,
+                resynchronise=self._resynchronise,
+            ),
+            audits=self.audits,
             log_event=self.log_event,
             rates=self.orders.book.order.rates,
             folder=self.settings.checkpoints,
-            audits=self.audits,
         )
         self.update = update
         if old is not None:
             update.take_over(old)
         rounds, began = update.rounds, weights.settled_round
-        update.settled, update.made = self._on_settled, self.receipts.made
-        update.took_up = lambda took_up: self.notify("experts", experts_line(took_up))
         self.digests.took_up(weights)
-        update.sign_history = self.digests.sign
         self.digests.heard = lambda said: update.feed(ChainSigned(said.peer, said.round, said.chain))
         self.states.settled_now = lambda: RoundProgress(rounds.current, rounds.settled, update.digest, began)
         self.ending.on_change()
@@ -533,10 +537,8 @@ class Worker(WorkerContext):
             self._resynchronise(FetchGroupState(group, reason))
         if not (self._behind.is_set() or self._leaving.is_set()):
             is_new = not self._in_step_before and rounds.applied >= 0
-            if self.part.method.own is not None and is_new:
-                update.work.optimizer_warmup_steps = update.work.joins = (
-                    self.manifest.sync.optimizer_warmup_steps
-                )
+            if is_new:
+                update.work.source.warm_up(self.manifest.sync.optimizer_warmup_steps)
             self._in_step_before = True
             self.data.serving = True
             self.log_event(log_events.InStep(round=rounds.current, settled=rounds.settled))
@@ -648,7 +650,7 @@ class Worker(WorkerContext):
         return self.neighbourhood is None or bool(self.neighbourhood.membership.live(self.stage))
 
     def _text(self) -> MicrobatchSource | None:
-        return self.data.text if self.data is not None else None
+        return self.data.origin.text if self.data is not None else None
 
     def _round(self) -> int:
         return self.update.rounds.current if self.update is not None else 0

@@ -63,4 +63,4 @@ class WorkerContext:
         ready = data.serving and update.rounds.in_step
         free = max(0, data.pipeline.slots - data.pipeline.under_way)
         round, moving_to = update.rounds.current, self.moving.moving_to
-        return HeartbeatLoad(self.stage, ready, free, data.service_seconds, round, moving_to)
+        return HeartbeatLoad(self.stage, ready, free, data.service.seconds, round, moving_to)

@@ -218,9 +218,9 @@ async def test_a_peer_that_is_told_to_leave_before_it_is_in_step_begins_nothing_
     await swarm.until(lambda: told.worker.update is not None, 30.0)
     told.worker.moving.begin = lambda *known: moves.append(known)
     assert not swarm.of("in_step", "d"), "it has weights, and is not in step yet"
-    begun = told.worker.data.next_counter
+    begun = told.worker.data.origin.next_counter
     told.worker.leave(60.0, "pausing")
     await swarm.until(lambda: told.task.done(), 90.0)
-    assert told.worker.data.next_counter == begun
+    assert told.worker.data.origin.next_counter == begun
     assert not moves
     await swarm.close()

@@ -30,6 +30,7 @@ from peers.lab.world.gated_clock import GatedLoop
 from peers.lab.world.stub_stage import StubCompute, stub_part
 from peers.telemetry.event import Event
 from peers.telemetry.log_events import Committed
+from peers.worker.pipeline.no_reservations import NoReservations
 from peers.worker.settings import Settings
 from peers.worker.worker import Worker
 from protocols.memory.conditions import Conditions
@@ -285,9 +286,9 @@ class TopologyRun:
         for worker in self.workers.values():
             data = worker.data
             assert data is not None
-            assert data.ahead is not None
-            data.ahead.close()
-            data.pipeline.guide = data.ahead = None
+            data.reservations.close()
+            data.reservations = NoReservations(data.neighbourhood)
+            data.pipeline.guide = None
 
     def watch(self) -> None:
         """Start the measurement."""
@@ -301,8 +302,7 @@ class TopologyRun:
             assert worker.data is not None
             counts.update({f"re-routed: {code}": n for code, n in worker.data.ledger.rerouted.items()})
             counts.update({f"dropped: {code}": n for code, n in worker.data.ledger.dropped.items()})
-            ahead = worker.data.ahead
-            counts["refused"] += ahead.scouting.refused if ahead is not None else 0
+            counts["refused"] += worker.data.reservations.refused
         return counts
 
     def finding(self) -> Finding:

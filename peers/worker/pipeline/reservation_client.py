@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from peers.compute.executor import Compute
 from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
+from peers.worker.pipeline.no_reservations import NoReservations
 from peers.worker.pipeline.validate_act import unfit_way
 from protocols.messages.reservation_messages import MAX_BOOKINGS, MAX_COSTS, Booked, CostToGo
 from protocols.messages.table import (
@@ -26,11 +27,15 @@ from protocols.messages.table import (
     ReservationRequest,
 )
 from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.pipeline.ledger import MicrobatchLedger
 from swarmnet.pipeline.pipeline import Pipeline
 from swarmnet.routing.capacity import Booking, Load, truncate_bookings
+from swarmnet.routing.load_balancer import Router
+from swarmnet.routing.next_hop import NextHop, Straight
 from swarmnet.routing.reservation_requests import PathQuery, PathSearch, RequestToSend
 from swarmnet.routing.reservation_table import ReservationTable
 from swarmnet.routing.skipping import Skipping
+from swarmnet.run.manifest import Manifest
 
 TELL_SECONDS = 0.1
 """Load changes are collected for this long before they are reported. A refused request reports them at
@@ -42,7 +47,40 @@ LATELY_SECONDS = 5.0
 would take megabits per second."""
 
 
-class ReservationClient:
+def open_pipeline(
+    *,
+    manifest: Manifest,
+    stage: int,
+    slots: int,
+    router: Router,
+    compute: Compute,
+    neighbourhood: PeerLinks,
+    round: Callable[[], int],
+    wake: Callable[[], None],
+) -> tuple[NextHop, Pipeline, NoReservations]:
+    """Return the paths of microbatches at a stage, their pipeline, and the reservation of places ahead of it.
+    Arguments as for `PipelineService` and `ReservationClient`."""
+    rules, live = manifest.path_rules(), neighbourhood.membership.live
+    skipping = Skipping(rules=rules, stage=stage, live=live, round=round) if rules.skips else None
+    ways = skipping or Straight(rules, stage, live)
+    pipeline = Pipeline(
+        stages_below=rules.last - stage,
+        router=router,
+        candidates=ways.candidates,
+        slots=slots,
+        ledger=MicrobatchLedger(),
+        body_bytes=manifest.body_bytes,
+    )
+    if skipping is None:
+        return ways, pipeline, NoReservations(neighbourhood)
+    client = ReservationClient(
+        ways=skipping, pipeline=pipeline, neighbourhood=neighbourhood, compute=compute, wake=wake
+    )
+    pipeline.guide = client
+    return ways, pipeline, client
+
+
+class ReservationClient(NoReservations):
     """The `Guide` of a pipeline. Times are seconds on this peer's clock."""
 
     def __init__(
@@ -55,9 +93,9 @@ class ReservationClient:
         wake: Callable[[], None],
     ) -> None:
         """`wake()` is called when a waiting microbatch may have a path now."""
+        super().__init__(neighbourhood)
         self.ways = ways
         self.pipeline = pipeline
-        self.neighbourhood = neighbourhood
         self.compute = compute
         self.wake = wake
         self.clock = neighbourhood.clock
@@ -74,20 +112,22 @@ class ReservationClient:
         self._timer = Timer(self._tick, self.clock)
         self._timer.arm(self.clock.time())
 
+    @property
+    def refused(self) -> int:  # type: ignore[override]
+        return self.scouting.refused
+
     def close(self) -> None:
         self._timer.close()
 
     # -- what happens to microbatches here ------------------------------------------------------------
 
     def computed(self, forward_seconds: float, backward_seconds: float) -> None:
-        """Record the duration of a pass; the other one is 0."""
         if forward_seconds > 0:
             self.places.forward_took(forward_seconds)
         if backward_seconds > 0:
             self.places.backward_took(backward_seconds)
 
     def begins(self, key: MicrobatchId) -> None:
-        """Called when the forward pass is submitted to the compute thread."""
         wait = self.compute.queued * self.places.forward_seconds
         start = self.clock.time() + wait
         self.places.begins(key, start)
@@ -98,7 +138,6 @@ class ReservationClient:
             self._seek(key)
 
     def came(self, peer: PeerId, key: MicrobatchId) -> None:
-        """Called when the body of a microbatch was accepted from the peer that sent it last."""
         job = self.pipeline.jobs[key]
         if job.phase == "done":
             return
@@ -115,13 +154,9 @@ class ReservationClient:
             self._seek(key)
 
     def hands_up(self, peer: PeerId, key: MicrobatchId, attempt: int, seconds: float) -> None:
-        """Tell the previous peer how long the microbatch was here; called before its gradient is sent
-        there."""
         self.neighbourhood.post(peer, "data", HoldTime(*key, attempt, seconds))
 
     def answered(self, peer: PeerId, key: MicrobatchId, attempt: int, seconds: float) -> None:
-        """Called when its gradient arrives, `seconds` after its body was sent; updates the estimated network
-        delay."""
         held = self._held.pop(key, None)
         if held is not None and held[:2] == (peer, attempt) and held[2] <= seconds:
             self.scouting.measured(peer, (seconds - held[2]) / 2)
@@ -131,7 +166,6 @@ class ReservationClient:
         self._news |= self.places.end(key)
 
     def drop(self, key: MicrobatchId) -> None:
-        """Drop a microbatch and cancel its reservations on later stages."""
         self._news |= self.places.end(key)
         self._held.pop(key, None)
         quest = self.scouting.quests.pop(key, None)
@@ -139,8 +173,6 @@ class ReservationClient:
             self._give_back(key, quest)
 
     def lost(self, peer: PeerId) -> None:
-        """Called when the link to a peer is lost: drop its microbatches and search other paths for those sent
-        to it."""
         self._requested_at.pop(peer, None)
         for key in self.places.gone(peer, self.clock.time()):
             self.drop(key)
@@ -197,7 +229,6 @@ class ReservationClient:
                     self._held[key] = (peer, attempt, seconds)
 
     def given_back(self, peer: PeerId, key: MicrobatchId) -> None:
-        """Drop the place of a microbatch that the requesting peer no longer needs."""
         if self.places.expects(key, peer):
             self.drop(key)
 

@@ -4,58 +4,163 @@ that this peer reduces (swarmnet/rounds/reducing.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
+from peers.compute.executor import Compute
 from peers.network.peer_links import PeerLinks
 from peers.telemetry import log_events
 from peers.worker.rounds.audit_path import AuditPath
-from peers.worker.rounds.update_compute import ContributionReady, ReduceShards, SlicedContribution, UpdateWork
+from peers.worker.rounds.exchange import AllGather
+from peers.worker.rounds.operations import ContributionReady, Operation, ReduceShards, SlicedContribution
+from peers.worker.rounds.proofs import StoredProof
+from peers.worker.rounds.stored import Opened
+from peers.worker.rounds.update_compute import UpdateWork
 from protocols.errors import BadSignature, Malformed, WireError
-from protocols.messages.table import Slices
-from protocols.signed.grants import Reduction, grant_of, require_grant
+from protocols.messages.table import Message, Slices
+from protocols.signed.envelope import ENVELOPE_BYTES
+from protocols.signed.grants import Reduction, contributors_of, grant_of, require_grant, require_grants
 from protocols.signed.identity import SIGNATURE_BYTES
 from protocols.signed.slices import head_bytes, open_slices
 from swarmnet.identifiers import PeerId
 from swarmnet.optimizer.method import ContributionError, ReducedMethod
 from swarmnet.rounds import events
+from swarmnet.rounds.audits import Audits, Name
 from swarmnet.rounds.group_rounds import GroupRounds
-from swarmnet.rounds.result_table import MAX_CONTRIBUTORS, Contributor, tag_of
+from swarmnet.rounds.reducing import ReductionSchedule
+from swarmnet.rounds.result_table import MAX_CONTRIBUTORS, Contributor, Table, tag_of
 
 Kept = dict[int, dict[Contributor, bytes]]
 """Slices by shard, then by contributor."""
 
 
-class ReducerPath:
+class ReducerPath(AllGather):
+    """The form of the exchange in which each peer sends each slice of its contribution to one reducer."""
+
     def __init__(
         self,
         *,
         reduced: ReducedMethod,
+        reducing: ReductionSchedule,
+        audits: AuditPath,
         work: UpdateWork,
         rounds: GroupRounds,
         neighbourhood: PeerLinks,
-        audits: AuditPath,
         feed: Callable[[events.Event], None],
         refuse: Callable[[PeerId, str, str], None],
         count: Callable[[str], None],
+        leave: Callable[[PeerId], None],
+        is_member: Callable[[PeerId], bool],
         log_event: log_events.LogEvent,
     ) -> None:
-        """`feed` passes an event to `rounds` and carries out its effects; `refuse` and `count` record
-        rejected slices."""
+        """`refuse` and `count` record rejected slices. `leave` is called when a linked peer is no neighbour
+        any more; `is_member` returns whether a peer belongs to the group."""
+        super().__init__(work=work, rounds=rounds, neighbourhood=neighbourhood, feed=feed, refuse=refuse)
         self.reduced = reduced
-        self.work = work
-        self.rounds = rounds
+        self.reducing = reducing
         self.audits = audits
-        self.neighbourhood = neighbourhood
-        self.me = neighbourhood.transport.peer
-        self.feed = feed
-        self.refuse = refuse
+        self.is_member = is_member
         self.count = count
+        self.leave = leave
         self.log_event = log_event
         self.kept: dict[int, Kept] = {}
         """Slices for this peer to reduce, by round."""
         self._heads: dict[int, dict[Contributor, bytes]] = {}
         """The signed heads of these slices, by round."""
         self._reducing: dict[int, Kept] = {}
+
+    def start(self) -> None:
+        for liar, first in self.audits.audits.convicted.items():
+            self.feed(events.Convicted(liar, first))
+
+    @property
+    def evidence(self) -> dict[Name, StoredProof]:
+        return self.audits.kept
+
+    def close(self) -> None:
+        self.audits.close()
+
+    def take_over(self, old: AllGather) -> None:
+        self.audits.kept = old.evidence
+
+    def left(self, peer: PeerId) -> None:
+        self.audits.left(peer)
+
+    def counted(self, peers: int) -> None:
+        """Draw reducers among the group's active peers, and keep as neighbours those that share rounds."""
+        rounds, reducing, stage = self.rounds, self.reducing, self.work.stage
+        membership = self.neighbourhood.membership
+        members = frozenset(membership.live(stage)) | {self.me}
+        if peers != rounds.open_round.peers or members != reducing.members:
+            self.feed(events.GroupSizeChanged(peers, members))
+        if rounds.agreement.hops > 1:  # Otherwise all are linked anyway.
+            membership.reduces(reducing.soon(rounds.current, membership.candidates()))
+        for peer in self.neighbourhood.linked(stage):
+            if membership.shares_rounds(peer) and peer not in rounds.neighbours:
+                self.feed(events.NeighbourJoined(peer))
+            elif peer in rounds.neighbours and not membership.shares_rounds(peer):
+                self.leave(peer)  # From now on its link carries only slices.
+        self.audits.look()
+
+    def message(self, peer: PeerId, message: Message, body: bytes) -> None:
+        match message:
+            case Slices(round, shards):
+                self.take(peer, round, shards, body)
+            case _:
+                self.audits.message(peer, message, body)
+
+    def carry_out(self, effect: events.SendEmptyNotice | events.Reduce) -> Iterable[Operation]:
+        match effect:
+            case events.SendEmptyNotice(round, reducers):
+                self.say_nothing(round, reducers)
+                return ()
+            case events.Reduce(round):
+                return (self.add_up(round),)
+
+    def has_size(self, reference: events.Reference) -> bool:
+        return 0 < reference.size - ENVELOPE_BYTES <= self.reduced.longest_result
+
+    def contributors(self, references: Sequence[events.Reference]) -> tuple[PeerId, ...]:
+        tags, known = self.rounds.offers.contributors(references), (self.me, *self.neighbourhood.known())
+        return tuple(peer for peer in known if tag_of(peer) in tags)
+
+    def count_contributors(self, applied: events.ApplyRound) -> int:
+        state = self.rounds.rounds.get(applied.round)
+        results = tuple(state.held.values()) if state is not None else ()
+        return len(self.rounds.offers.contributors(results))
+
+    def open(self, data: bytes) -> Opened:
+        """Verify a result. Only its head is signed, which names the rest by its digest. Raises WireError."""
+        try:
+            table, length = self.reduced.head(data[ENVELOPE_BYTES:])
+        except ContributionError as error:
+            raise Malformed(str(error)) from None
+        signed = ENVELOPE_BYTES + length
+        return replace(self._opened(data, data[:signed]), table=table, signed=signed)
+
+    def reads(self, opened: Opened) -> bool:
+        identity = opened.reference.id
+        if opened.table is None or not self.rounds.offers.wants(identity):
+            return False
+        self.feed(events.ResultRead(identity, opened.table))
+        return True
+
+    def may_enter(self, peer: PeerId, opened: Opened) -> bool:
+        """Return whether all contributors of a result belong to the group; otherwise it may wait for them.
+        Raises as `require_grants`."""
+        table, reference = opened.table or Table({}), opened.reference
+        strangers = tuple(one for one in contributors_of(table) if not self.is_member(one))
+        if strangers:
+            self.feed(events.UnknownPeersNamed(peer, reference, strangers))
+        if strangers and not self.rounds.takes(reference):
+            return False
+        require_grants(table, Reduction(self.work.run_id, self.work.stage, reference.round, reference.peer))
+        return True
+
+    def accepted(self, opened: Opened, body: bytes) -> None:
+        if opened.table is not None:
+            self.audits.came(opened.reference, body, opened.table)
 
     def say_nothing(self, round: int, reducers: Sequence[PeerId]) -> None:
         for peer in reducers:
@@ -125,6 +230,7 @@ class ReducerPath:
             self.audits.keep((made.id, shard), made.round, bodies)
 
     def settled(self, round: int) -> None:
+        self.audits.settled(round)
         for kept in (self.kept, self._heads, self._reducing):
             kept.pop(round, None)
 
@@ -139,3 +245,50 @@ class ReducerPath:
         for shard, data in slices.items():
             kept.setdefault(shard, {})[contributor] = data
         self._heads.setdefault(round, {})[contributor] = head
+
+
+def exchange_for(
+    *,
+    audits: Audits,
+    work: UpdateWork,
+    rounds: GroupRounds,
+    compute: Compute,
+    neighbourhood: PeerLinks,
+    feed: Callable[[events.Event], None],
+    refuse: Callable[[PeerId, str, str], None],
+    count: Callable[[str], None],
+    leave: Callable[[PeerId], None],
+    is_member: Callable[[PeerId], bool],
+    log_event: log_events.LogEvent,
+    folder: Path | None,
+) -> AllGather:
+    """Return the form of the exchange that the method needs. Arguments as for `ReducerPath` and
+    `AuditPath`."""
+    reduced = work.method.reduced
+    if reduced is None or rounds.reducing is None:
+        return AllGather(work=work, rounds=rounds, neighbourhood=neighbourhood, feed=feed, refuse=refuse)
+    auditing = AuditPath(
+        audits=audits,
+        reduced=reduced,
+        work=work,
+        rounds=rounds,
+        compute=compute,
+        neighbourhood=neighbourhood,
+        feed=feed,
+        log_event=log_event,
+        folder=folder,
+    )
+    return ReducerPath(
+        reduced=reduced,
+        reducing=rounds.reducing,
+        audits=auditing,
+        work=work,
+        rounds=rounds,
+        neighbourhood=neighbourhood,
+        feed=feed,
+        refuse=refuse,
+        count=count,
+        leave=leave,
+        is_member=is_member,
+        log_event=log_event,
+    )

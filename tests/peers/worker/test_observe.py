@@ -160,7 +160,7 @@ async def test_faults_have_series_of_their_own():
     await swarm.until(lambda: swarm.committed(0) > 3, 30.0)
     worker.data.ledger.drop("not_finite")
     worker.update.counts.not_finite += 2
-    worker.data.missing = (2,)
+    worker.data.missing.now = (2,)
     worker.data.ledger.rerouted["deadline"] = 7
     worker.neighbourhood.departures["made up"] += 1
     worker.inference.outcomes.update({"done": 2, "made up": 1})

@@ -58,7 +58,7 @@ def publish_always(member) -> None:
 def reduce_alone(member) -> None:
     """It adds up its own slices alone, and sends them to those who reduce for the others as well. All that it
     publishes is true."""
-    path, rounds = member.worker.update.reducers, member.worker.update.rounds
+    path, rounds = member.worker.update.exchange, member.worker.update.rounds
     work = path.work
 
     def was_cut(cut):
@@ -108,7 +108,7 @@ def tables_of(worker, number: int) -> dict:
     """The tables of a settled round's results, by maker."""
     found = {}
     for reference in worker.update.rounds.history[number].held.values():
-        stored = worker.update.stored[reference.id]
+        stored = worker.update.store.stored[reference.id]
         found[reference.peer], _ = read_head(bytes(stored.data[ENVELOPE_BYTES:]), SHARDS)
     return found
 
