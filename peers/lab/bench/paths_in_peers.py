@@ -30,7 +30,7 @@ from peers.lab.world.gated_clock import GatedLoop
 from peers.lab.world.stub_stage import StubCompute, stub_part
 from peers.telemetry.event import Event
 from peers.telemetry.log_events import Committed
-from peers.worker.pipeline.no_reservations import NoReservations
+from peers.worker.pipeline.reservation_client import NoReservations
 from peers.worker.settings import Settings
 from peers.worker.worker import Worker
 from protocols.memory.conditions import Conditions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -25,48 +26,39 @@ class MicrobatchSource(Protocol):
         are."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Origin:
     """Cuts microbatches from the text, and limits how many are in flight."""
 
-    def __init__(
-        self,
-        *,
-        text: MicrobatchSource | None,
-        codec: TextCodec,
-        peer: PeerId,
-        pipeline: Pipeline,
-        ways: NextHop,
-        in_flight: int,
-    ) -> None:
-        """`peer` is the origin, this peer. At most `in_flight` of its microbatches are in progress."""
-        self.text = text
-        """What microbatches are cut from; None while none may start, and on later stages."""
-        self.flow = Flow(in_flight)
-        self.next_counter = 0
-        self._codec = codec
-        self._peer = peer
-        self._pipeline = pipeline
-        self._ways = ways
+    text: MicrobatchSource | None
+    """What microbatches are cut from; None while none may start, and on later stages."""
+    codec: TextCodec
+    peer: PeerId
+    """The origin, which is this peer."""
+    pipeline: Pipeline
+    ways: NextHop
+    flow: Flow
+    next_counter: int = field(default=0, init=False)
 
     def cut(self, now: float) -> tuple[MicrobatchId, MicrobatchState] | None:
         """Return a new microbatch; None if no more may be in flight, or its text is not read yet."""
-        text, pipeline = self.text, self._pipeline
+        text, pipeline = self.text, self.pipeline
         if text is None or pipeline.started_here >= self.flow.window or not pipeline.has_room_ahead(now):
             return None
-        key = MicrobatchId(self._peer, self.next_counter)
+        key = MicrobatchId(self.peer, self.next_counter)
         taken = text.microbatch(key)
         if taken is None:
             return None
         self.next_counter += 1
         inputs_BT, labels_BT = taken
-        carried = self._codec.encode(inputs_BT, labels_BT)
-        return key, MicrobatchState(self._ways.start(key), inputs=inputs_BT, text=carried, started_at=now)
+        carried = self.codec.encode(inputs_BT, labels_BT)
+        return key, MicrobatchState(self.ways.start(key), inputs=inputs_BT, text=carried, started_at=now)
 
     def committed(self, kept: MicrobatchState, now: float, peers_here: int, peers_below: int) -> None:
         """Adapt the number in flight to a committed microbatch, if it started here. `peers_here` and
         `peers_below` are the numbers of peers of this stage and of the next one."""
         if kept.started_at is None:
             return
-        self.flow.aim(self._pipeline.stages_below + 1, peers_here, peers_below)
+        self.flow.aim(self.pipeline.stages_below + 1, peers_here, peers_below)
         queue = kept.queued + kept.queued_below
-        self.flow.done(now - kept.started_at, kept.seconds, queue, self._pipeline.started_here)
+        self.flow.done(now - kept.started_at, kept.seconds, queue, self.pipeline.started_here)

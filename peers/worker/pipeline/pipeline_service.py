@@ -16,6 +16,7 @@ from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
 from peers.telemetry import log_events
 from peers.telemetry.counters import Timings
+from peers.telemetry.reasons import REROUTES
 from peers.worker.pipeline.microbatch_compute import (
     ComputeError,
     MicrobatchState,
@@ -40,27 +41,13 @@ from protocols.messages.table import (
 )
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline import events
-from swarmnet.pipeline.flow_control import graphs_that_fit
+from swarmnet.pipeline.flow_control import Flow, graphs_that_fit
 from swarmnet.pipeline.ledger import RecentLoss, ServiceTime
 from swarmnet.resources.link_bandwidth import UNKNOWN, LinkBandwidth, crossings, seconds_on_line
 from swarmnet.routing.load_balancer import Router
 from swarmnet.run.manifest import Manifest
 
-NACK_CODES = frozenset(
-    {
-        "committed",
-        "deadline",
-        "malformed",
-        "not_finite",
-        "not_ready",
-        "wrong_stage",
-        "illegal_path",
-        "other_path",
-        "outlier",
-        "gone",
-        "cancelled",
-    }
-)
+NACK_CODES = REROUTES.keys() - {"busy"}
 """Codes that are counted under their own name, since codes become metric labels. Any other code is counted as
 "other"."""
 
@@ -118,7 +105,7 @@ class PipelineService:
             peer=neighbourhood.transport.peer,
             pipeline=self.pipeline,
             ways=self.ways,
-            in_flight=min(in_flight, fitting),
+            flow=Flow(min(in_flight, fitting)),
         )
         self.missing = MissingStages(self.ways, log_event)
         self.bodies: dict[MicrobatchId, MicrobatchState] = {}
@@ -334,9 +321,8 @@ class PipelineService:
         if isinstance(result, ComputeError):
             self._failed(key, result)
         elif self.work.is_last:
-            if kept is not None:
-                kept.answer, kept.loss_sum, kept.tokens = result.encoded, result.loss_sum, result.tokens
-                kept.seconds, kept.output, kept.text = seconds, b"", None
+            kept.answer, kept.loss_sum, kept.tokens = result.encoded, result.loss_sum, result.tokens
+            kept.seconds, kept.output, kept.text = seconds, b"", None
             self.service.add(seconds)
             loss = self._loss(result.loss_sum, result.tokens)
             self.log_event(log_events.Committed(*key, result.tokens, loss))
@@ -344,11 +330,9 @@ class PipelineService:
             self.feed(events.LastDone(key, result.tokens))
             self.committed(result.tokens)
         else:
-            if kept is not None:
-                text = kept.text
-                assert text is not None, "it comes with the inputs"
-                kept.output, kept.shape, kept.inputs = result.encoded + text.encoded, result.shape, None
-                kept.answer, kept.own_seconds = b"", seconds
+            text = kept.text.encoded if kept.text is not None else b""
+            kept.output, kept.shape, kept.inputs = result.encoded + text, result.shape, None
+            kept.answer, kept.own_seconds = b"", seconds
             self.feed(events.ForwardDone(key))
         self.pump()
 
@@ -360,30 +344,25 @@ class PipelineService:
         if isinstance(result, ComputeError):
             self._failed(key, result)
         else:
-            tokens, loss_sum = (kept.tokens, kept.loss_sum) if kept else (0, 0.0)
-            if kept is not None:
-                kept.answer = result.encoded
-                kept.output = kept.gradient = b""
-                kept.seconds += seconds + kept.own_seconds
-            self.service.add(seconds + (kept.own_seconds if kept is not None else 0.0))
-            below = kept.seconds - seconds - kept.own_seconds if kept is not None else 0.0
-            answered = kept.answered if kept is not None else 0.0
-            queued = kept.queued_below if kept is not None else 0.0
-            loss, under_way = self._loss(loss_sum, tokens), self.pipeline.started_here
+            kept.answer = result.encoded
+            kept.output = kept.gradient = b""
+            kept.seconds += seconds + kept.own_seconds
+            below = kept.seconds - seconds - kept.own_seconds
+            self.service.add(seconds + kept.own_seconds)
+            tokens, loss = kept.tokens, self._loss(kept.loss_sum, kept.tokens)
+            answered, queued, under_way = kept.answered, kept.queued_below, self.pipeline.started_here
             self.log_event(log_events.Committed(*key, tokens, loss, answered, below, queued, under_way))
-            if kept is not None:
-                live, stage = self.neighbourhood.membership.live, self.ways.stage
-                self.origin.committed(kept, self.clock.time(), 1 + len(live(stage)), len(live(stage + 1)))
+            live, stage = self.neighbourhood.membership.live, self.ways.stage
+            self.origin.committed(kept, self.clock.time(), 1 + len(live(stage)), len(live(stage + 1)))
             self.reservations.done(key)
             self.feed(events.BackwardDone(key, tokens))
             self.committed(tokens)
         self.pump()
 
-    def _computed(self, key: MicrobatchId, seconds: float) -> MicrobatchState | None:
-        """Return the state of a computed microbatch; None if it was dropped meanwhile."""
-        kept = self.bodies.get(key)
-        if kept is not None:
-            kept.queued += max(0.0, self.clock.time() - kept.submitted_at - seconds)
+    def _computed(self, key: MicrobatchId, seconds: float) -> MicrobatchState:
+        """Return the state of a computed microbatch; an empty one if it was dropped meanwhile."""
+        kept = self.bodies.get(key) or MicrobatchState()
+        kept.queued += max(0.0, self.clock.time() - kept.submitted_at - seconds)
         return kept
 
     def _failed(self, key: MicrobatchId, trouble: ComputeError) -> None:

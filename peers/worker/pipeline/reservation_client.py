@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterator
 from peers.compute.executor import Compute
 from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
-from peers.worker.pipeline.no_reservations import NoReservations
 from peers.worker.pipeline.validate_act import unfit_way
 from protocols.messages.reservation_messages import MAX_BOOKINGS, MAX_COSTS, Booked, CostToGo
 from protocols.messages.table import (
@@ -45,6 +44,54 @@ TELL_AGAIN_SECONDS = 1.0
 LATELY_SECONDS = 5.0
 """Changes go only to peers that sent a request this recently. Sending to all of 96 links ten times a second
 would take megabits per second."""
+
+
+class NoReservations:
+    """The form for runs that skip no stages: nothing is reserved. `ReservationClient` is the other one."""
+
+    refused = 0
+    """Number of own requests that were refused."""
+
+    def __init__(self, neighbourhood: PeerLinks) -> None:
+        self.neighbourhood = neighbourhood
+
+    def close(self) -> None:
+        """Stop reporting."""
+
+    def computed(self, forward_seconds: float, backward_seconds: float) -> None:
+        """Record the duration of a pass; the other one is 0."""
+
+    def begins(self, key: MicrobatchId) -> None:
+        """Called when the forward pass is submitted to the compute thread."""
+
+    def came(self, peer: PeerId, key: MicrobatchId) -> None:
+        """Called when the body of a microbatch was accepted from the peer that sent it last."""
+
+    def hands_up(self, peer: PeerId, key: MicrobatchId, attempt: int, seconds: float) -> None:
+        """Tell the previous peer how long the microbatch was here; called before its gradient is sent
+        there."""
+
+    def answered(self, peer: PeerId, key: MicrobatchId, attempt: int, seconds: float) -> None:
+        """Called when its gradient arrives, `seconds` after its body was sent; updates the estimated network
+        delay."""
+
+    def done(self, key: MicrobatchId) -> None:
+        """Called when a microbatch is committed."""
+
+    def drop(self, key: MicrobatchId) -> None:
+        """Drop a microbatch and cancel its reservations on later stages."""
+
+    def lost(self, peer: PeerId) -> None:
+        """Called when the link to a peer is lost: drop its microbatches and search other paths for those sent
+        to it."""
+
+    def given_back(self, peer: PeerId, key: MicrobatchId) -> None:
+        """Drop the place of a microbatch that the requesting peer no longer needs."""
+
+    def message(self, peer: PeerId, message: Message, serving: bool) -> None:
+        """Handle a message about reservations; `serving` is whether this peer accepts microbatches."""
+        reason = "a path-reservation message, but this run skips no stages (paths.skip_ratio: 0)"
+        self.neighbourhood.refused(peer, "malformed", reason)
 
 
 def open_pipeline(
@@ -372,14 +419,11 @@ class ReservationClient(NoReservations):
         self.neighbourhood.post(peer, "data", prospect)
 
     def _below(self, now: float) -> list[tuple[PeerId, int]]:
-        usable = self.pipeline.router.is_usable
-        return [(peer, stage) for peer, stage in self._live_below() if usable(peer, now)]
-
-    def _live_below(self) -> list[tuple[PeerId, int]]:
-        """Return the peers of later stages that a microbatch may reach from here, with their stages."""
+        """Return the usable peers of later stages that a microbatch may reach from here, and their stages."""
         last = min(self.ways.stage + self.ways.reach, self.ways.rules.last)
-        below = range(self.ways.stage + 1, last + 1)
-        return [(peer, stage) for stage in below for peer in self.neighbourhood.membership.live(stage)]
+        stages, usable = range(self.ways.stage + 1, last + 1), self.pipeline.router.is_usable
+        live = self.neighbourhood.membership.live
+        return [(peer, stage) for stage in stages for peer in live(stage) if usable(peer, now)]
 
     def _latency(self, peer: PeerId) -> float:
         return self.neighbourhood.echoes.round_trips.get(peer, 0.0) / 2

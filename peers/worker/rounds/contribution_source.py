@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Protocol
 
-from peers.compute.stage_part import Computes
+from peers.compute.stage_part import Computes, HasReplica
 from peers.worker.rounds.operations import ExpertChange
 from peers.worker.rounds.round_counts import RoundCounts
 from swarmnet.identifiers import PeerId
@@ -35,8 +35,7 @@ class GatheredGradient:
     method: Method
     stage_compute: Computes
     gathered: HasGradient
-    factor: Callable[[int], int]
-    """Returns a round's learning-rate factor."""
+    replica: HasReplica
     counts: RoundCounts
     me: PeerId
 
@@ -95,7 +94,7 @@ class LocalStepping(GatheredGradient):
 
     def step_if_due(self) -> bool:
         round = self._published_round + 1
-        self._rate = round, 0 if self.warmup_steps else self.factor(round)
+        self._rate = round, 0 if self.warmup_steps else self.replica.factor(round)
         if self.gathered.gathered_tokens < self.own.tokens:
             return False
         self._step()
@@ -185,26 +184,10 @@ class ExpertStepping(LocalStepping):
         return [ExpertChange(round, held.experts, held.group, tuple(holders))]
 
 
-def contribution_source(
-    *,
-    method: Method,
-    stage_compute: Computes,
-    gathered: HasGradient,
-    factor: Callable[[int], int],
-    counts: RoundCounts,
-    me: PeerId,
-) -> GatheredGradient:
-    """Return the form that the method needs. Arguments as for the classes."""
-    form: Callable[..., GatheredGradient] = GatheredGradient
-    if method.own is not None:
-        form = partial(LocalStepping, own=method.own)
-        if method.held is not None:
-            form = partial(ExpertStepping, own=method.own, held=method.held)
-    return form(
-        method=method,
-        stage_compute=stage_compute,
-        gathered=gathered,
-        factor=factor,
-        counts=counts,
-        me=me,
-    )
+def contribution_source(method: Method) -> Callable[..., GatheredGradient]:
+    """Return the constructor of the form that the method needs."""
+    if method.own is None:
+        return GatheredGradient
+    if method.held is None:
+        return partial(LocalStepping, own=method.own)
+    return partial(ExpertStepping, own=method.own, held=method.held)

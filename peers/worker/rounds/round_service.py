@@ -16,6 +16,7 @@ from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
 from peers.state.snapshot_store import Weights
 from peers.telemetry import log_events
+from peers.worker.rounds.exchange import exchange_for
 from peers.worker.rounds.operations import (
     ContributionReady,
     DecodeContribution,
@@ -25,7 +26,6 @@ from peers.worker.rounds.operations import (
     RoundSettled,
     SlicedContribution,
 )
-from peers.worker.rounds.reducer_path import exchange_for
 from peers.worker.rounds.stored import ContributionStore, Stored
 from peers.worker.rounds.update_compute import UpdateWork
 from peers.worker.rounds.wire_events import (
@@ -275,8 +275,6 @@ class RoundService:
             match result:
                 case SlicedContribution():
                     self._was_cut(result)
-                case ContributionReady(is_result=True):
-                    self._was_added_up(result)
                 case ContributionReady():
                     self._was_made(result)
                 case ExpertChange(round, _, group, holders):
@@ -286,13 +284,16 @@ class RoundService:
                     self._has_settled(result)
 
     def _was_made(self, made: ContributionReady) -> None:
-        """Store and announce the own contribution."""
+        """Store and announce the own contribution, or the result that this peer has reduced."""
         reference = None
         if made.id is not None:
             reference = events.Reference(made.round, self.me, made.id, len(made.data))
-            self.store.keep(Stored(reference, made.data, made.tokens))
-        self._log_made(made)
-        self.feed(events.Contributed(made.round, reference))
+            self.store.keep(Stored(reference, made.data, made.tokens), made.signed)
+        if made.is_result:
+            self.exchange.was_added_up(made)
+        else:
+            self._log_made(made)
+        self.feed(events.Contributed(made.round, reference, made.table))
 
     def _was_cut(self, cut: SlicedContribution) -> None:
         """Send the own contribution's slices to their reducers."""
@@ -308,15 +309,6 @@ class RoundService:
             self.rounds.offers.made(made.round, made.id, self.clock.time())
         self.log_event(log_events.ContributionMade(made.round, made.id.hex(), made.tokens))
         self.observers.made(made.round, made.tokens)
-
-    def _was_added_up(self, made: ContributionReady) -> None:
-        """Store and announce the result that this peer has reduced."""
-        reference = None
-        if made.id is not None:
-            reference = events.Reference(made.round, self.me, made.id, len(made.data))
-            self.store.keep(Stored(reference, made.data, made.tokens), made.signed)
-        self.exchange.was_added_up(made)
-        self.feed(events.Contributed(made.round, reference, made.table))
 
     def _has_settled(self, settled: RoundSettled) -> None:
         self.digest = settled.digest

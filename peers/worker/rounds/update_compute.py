@@ -5,12 +5,13 @@ decided.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, replace
+from functools import partial
 from itertools import islice
 
 from peers.compute.stage_part import Computes, HasReplica
 from peers.worker.rounds.contribution_source import HasGradient, contribution_source
-from peers.worker.rounds.contribution_writer import contribution_writer
 from peers.worker.rounds.operations import (
     ContributionReady,
     DecodeContribution,
@@ -21,9 +22,13 @@ from peers.worker.rounds.operations import (
     SlicedContribution,
 )
 from peers.worker.rounds.round_counts import RoundCounts
+from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelope, seal
+from protocols.signed.grants import Reduction, sign_grant
 from protocols.signed.identity import Identity
+from protocols.signed.slices import sign_slices
+from protocols.signed.token_count import encode_tokens
 from swarmnet.identifiers import ContributionId, PeerId, RunId
-from swarmnet.optimizer.method import Method
+from swarmnet.optimizer.method import Method, ReducedMethod
 from swarmnet.rounds.events import (
     ApplyRound,
     MakeContribution,
@@ -32,6 +37,7 @@ from swarmnet.rounds.events import (
     RestoreToMomentum,
     SettleRound,
 )
+from swarmnet.rounds.result_table import Contributor
 
 HASHED_NUMBERS = 1 << 24
 """A state of at most this many numbers (64 MiB) is hashed after each round. A larger one is hashed only when
@@ -41,53 +47,116 @@ OWN_BYTES_KEPT = 64 << 20
 rounds."""
 
 
-class UpdateWork:
-    def __init__(
-        self,
-        *,
-        run_id: RunId,
-        stage: int,
-        identity: Identity,
-        stage_compute: Computes,
-        method: Method,
-        replica: HasReplica,
-        gathered: HasGradient,
-        settled: Callable[[RoundSettled], None],
-        counts: RoundCounts,
-        undecided: Container[ContributionId],
-        signs_every: int = 1,
-    ) -> None:
-        """`settled` is called right after a round settled, before anything else changes the weights.
+@dataclass(frozen=True, kw_only=True)
+class WholeWriter:
+    """Signs what this peer contributes. In this form, without reducers, that is one body."""
 
-        `undecided` contains the own contributions that have neither settled nor been given up. `signs_every`
-        is the number of rounds between signed digests (`rounds.snapshot_interval`)."""
-        self.run_id = run_id
-        self.stage = stage
-        self.identity = identity
-        self.stage_compute = stage_compute
-        self.method = method
-        self.replica = replica
-        self.source = contribution_source(
-            method=method,
-            stage_compute=stage_compute,
-            gathered=gathered,
-            factor=lambda round: replica.factor(round),
-            counts=counts,
-            me=identity.peer_id,
+    identity: Identity
+    run_id: RunId
+    stage: int
+
+    def write_nothing(
+        self, round: int, reducers: tuple[PeerId, ...], tokens: int
+    ) -> ContributionReady | SlicedContribution:
+        """Return that there is no contribution, because the gradient was not finite."""
+        return ContributionReady(round, b"", tokens, None)
+
+    def write(
+        self, round: int, reducers: tuple[PeerId, ...], tokens: int, payload: bytes
+    ) -> ContributionReady | SlicedContribution:
+        """Sign a contribution; `reducers` are those of each shard, by shard."""
+        return self._sealed(round, tokens, payload)
+
+    def reduce(self, round: int, slices: Mapping[int, Mapping[Contributor, bytes]]) -> ContributionReady:
+        """Reduce the slices of a round, by shard and contributor, and return the signed result."""
+        raise AssertionError("in a run without reducers no peer reduces slices")
+
+    def _sealed(self, round: int, tokens: int, payload: bytes, rest: bytes = b"") -> ContributionReady:
+        """Sign a contribution. `rest` follows the payload, which names it by its digest."""
+        signed_tokens = encode_tokens(tokens, round)
+        data = seal(
+            self.identity,
+            self.run_id,
+            EnvelopeKind.CONTRIBUTION,
+            self.stage,
+            round,
+            signed_tokens,
+            payload,
         )
-        self.writer = contribution_writer(method, identity, run_id, stage)
-        self.settled = settled
-        self.counts = counts
-        self.undecided = undecided
-        self.own: OrderedDict[ContributionId, bytes] = OrderedDict()
-        """Payloads of own contributions: all undecided ones, and the newest up to OWN_BYTES_KEPT."""
-        self.tokens: int | None = None
-        """Tokens in all rounds settled in the replica; None if not known."""
-        self.closed = False
-        """Set when the state is fetched again: queued operations belong to an abandoned branch."""
-        self._ahead = False
-        """Whether the published weights include this peer's own momentum as a lookahead."""
-        self._signs_every = signs_every
+        assert len(data) == ENVELOPE_BYTES + len(payload)
+        envelope = open_envelope(data, self.run_id, EnvelopeKind.CONTRIBUTION, len(payload))
+        return ContributionReady(round, data + rest, tokens, envelope.id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceWriter(WholeWriter):
+    """The form with reducers: a contribution is cut into slices with a grant for each reducer."""
+
+    reduced: ReducedMethod
+
+    def write_nothing(self, round: int, reducers: tuple[PeerId, ...], tokens: int) -> SlicedContribution:
+        return SlicedContribution(round, reducers, tokens)
+
+    def write(
+        self, round: int, reducers: tuple[PeerId, ...], tokens: int, payload: bytes
+    ) -> SlicedContribution:
+        slices = self.reduced.slices(payload)
+        head, identity = sign_slices(self.identity, self.run_id, self.stage, round, tokens, slices)
+        cut = SlicedContribution(round, reducers, tokens, head, tuple(slices), identity)
+        grants = {}
+        for reducer in set(reducers):
+            reduction = Reduction(self.run_id, self.stage, round, reducer)
+            shards = cut.shards_of(reducer)
+            grants[reducer] = sign_grant(self.identity, reduction, identity, tokens, shards)
+        return replace(cut, grants=grants)
+
+    def reduce(self, round: int, slices: Mapping[int, Mapping[Contributor, bytes]]) -> ContributionReady:
+        if not slices:
+            return ContributionReady(round, b"", 0, None, is_result=True)
+        reduced = self.reduced
+        result = reduced.reduce(slices)
+        table, head = reduced.head(result)
+        sealed = self._sealed(round, table.tokens(reduced.draw.shards), result[:head], result[head:])
+        return replace(sealed, is_result=True, table=table, signed=ENVELOPE_BYTES + head)
+
+
+@dataclass(eq=False, kw_only=True)
+class UpdateWork:
+    run_id: RunId
+    stage: int
+    identity: Identity
+    stage_compute: Computes
+    method: Method
+    replica: HasReplica
+    gathered: InitVar[HasGradient]
+    settled: Callable[[RoundSettled], None]
+    """Called right after a round settled, before anything else changes the weights."""
+    counts: RoundCounts
+    undecided: Container[ContributionId]
+    """The own contributions that have neither settled nor been given up."""
+    signs_every: int = 1
+    """Rounds between signed digests (`rounds.snapshot_interval`)."""
+    own: OrderedDict[ContributionId, bytes] = field(default_factory=OrderedDict, init=False)
+    """Payloads of own contributions: all undecided ones, and the newest up to OWN_BYTES_KEPT."""
+    tokens: int | None = field(default=None, init=False)
+    """Tokens in all rounds settled in the replica; None if not known."""
+    closed: bool = field(default=False, init=False)
+    """Set when the state is fetched again: queued operations belong to an abandoned branch."""
+    _ahead: bool = field(default=False, init=False)
+    """Whether the published weights include this peer's own momentum as a lookahead."""
+
+    def __post_init__(self, gathered: HasGradient) -> None:
+        self.source = contribution_source(self.method)(
+            method=self.method,
+            stage_compute=self.stage_compute,
+            gathered=gathered,
+            replica=self.replica,
+            counts=self.counts,
+            me=self.identity.peer_id,
+        )
+        reduced = self.method.reduced
+        writer = WholeWriter if reduced is None else partial(SliceWriter, reduced=reduced)
+        self.writer = writer(identity=self.identity, run_id=self.run_id, stage=self.stage)
 
     def run(self, operations: Sequence[Operation]) -> list[Done]:
         """Run operations in order and publish the weights if they changed; returns their results."""
@@ -131,7 +200,7 @@ class UpdateWork:
         return results
 
     def _hashes(self, round: int) -> bool:
-        return self.replica.size <= HASHED_NUMBERS or (round + 1) % self._signs_every == 0
+        return self.replica.size <= HASHED_NUMBERS or (round + 1) % self.signs_every == 0
 
     def step_if_due(self) -> None:
         """Make a local optimizer step if enough tokens were gathered, and publish the weights. Called after

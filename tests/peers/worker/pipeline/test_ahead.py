@@ -16,7 +16,7 @@ from swarm import TINY_MODEL, Swarm, nothing_is_committed_twice, tiny_manifest
 from peers.lab.bench.paths_in_peers import Finding, TopologyRow, measure, render
 from peers.lab.bench.topologies import draw
 from peers.lab.world.virtual_time import run
-from peers.worker.pipeline.no_reservations import NoReservations
+from peers.worker.pipeline.reservation_client import NoReservations
 from protocols.memory.conditions import Conditions
 from protocols.messages.reservation_messages import Booked, CostToGo
 from protocols.messages.table import (

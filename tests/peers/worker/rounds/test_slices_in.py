@@ -143,7 +143,7 @@ async def test_slices_without_a_grant_for_just_these_are_refused(signature):
 @on_virtual_clock
 async def test_only_slices_are_taken_that_a_table_can_name(monkeypatch, what, other):
     """Else the reducer makes a table that it cannot read itself, which has ended its process."""
-    monkeypatch.setattr(f"peers.worker.rounds.reducer_path.{what}", other)
+    monkeypatch.setattr(f"peers.worker.rounds.exchange.{what}", other)
     world = World()
     world.hear(B, Slices(0, ALL), body_of(B))
     world.hear(C, Slices(0, ALL), body_of(C))
