@@ -54,7 +54,7 @@ class AuditPath:
     feed: Callable[[events.Event], None]
     log_event: log_events.LogEvent
     folder: Path | None
-    """Where long evidence is stored; None keeps it in memory."""
+    """The folder for long evidence; None keeps it in memory."""
     kept: dict[Name, StoredProof] = field(default_factory=dict, init=False)
     """Evidence that this peer sends on request: its own and the newest proofs. It is kept as long as it is
     undecided whether own contributions settle."""

@@ -203,10 +203,8 @@ class ReducerPath(AllGather):
         return 0 < reference.size - ENVELOPE_BYTES <= self.reduced.longest_result
 
     def contributors(self, references: Sequence[events.Reference]) -> tuple[PeerId, ...]:
-        tags, known = (
-            self.rounds.offers.contributors(references),
-            (self.rounds.me, *self.neighbourhood.known()),
-        )
+        tags = self.rounds.offers.contributors(references)
+        known = (self.rounds.me, *self.neighbourhood.known())
         return tuple(peer for peer in known if tag_of(peer) in tags)
 
     def count_contributors(self, applied: events.ApplyRound) -> int:
