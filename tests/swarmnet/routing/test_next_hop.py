@@ -20,7 +20,7 @@ def swarm(*dead):
 
 @pytest.mark.parametrize("kind", [Straight, Skipping])
 def test_without_skipping_the_next_stage_is_the_only_way(kind):
-    ways = kind(PathRules(4), 0, swarm())
+    ways = kind(rules=PathRules(4), stage=0, live=swarm())
     ways.start(KEY)
     assert ways.candidates(KEY) == ["1a", "1b"] == ways.candidates(None)
     assert ways.header_for(KEY, 1) == PathHeader((0, 1), 1, 0, 2)
