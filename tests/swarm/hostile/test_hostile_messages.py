@@ -91,7 +91,7 @@ def bounded(swarm: Swarm) -> None:
         assert len(update.store.stored) <= 6 * (2 * kept_rounds(rules) + rules.window)
         assert data.pipeline.under_way <= data.pipeline.slots
         assert len(data.bodies) <= len(data.pipeline.jobs)
-        assert data.stage_compute.open <= data.pipeline.slots
+        assert data.work.stage_compute.open <= data.pipeline.slots
         assert len(data.ledger.rerouted) < 12
         assert len(worker.neighbourhood.membership.peers) < 80
         assert sum(map(len, worker.neighbourhood._link_pool.waiting.values())) <= 64
