@@ -42,7 +42,7 @@ def idle_reason(worker: Worker) -> str:
     services = worker.services
     if worker.state in PLAIN or services is None or not services.pipeline_service.serving:
         return PLAIN.get(worker.state, "joining")
-    if services.pipeline_service.missing:
+    if services.pipeline_service.missing.now:
         return "stage_missing"
     # What is being computed here at this moment does not explain the pauses in between.
     elsewhere = any(job.phase in ELSEWHERE for job in services.pipeline_service.pipeline.jobs.values())

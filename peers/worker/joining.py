@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from peers.compute.stage_part import HasReplica
 from peers.state.snapshot_store import RoundProgress, Weights
+from peers.worker.rounds.operations import RoundSettled, experts_line
 from peers.worker.rounds.round_counts import RoundCounts
-from peers.worker.rounds.round_service import RoundService
-from peers.worker.rounds.update_compute import RoundSettled, UpdateWork, experts_line
+from peers.worker.rounds.round_service import RoundObservers, RoundService
+from peers.worker.rounds.update_compute import UpdateWork
 from peers.worker.stage_services import StageServices
 from swarmnet.rounds.events import ChainSigned, FetchGroupState
 from swarmnet.rounds.own_contributions import OwnContributions
@@ -50,8 +51,7 @@ def join_rounds(
         undecided=offers.open,
         signs_every=manifest.rounds.snapshot_interval,
     )
-    if method.own is not None:
-        services.pipeline_service.work.after_gradient = work.step_if_due
+    services.pipeline_service.work.after_gradient = work.step_if_due
     if former.has_weights:
         work.own = former.work.own
         if given_up is not None:
@@ -66,7 +66,13 @@ def join_rounds(
         weights=weights,
         offers=offers,
         has_weight=services.contributors.counts,
-        resynchronise=services.resynchronise,
+        observers=RoundObservers(
+            settled=services.settled,
+            made=services.receipts.made,
+            experts_changed=lambda change: context.notify("experts", experts_line(change)),
+            sign_history=services.digests.sign,
+            resynchronise=services.resynchronise,
+        ),
         log_event=context.log_event,
         rates=rates,
         folder=context.settings.checkpoints,
@@ -76,11 +82,7 @@ def join_rounds(
     if former.has_weights:
         service.take_over(former)
     rounds, began = service.rounds, weights.settled_round
-    service.settled = services.settled
-    service.made = services.receipts.made
-    service.took_up = lambda took_up: context.notify("experts", experts_line(took_up))
     services.digests.took_up(weights)
-    service.sign_history = services.digests.sign
     services.digests.heard = lambda said: service.feed(ChainSigned(said.peer, said.round, said.chain))
     services.snapshot_service.settled_now = lambda: RoundProgress(
         rounds.current, rounds.settled, service.digest, began

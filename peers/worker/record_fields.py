@@ -21,7 +21,7 @@ def claims_of(services: StageServices, load: HeartbeatLoad) -> Claims:
     seconds = load.service_seconds
     loss = pipeline.losses.mean
     saved = services.disk.saved
-    coverage = coverage_of(pipeline.text)
+    coverage = coverage_of(pipeline.origin.text)
     held = service.held_experts()
     return Claims(
         state=services.lifecycle.state,

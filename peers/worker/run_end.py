@@ -111,6 +111,6 @@ class RunShutdown:
             if rounds.last is None and idle and await self._elsewhere.first_stage() >= last:
                 service.end_at(rounds.current - 1)
         elif rounds.past_last:
-            services.pipeline_service.text = None
+            services.pipeline_service.origin.text = None
         behind = any(view.settled < rounds.settled for view in rounds.histories.same_branch_peers.values())
         return rounds.is_over and not behind

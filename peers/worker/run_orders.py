@@ -8,7 +8,7 @@ from peers.network.orders.exclusion import first_look
 from peers.network.orders.gatekeeper import Gatekeeper
 from peers.network.orders.order_book import OrderBook
 from peers.network.orders.republish import keep_forever
-from peers.worker.pipeline.pipeline_service import MicrobatchSource
+from peers.worker.pipeline.origin import MicrobatchSource
 from peers.worker.worker_context import WorkerContext
 from protocols.signed.invites import prove_invite
 from swarmnet.run.owner_orders import NO_ORDER, describe_changes

@@ -244,7 +244,7 @@ class WorkerSampler:
         training, microbatches, growth = self.metrics.training, self.metrics.microbatches, self.growth
         tokens = growth.of("tokens", ledger.tokens)
         training.tokens.inc(tokens)
-        if (coverage := coverage_of(services.pipeline_service.text)) is not None:
+        if (coverage := coverage_of(services.pipeline_service.origin.text)) is not None:
             self.metrics.counted.set("text_shards", coverage.shards)
             self.metrics.counted.set("text_read_shards", coverage.shards_read)
             self.metrics.counted.set("text_epochs", coverage.epochs)
@@ -252,7 +252,7 @@ class WorkerSampler:
             microbatches.rerouted(reason).inc(growth.of("rerouted", count, reason))
         for reason, count in by_code(ledger.dropped, DROPS).items():
             microbatches.dropped(reason).inc(growth.of("dropped", count, reason))
-        microbatches.missing.set(len(services.pipeline_service.missing))
+        microbatches.missing.set(len(services.pipeline_service.missing.now))
         not_finite = ledger.dropped.get("not_finite", 0)
         training.nonfinite("microbatch").inc(growth.of("not finite", not_finite))
 

@@ -49,7 +49,7 @@ def snapshot_of(
         loss=pipeline.losses.mean,
         tokens=pipeline.ledger.tokens,
         tokens_per_second=tokens_per_second,
-        can_do=_can_do(services, pipeline.service_seconds),
+        can_do=_can_do(services, pipeline.service.seconds),
         sent_bytes=traffic.sent.total(),
         received_bytes=traffic.received.total(),
         here=True,
@@ -71,7 +71,7 @@ def snapshot_of(
         idle_share=idle_share,
         utilization=utilization,
         gradient_norm=service.counts.norms[0],
-        waits_for=tuple(stage for stage in pipeline.missing if stage not in stuck),
+        waits_for=tuple(stage for stage in pipeline.missing.now if stage not in stuck),
         warnings=stuck_of_worker(worker),
     )
     spans = map(context.manifest.span, range(len(context.manifest.stages)))

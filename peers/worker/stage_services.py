@@ -19,9 +19,9 @@ from peers.worker.lifecycle import Lifecycle
 from peers.worker.pipeline.pipeline_service import PipelineService
 from peers.worker.rounds.digest_gossip import SignedDigests
 from peers.worker.rounds.no_rounds import NoRounds
+from peers.worker.rounds.operations import RoundSettled
 from peers.worker.rounds.receipt_service import Receipts
 from peers.worker.rounds.round_service import RoundService
-from peers.worker.rounds.update_compute import RoundSettled
 from peers.worker.run_orders import RunOrders
 from peers.worker.starting_state import StateRecovery
 from peers.worker.worker_context import WorkerContext
@@ -162,7 +162,7 @@ class StageServices:
         )
         # A restarted peer keeps its identity and must not reuse names of microbatches, which other peers
         # would take for duplicates. No peer starts a thousand in a second.
-        self.pipeline_service.next_counter = int(context.presence.directory.now() * 1000)
+        self.pipeline_service.origin.next_counter = int(context.presence.directory.now() * 1000)
         self.inference = Inference(
             manifest=manifest,
             stage=stage,
@@ -183,7 +183,7 @@ class StageServices:
             return HeartbeatLoad(self.stage, False, 0, 0.0, 0)
         ready = pipeline.serving and service.rounds.in_step
         free = max(0, pipeline.pipeline.slots - pipeline.pipeline.under_way)
-        seconds = pipeline.service_seconds
+        seconds = pipeline.service.seconds
         return HeartbeatLoad(self.stage, ready, free, seconds, service.rounds.current, moving_to)
 
     def linked(self) -> list[PeerId]:

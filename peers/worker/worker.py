@@ -257,7 +257,7 @@ class Worker:
         if lifecycle.is_interrupted:
             return
         if not self._in_step_before and rounds.applied >= 0:
-            service.work.begin_as_newcomer(context.manifest.sync.optimizer_warmup_steps)
+            service.work.source.warm_up(context.manifest.sync.optimizer_warmup_steps)
         self._in_step_before = True
         services.pipeline_service.serving = True
         context.log_event(log_events.InStep(round=rounds.current, settled=rounds.settled))

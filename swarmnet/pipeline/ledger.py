@@ -1,4 +1,4 @@
-"""Count how every microbatch on one peer ended, and average the loss of recent ones."""
+"""Count how every microbatch on one peer ended, and average their losses and durations."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ repeated ACT comes later. There is no counter per origin, because an ACT may nam
 
 MICROBATCHES_OF_LOSS = 100
 """Number of microbatches in the mean. Simultaneous losses differ by 0.1 nats, means of 100 by 0.01."""
+SMOOTHING = 0.1
+"""Weight of a new measurement in the moving average of a peer's service time."""
 
 
 class RecentLoss:
@@ -34,6 +36,24 @@ class RecentLoss:
         """Mean loss in nats per token; None before the first microbatch."""
         token_count = sum(tokens for _, tokens in self._recent)
         return sum(loss for loss, _ in self._recent) / token_count if token_count else None
+
+
+class ServiceTime:
+    """Seconds that this peer takes for a microbatch: a moving average, 0 before the first measurement."""
+
+    def __init__(self, line_seconds: float) -> None:
+        """`line_seconds` is the least time in which a microbatch crosses this peer's link."""
+        self.seconds = 0.0
+        self._line_seconds = line_seconds
+
+    def add(self, seconds: float) -> None:
+        known = self.seconds
+        self.seconds = seconds if not known else known + SMOOTHING * (seconds - known)
+
+    @property
+    def with_line(self) -> float:
+        """The seconds in which this peer takes a microbatch, which its link may limit."""
+        return max(self.seconds, self._line_seconds) if self.seconds > 0 else 0.0
 
 
 class CommittedTwice(AssertionError):

@@ -111,7 +111,7 @@ class OwnContributions:
 
     def __init__(self, rules: Rounds, draw: Draw | None = None) -> None:
         """`draw`: the draw of reducers; None in runs without them."""
-        self._draw = draw
+        self.draw = draw
         self._parts = WHOLE if draw is None else tuple(range(draw.shards))
         self._returned: dict[ContributionId, frozenset[int]] = {}
         """Parts that were returned already, of contributions in `open` and `taken`."""
@@ -243,7 +243,7 @@ class OwnContributions:
 
     def wants(self, identity: ContributionId) -> bool:
         """Return whether this result's table is needed to decide an own contribution."""
-        if self._draw is None or identity in self._tables:
+        if self.draw is None or identity in self._tables:
             return False
         rounds = set(self.open.values())
         return any(entry.id == identity for round in rounds for entry in self._sets.get(round, ()))
@@ -417,20 +417,20 @@ class OwnContributions:
         to_return = tuple(sorted(returned - before))
         if not to_return:
             return []
-        shards = to_return if self._draw is not None else ()  # Empty: the whole contribution.
+        shards = to_return if self.draw is not None else ()  # Empty: the whole contribution.
         return [RestoreToMomentum(round, identity, shards)]
 
     def _left_out(self, identity: ContributionId, references: Sequence[Reference]) -> tuple[int, ...] | None:
         """Return the parts of an own contribution that are not in a round's set, given by `references`. None
         if the table of one of its results is not known yet."""
-        if self._draw is None:
+        if self.draw is None:
             return () if any(entry.id == identity for entry in references) else WHOLE
         tables = {entry.peer: self._tables.get(entry.id) for entry in references}
         known = {contributor: table for contributor, table in tables.items() if table is not None}
         if len(known) < len(tables):
             return None
         round = references[0].round if references else 0
-        counted = counting(known, self._draw, round)  # Shard -> the reducers whose results have weight.
+        counted = counting(known, self.draw, round)  # Shard -> the reducers whose results have weight.
         held = {
             shard
             for shard, contributors in counted.items()

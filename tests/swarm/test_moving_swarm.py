@@ -184,7 +184,7 @@ async def test_a_peer_that_is_told_to_leave_on_its_way_to_another_stage_leaves()
     await swarm.during(8.0)
     worker = swarm.members["b"].worker
     worker.leave()
-    worker.lifecycle.move(1)  # As `StageMover` does.
+    worker.lifecycle.goes_to = 1  # As `Moving` does.
     worker.leave()
     await swarm.leave("b")
     assert swarm.members["b"].worker is worker
@@ -218,9 +218,9 @@ async def test_a_peer_that_is_told_to_leave_before_it_is_in_step_begins_nothing_
     await swarm.until(lambda: told.worker.has_weights(), 30.0)
     told.worker.served.moving.begin = lambda *known: moves.append(known)
     assert not swarm.of("in_step", "d"), "it has weights, and is not in step yet"
-    begun = told.worker.services.pipeline_service.next_counter
+    begun = told.worker.services.pipeline_service.origin.next_counter
     told.worker.leave(60.0, "pausing")
     await swarm.until(lambda: told.task.done(), 90.0)
-    assert told.worker.services.pipeline_service.next_counter == begun
+    assert told.worker.services.pipeline_service.origin.next_counter == begun
     assert not moves
     await swarm.close()

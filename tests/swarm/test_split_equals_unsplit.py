@@ -36,7 +36,7 @@ def learn(
 
     def stop(note: Note) -> None:
         if note.event == "committed" and note.name == "0" and swarm.committed(0) == MICROBATCHES:
-            swarm.members["0"].worker.services.pipeline_service.text = None
+            swarm.members["0"].worker.services.pipeline_service.origin.text = None
 
     async def story() -> tuple[int, dict[str, Tensor]]:
         swarm.open()

@@ -30,6 +30,7 @@ from peers.lab.world.gated_clock import GatedLoop
 from peers.lab.world.stub_stage import StubCompute, stub_part
 from peers.telemetry.event import Event
 from peers.telemetry.log_events import Committed
+from peers.worker.pipeline.reservation_client import NoReservations
 from peers.worker.settings import Settings
 from peers.worker.worker import Worker
 from peers.worker.worker_context import WorkerContext
@@ -284,9 +285,9 @@ class TopologyRun:
         for worker in self.workers.values():
             assert worker.services is not None
             data = worker.services.pipeline_service
-            assert data.ahead is not None
-            data.ahead.close()
-            data.pipeline.guide = data.ahead = None
+            data.reservations.close()
+            data.reservations = NoReservations(data.neighbourhood)
+            data.pipeline.guide = None
 
     def watch(self) -> None:
         """Start the measurement."""
@@ -301,8 +302,7 @@ class TopologyRun:
             pipeline = worker.services.pipeline_service
             counts.update({f"re-routed: {code}": n for code, n in pipeline.ledger.rerouted.items()})
             counts.update({f"dropped: {code}": n for code, n in pipeline.ledger.dropped.items()})
-            ahead = pipeline.ahead
-            counts["refused"] += ahead.scouting.refused if ahead is not None else 0
+            counts["refused"] += pipeline.reservations.refused
         return counts
 
     def finding(self) -> Finding:

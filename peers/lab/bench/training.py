@@ -29,8 +29,9 @@ from torch.optim import AdamW
 
 from peers.compute.stage_part import CPU, build_stage_part, wait_for
 from peers.worker.pipeline.microbatch_compute import Computed, MicrobatchState, MicrobatchWork, Outcome
+from peers.worker.rounds.operations import ContributionReady, DecodeContribution, Operation
 from peers.worker.rounds.round_counts import RoundCounts
-from peers.worker.rounds.update_compute import ContributionReady, DecodeContribution, Operation, UpdateWork
+from peers.worker.rounds.update_compute import UpdateWork
 from protocols.signed.envelope import EnvelopeKind, open_envelope
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId
@@ -366,8 +367,7 @@ class StagesInOneThread:
             undecided=(),
             signs_every=self._manifest.rounds.snapshot_interval,
         )
-        if part.method.own is not None:
-            work.after_gradient = partial(self._step, update)
+        work.after_gradient = partial(self._step, update)
         update.publish()
         return work, update
 

@@ -344,7 +344,7 @@ def _sizes(member: Member) -> dict[str, int]:
     return {
         "rounds": len(update.rounds.rounds),
         "history": len(update.rounds.history),
-        "stored": len(update.stored),
+        "stored": len(update.store.stored),
         "pulls": len(update.rounds.pulls),
         "jobs": len(data.pipeline.jobs),
         "bodies": len(data.bodies),

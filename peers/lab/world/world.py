@@ -29,7 +29,7 @@ from peers.lab.world.stub_stage import stub_part
 from peers.lab.world.world_events import Begun, Crashed, Frozen, Noticed, Thawed
 from peers.telemetry.event import Event
 from peers.telemetry.log_events import Settled
-from peers.worker.pipeline.pipeline_service import MicrobatchSource
+from peers.worker.pipeline.origin import MicrobatchSource
 from peers.worker.settings import Settings
 from peers.worker.worker import Worker
 from peers.worker.worker_context import WorkerContext

@@ -123,9 +123,8 @@ class MicrobatchWork:
         self.stage_compute = stage_compute
         self.gathered_tokens = 0
         """Tokens in the gradient that `StageCompute` accumulates; used by the compute thread alone."""
-        self.after_gradient: Callable[[], None] | None = None
-        """Called in the compute thread after a gradient was added; None where no local optimizer steps on
-        it."""
+        self.after_gradient: Callable[[], None] = lambda: None
+        """Called in the compute thread after a gradient was added."""
         self.hidden_sizes = NormTracker()
         self.gradient_sizes = NormTracker(weighed=True)
         """Norms of hidden states from earlier stages, and of gradients from later ones."""
@@ -211,8 +210,7 @@ class MicrobatchWork:
 
     def _gathered(self, kept: MicrobatchState, tokens: int) -> None:
         self.gathered_tokens += tokens
-        if self.after_gradient is not None:
-            self.after_gradient()
+        self.after_gradient()
 
     def _encode(self, kind: Coded, tensor: Tensor, chance: torch.Generator | None = None) -> bytes:
         return activation_codec.encode(tensor, self.codecs[kind], chance)

@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import Protocol
-
-from torch import Tensor
 
 from peers.compute.executor import BACKWARD, FORWARD, Compute
 from peers.compute.process_memory import memory_bytes
@@ -19,6 +16,7 @@ from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
 from peers.telemetry import log_events
 from peers.telemetry.counters import Timings
+from peers.telemetry.reasons import REROUTES
 from peers.worker.pipeline.microbatch_compute import (
     ComputeError,
     MicrobatchState,
@@ -26,7 +24,9 @@ from peers.worker.pipeline.microbatch_compute import (
     NormSource,
     Outcome,
 )
-from peers.worker.pipeline.reservation_client import ReservationClient
+from peers.worker.pipeline.missing_stages import MissingStages
+from peers.worker.pipeline.origin import MicrobatchSource, Origin
+from peers.worker.pipeline.reservation_client import open_pipeline
 from peers.worker.pipeline.validate_act import ActForm, Arrival, checked_act
 from protocols.messages.table import (
     NO_ATTEMPT,
@@ -42,46 +42,14 @@ from protocols.messages.table import (
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline import events
 from swarmnet.pipeline.flow_control import Flow, graphs_that_fit
-from swarmnet.pipeline.ledger import MicrobatchLedger, RecentLoss
-from swarmnet.pipeline.pipeline import Pipeline
+from swarmnet.pipeline.ledger import RecentLoss, ServiceTime
 from swarmnet.resources.link_bandwidth import UNKNOWN, LinkBandwidth, crossings, seconds_on_line
 from swarmnet.routing.load_balancer import Router
-from swarmnet.routing.next_hop import NextHop, Straight
-from swarmnet.routing.skipping import Skipping
 from swarmnet.run.manifest import Manifest
 
-NACK_CODES = frozenset(
-    {
-        "committed",
-        "deadline",
-        "malformed",
-        "not_finite",
-        "not_ready",
-        "wrong_stage",
-        "illegal_path",
-        "other_path",
-        "outlier",
-        "gone",
-        "cancelled",
-    }
-)
+NACK_CODES = REROUTES.keys() - {"busy"}
 """Codes that are counted under their own name, since codes become metric labels. Any other code is counted as
 "other"."""
-LOOK_SECONDS = 1.0
-"""Interval for checking missing stages. Peers send heartbeats as often, so nothing is known sooner."""
-SMOOTHING = 0.1
-"""Weight of a new measurement in the moving average of this peer's service time."""
-
-
-class MicrobatchSource(Protocol):
-    """The source of the first stage's microbatches."""
-
-    def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor] | None:
-        """Return inputs_BT and labels_BT, int64.
-
-        With random sampling they are a pure function of the key; with epochs they are the next ones in order.
-        None means that they are not read yet; the caller tries again in `pump`, which is called when they
-        are."""
 
 
 class PipelineService:
@@ -107,58 +75,43 @@ class PipelineService:
         """`text` is given to the first stage only. At most `in_flight` of this peer's own microbatches and
         `slots` of others are in progress here, and fewer if memory is short. `committed(tokens)` informs the
         round service; `round()` returns the stage's current round."""
-        self.stages = len(manifest.stages)
-        self.form = ActForm.of(manifest)
-        self.gradient_bytes = manifest.gradient_bytes
-        self.stage = stage
-        self.is_last = stage == len(manifest.stages) - 1
-        self.compute = compute
-        self.stage_compute = part.compute
-        self.work = MicrobatchWork(manifest, stage, part.compute)
         fitting = _fitting(manifest, stage, part)
+        self.form = ActForm.of(manifest)
+        self.compute = compute
+        self.work = MicrobatchWork(manifest, stage, part.compute)
         self.neighbourhood = neighbourhood
-        self.text = text
-        self.flow = Flow(min(in_flight, fitting))
+        self.clock = neighbourhood.clock
         self.committed = committed
         self.log_event = log_event
-        self.ledger = MicrobatchLedger()
         self.timings = Timings()
-        self.router = Router(chance)
-        if not self.is_last:  # Only these stages keep graphs.
-            slots = min(slots, fitting)
-        rules, live = manifest.path_rules(), neighbourhood.membership.live
-        skipping = Skipping(rules=rules, stage=stage, live=live, round=round) if rules.skips else None
-        self.ways: NextHop = skipping or Straight(rules, stage, live)
-        below, body_bytes = rules.last - stage, manifest.body_bytes
-        self.pipeline = Pipeline(
-            stages_below=below,
-            router=self.router,
-            candidates=self.ways.candidates,
-            slots=slots,
-            ledger=self.ledger,
-            body_bytes=body_bytes,
-        )
-        self.ahead: ReservationClient | None = None
-        """The client that reserves places before bodies travel; None in a run that skips no stages."""
-        if skipping is not None:
-            wake = partial(self.feed, events.PipelineTick())
-            self.ahead = ReservationClient(
-                ways=skipping, pipeline=self.pipeline, neighbourhood=neighbourhood, compute=compute, wake=wake
-            )
-            self.pipeline.guide = self.ahead
-        self.bodies: dict[MicrobatchId, MicrobatchState] = {}
-        self.next_counter = 0
-        self.service_seconds = 0.0
-        self._line_seconds = seconds_on_line(line, crossings(manifest)[stage])
         self.losses = RecentLoss()
         """The recent mean loss of microbatches whose loss passed through here."""
+        self.service = ServiceTime(seconds_on_line(line, crossings(manifest)[stage]))
+        wake = partial(self.feed, events.PipelineTick())
+        self.ways, self.pipeline, self.reservations = open_pipeline(
+            manifest=manifest,
+            stage=stage,
+            slots=slots if self.work.is_last else min(slots, fitting),  # The last stage keeps no graphs.
+            router=Router(chance),
+            compute=compute,
+            neighbourhood=neighbourhood,
+            round=round,
+            wake=wake,
+        )
+        self.ledger = self.pipeline.ledger
+        self.origin = Origin(
+            text=text,
+            codec=self.form.text,
+            peer=neighbourhood.transport.peer,
+            pipeline=self.pipeline,
+            ways=self.ways,
+            flow=Flow(min(in_flight, fitting)),
+        )
+        self.missing = MissingStages(self.ways, log_event)
+        self.bodies: dict[MicrobatchId, MicrobatchState] = {}
         self.serving = False
-        self._look_at = 0.0
         self._senders = set[PeerId]()  # Peers that sent a body: their norms are kept.
-        self.missing: tuple[int, ...] = ()
-        """Stages that microbatches here wait for: they have no live peer and cannot be skipped."""
-        self.clock = neighbourhood.clock
-        self._timer = Timer(lambda: self.feed(events.PipelineTick()), self.clock)
+        self._timer = Timer(wake, self.clock)
 
     # -- the machine ----------------------------------------------------------------------------------
 
@@ -175,41 +128,11 @@ class PipelineService:
 
     def pump(self) -> None:
         """Start microbatches while this origin may have more in flight and the next stage has capacity."""
-        self._look_ahead()
-        if self.text is None:
-            return
-        while (
-            self.serving
-            and self.pipeline.started_here < self.flow.window
-            and self.pipeline.has_room_ahead(self.clock.time())
-        ):
-            key = MicrobatchId(self.neighbourhood.transport.peer, self.next_counter)
-            taken = self.text.microbatch(key)
-            if taken is None:
-                return
-            self.next_counter += 1
-            inputs_BT, labels_BT = taken
-            text = self.form.text.encode(inputs_BT, labels_BT)
-            self.bodies[key] = MicrobatchState(
-                self.ways.start(key), inputs=inputs_BT, text=text, started_at=self.clock.time()
-            )
+        if self.serving and self.missing.look(self.clock.time()):
+            self.pipeline.router.forget_others(self.neighbourhood.membership.peers, self.clock.time())
+        while self.serving and (cut := self.origin.cut(self.clock.time())) is not None:
+            key, self.bodies[key] = cut
             self.feed(events.MicrobatchCut(key))
-
-    def _look_ahead(self) -> None:
-        """Once a second, while this peer serves, log which stages have no peer, and when they have one
-        again."""
-        now = self.clock.time()
-        if not self.serving or now < self._look_at:
-            return
-        self._look_at = now + LOOK_SECONDS
-        self.router.forget_others(self.neighbourhood.membership.peers, now)
-        missing = self.ways.missing()
-        if missing != self.missing:
-            self.missing = missing
-            if missing:
-                self.log_event(log_events.Waiting(code="stage_missing", stages=list(missing)))
-            else:
-                self.log_event(log_events.WaitingOver())
 
     def finished(self) -> bool:
         """Return whether no microbatch is in progress here, or all of them wait for a next stage that has
@@ -219,8 +142,7 @@ class PipelineService:
 
     def close(self) -> None:
         self._timer.close()
-        if self.ahead is not None:
-            self.ahead.close()
+        self.reservations.close()
 
     def _carry_out(self, effect: events.Effect) -> None:
         """Do what the pipeline machine requested: compute in the compute thread, send a message, or forget a
@@ -228,8 +150,7 @@ class PipelineService:
         post = self.neighbourhood.post
         match effect:
             case events.ComputeForward(key):
-                if self.ahead is not None:
-                    self.ahead.begins(key)
+                self.reservations.begins(key)
                 kept = self.bodies[key]
                 kept.submitted_at = self.clock.time()
                 work = partial(self.work.forward, key, kept)
@@ -243,8 +164,7 @@ class PipelineService:
                 if kept.arrived_at is not None:
                     here = self.clock.time() - kept.arrived_at
                     self.timings.append(("handed up", here))
-                    if self.ahead is not None:
-                        self.ahead.hands_up(peer, key, attempt, here)
+                    self.reservations.hands_up(peer, key, attempt, here)
                     kept.arrived_at = None
                 queued = kept.queued + kept.queued_below
                 grad = Grad(*key, attempt, kept.loss_sum, kept.tokens, kept.seconds, queued, kept.shape)
@@ -260,8 +180,7 @@ class PipelineService:
             case events.Forget(key):
                 self.bodies.pop(key, None)
                 self.ways.forget(key)
-                if self.ahead is not None:
-                    self.ahead.drop(key)
+                self.reservations.drop(key)
                 drop = partial(self.work.drop, key)
                 self.compute.submit(BACKWARD, drop, lambda _result, _seconds: None)
 
@@ -279,9 +198,8 @@ class PipelineService:
 
     def _send_credit(self, peer: PeerId) -> None:
         """Send a peer of the previous stage this peer's credit and service time."""
-        slots, seconds = self.pipeline.grant(peer), self.service_seconds
-        seconds = max(seconds, self._line_seconds) if seconds > 0 else 0.0
-        self.neighbourhood.post(peer, "data", Credit(slots, seconds, self.compute.queued))
+        credit = Credit(self.pipeline.grant(peer), self.service.with_line, self.compute.queued)
+        self.neighbourhood.post(peer, "data", credit)
 
     # -- messages -------------------------------------------------------------------------------------
 
@@ -305,24 +223,19 @@ class PipelineService:
                 self.feed(events.NackArrived(peer, key, attempt, code))
             case Cancel(origin, counter, attempt):
                 key = MicrobatchId(PeerId(origin), counter)
-                if self.ahead is not None:
-                    self.ahead.given_back(peer, key)
+                self.reservations.given_back(peer, key)
                 if attempt != NO_ATTEMPT:
                     self.feed(events.CancelArrived(peer, key, attempt))
             case Credit(slots, service_seconds, waiting):
-                self.router.on_credit(peer, slots, service_seconds, waiting)
+                self.pipeline.router.on_credit(peer, slots, service_seconds, waiting)
                 self.feed(events.PipelineTick())
-            case _ if self.ahead is not None:
-                self.ahead.message(peer, message, self.serving)
             case _:
-                reason = "a path-reservation message, but this run skips no stages (paths.skip_ratio: 0)"
-                self.neighbourhood.refused(peer, "malformed", reason)
+                self.reservations.message(peer, message, self.serving)
         self.pump()
 
     def unlinked(self, peer: PeerId) -> None:
-        self._look_at = 0.0  # Perhaps no peer is left whose heartbeats would trigger the check.
-        if self.ahead is not None:
-            self.ahead.lost(peer)
+        self.missing.look_soon()
+        self.reservations.lost(peer)
         if peer in self._senders:
             self._senders.discard(peer)
             self.compute.submit(BACKWARD, partial(self.work.left, peer), lambda _result, _seconds: None)
@@ -357,8 +270,8 @@ class PipelineService:
         if job is None:
             self.bodies.pop(key, None)  # Rejected: busy, or a duplicate.
             self.ways.forget(key)
-        elif peer in job.above and self.ahead is not None:
-            self.ahead.came(peer, key)
+        elif peer in job.above:
+            self.reservations.came(peer, key)
 
     def _refuse(self, peer: PeerId, act: Act, why: ComputeError) -> None:
         nack = Nack(act.origin, act.counter, act.attempt, why.code, why.reason)
@@ -371,7 +284,7 @@ class PipelineService:
         if came.key in self.pipeline.jobs and self.ways.came_by_other_path(came.key, came.header):
             reason = "the same microbatch is here by another path, and gradients of the two differ"
             return ComputeError("other_path", reason)
-        if self.router.is_shunned(peer, self.clock.time()):
+        if self.pipeline.router.is_shunned(peer, self.clock.time()):
             return ComputeError("outlier", "most tensors that this peer sent lately were outliers")
         return None
 
@@ -382,14 +295,13 @@ class PipelineService:
         kept = self.bodies.get(key)
         if kept is not None and self.pipeline.expects_answer(key, peer):
             tokens = kept.shape[0] * kept.shape[1]
-            if grad.shape != kept.shape or len(body) != self.gradient_bytes or grad.tokens != tokens:
+            if grad.shape != kept.shape or len(body) != self.form.gradient_bytes or grad.tokens != tokens:
                 reason = f"a gradient of {len(body)} bytes, {grad.tokens} tokens"
                 self.neighbourhood.refused(peer, "malformed", reason)
                 self.feed(events.NackArrived(peer, key, grad.attempt, "malformed"))
                 return
             kept.answered = self.clock.time() - self.pipeline.jobs[key].sent_at
-            if self.ahead is not None:
-                self.ahead.answered(peer, key, grad.attempt, kept.answered)
+            self.reservations.answered(peer, key, grad.attempt, kept.answered)
             self.timings.append(("answered", kept.answered))
             kept.gradient, kept.loss_sum, kept.tokens = body, grad.loss_sum, grad.tokens
             known = self.neighbourhood.membership.peers.get(peer)
@@ -405,27 +317,22 @@ class PipelineService:
         """Record the result of a forward pass, and feed it to the machine. On the last stage the backward
         pass is done too, so the microbatch is committed. Called on the event loop, as is `_backwarded`."""
         kept = self._computed(key, seconds)
-        if self.ahead is not None:
-            self.ahead.computed(seconds, 0.0)
+        self.reservations.computed(seconds, 0.0)
         if isinstance(result, ComputeError):
             self._failed(key, result)
-        elif self.is_last:
-            if kept is not None:
-                kept.answer, kept.loss_sum, kept.tokens = result.encoded, result.loss_sum, result.tokens
-                kept.seconds, kept.output, kept.text = seconds, b"", None
-            self._measured(seconds)
+        elif self.work.is_last:
+            kept.answer, kept.loss_sum, kept.tokens = result.encoded, result.loss_sum, result.tokens
+            kept.seconds, kept.output, kept.text = seconds, b"", None
+            self.service.add(seconds)
             loss = self._loss(result.loss_sum, result.tokens)
             self.log_event(log_events.Committed(*key, result.tokens, loss))
-            if self.ahead is not None:
-                self.ahead.done(key)
+            self.reservations.done(key)
             self.feed(events.LastDone(key, result.tokens))
             self.committed(result.tokens)
         else:
-            if kept is not None:
-                text = kept.text
-                assert text is not None, "it comes with the inputs"
-                kept.output, kept.shape, kept.inputs = result.encoded + text.encoded, result.shape, None
-                kept.answer, kept.own_seconds = b"", seconds
+            text = kept.text.encoded if kept.text is not None else b""
+            kept.output, kept.shape, kept.inputs = result.encoded + text, result.shape, None
+            kept.answer, kept.own_seconds = b"", seconds
             self.feed(events.ForwardDone(key))
         self.pump()
 
@@ -433,39 +340,29 @@ class PipelineService:
         """Record the result of a backward pass: the microbatch is committed, and its gradient goes back to
         the sender."""
         kept = self._computed(key, seconds)
-        if self.ahead is not None:
-            self.ahead.computed(0.0, seconds)
+        self.reservations.computed(0.0, seconds)
         if isinstance(result, ComputeError):
             self._failed(key, result)
         else:
-            tokens, loss_sum = (kept.tokens, kept.loss_sum) if kept else (0, 0.0)
-            if kept is not None:
-                kept.answer = result.encoded
-                kept.output = kept.gradient = b""
-                kept.seconds += seconds + kept.own_seconds
-            self._measured(seconds + (kept.own_seconds if kept is not None else 0.0))
-            below = kept.seconds - seconds - kept.own_seconds if kept is not None else 0.0
-            answered = kept.answered if kept is not None else 0.0
-            queued = kept.queued_below if kept is not None else 0.0
-            loss, under_way = self._loss(loss_sum, tokens), self.pipeline.started_here
+            kept.answer = result.encoded
+            kept.output = kept.gradient = b""
+            kept.seconds += seconds + kept.own_seconds
+            below = kept.seconds - seconds - kept.own_seconds
+            self.service.add(seconds + kept.own_seconds)
+            tokens, loss = kept.tokens, self._loss(kept.loss_sum, kept.tokens)
+            answered, queued, under_way = kept.answered, kept.queued_below, self.pipeline.started_here
             self.log_event(log_events.Committed(*key, tokens, loss, answered, below, queued, under_way))
-            if kept is not None and kept.started_at is not None:
-                live = self.neighbourhood.membership.live
-                self.flow.aim(self.stages, 1 + len(live(self.stage)), len(live(self.stage + 1)))
-                total = self.clock.time() - kept.started_at
-                queue = kept.queued + kept.queued_below
-                self.flow.done(total, kept.seconds, queue, self.pipeline.started_here)
-            if self.ahead is not None:
-                self.ahead.done(key)
+            live, stage = self.neighbourhood.membership.live, self.ways.stage
+            self.origin.committed(kept, self.clock.time(), 1 + len(live(stage)), len(live(stage + 1)))
+            self.reservations.done(key)
             self.feed(events.BackwardDone(key, tokens))
             self.committed(tokens)
         self.pump()
 
-    def _computed(self, key: MicrobatchId, seconds: float) -> MicrobatchState | None:
-        """Return the state of a computed microbatch; None if it was dropped meanwhile."""
-        kept = self.bodies.get(key)
-        if kept is not None:
-            kept.queued += max(0.0, self.clock.time() - kept.submitted_at - seconds)
+    def _computed(self, key: MicrobatchId, seconds: float) -> MicrobatchState:
+        """Return the state of a computed microbatch; an empty one if it was dropped meanwhile."""
+        kept = self.bodies.get(key) or MicrobatchState()
+        kept.queued += max(0.0, self.clock.time() - kept.submitted_at - seconds)
         return kept
 
     def _failed(self, key: MicrobatchId, trouble: ComputeError) -> None:
@@ -477,17 +374,13 @@ class PipelineService:
         )
         self.feed(events.ComputeFailed(key, code, reason, trouble.again))
         if trouble.outlier and peer is not None:
-            self.router.shun(peer, self.clock.time())
+            self.pipeline.router.shun(peer, self.clock.time())
             self.neighbourhood.part_from(peer, "outlier", reason)
 
     def _loss(self, loss_sum: float, tokens: int) -> float | None:
         """Record the loss of a committed microbatch and return its mean per token; None without tokens."""
         self.losses.add(loss_sum, tokens)
         return loss_sum / tokens if tokens else None
-
-    def _measured(self, seconds: float) -> None:
-        known = self.service_seconds
-        self.service_seconds = seconds if not known else known + SMOOTHING * (seconds - known)
 
 
 def _fitting(manifest: Manifest, stage: int, part: StagePart) -> int:

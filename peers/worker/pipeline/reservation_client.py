@@ -26,11 +26,15 @@ from protocols.messages.table import (
     ReservationRequest,
 )
 from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.pipeline.ledger import MicrobatchLedger
 from swarmnet.pipeline.pipeline import Pipeline
 from swarmnet.routing.capacity import Booking, Load, truncate_bookings
+from swarmnet.routing.load_balancer import Router
+from swarmnet.routing.next_hop import NextHop, Straight
 from swarmnet.routing.reservation_requests import PathQuery, PathSearch, RequestToSend
 from swarmnet.routing.reservation_table import ReservationTable
 from swarmnet.routing.skipping import Skipping
+from swarmnet.run.manifest import Manifest
 
 TELL_SECONDS = 0.1
 """Load changes are collected for this long before they are reported. A refused request reports them at
@@ -42,7 +46,88 @@ LATELY_SECONDS = 5.0
 would take megabits per second."""
 
 
-class ReservationClient:
+class NoReservations:
+    """The form for runs that skip no stages: nothing is reserved. `ReservationClient` is the other one."""
+
+    refused = 0
+    """Number of own requests that were refused."""
+
+    def __init__(self, neighbourhood: PeerLinks) -> None:
+        self.neighbourhood = neighbourhood
+
+    def close(self) -> None:
+        """Stop reporting."""
+
+    def computed(self, forward_seconds: float, backward_seconds: float) -> None:
+        """Record the duration of a pass; the other one is 0."""
+
+    def begins(self, key: MicrobatchId) -> None:
+        """Called when the forward pass is submitted to the compute thread."""
+
+    def came(self, peer: PeerId, key: MicrobatchId) -> None:
+        """Called when the body of a microbatch was accepted from the peer that sent it last."""
+
+    def hands_up(self, peer: PeerId, key: MicrobatchId, attempt: int, seconds: float) -> None:
+        """Tell the previous peer how long the microbatch was here; called before its gradient is sent
+        there."""
+
+    def answered(self, peer: PeerId, key: MicrobatchId, attempt: int, seconds: float) -> None:
+        """Called when its gradient arrives, `seconds` after its body was sent; updates the estimated network
+        delay."""
+
+    def done(self, key: MicrobatchId) -> None:
+        """Called when a microbatch is committed."""
+
+    def drop(self, key: MicrobatchId) -> None:
+        """Drop a microbatch and cancel its reservations on later stages."""
+
+    def lost(self, peer: PeerId) -> None:
+        """Called when the link to a peer is lost: drop its microbatches and search other paths for those sent
+        to it."""
+
+    def given_back(self, peer: PeerId, key: MicrobatchId) -> None:
+        """Drop the place of a microbatch that the requesting peer no longer needs."""
+
+    def message(self, peer: PeerId, message: Message, serving: bool) -> None:
+        """Handle a message about reservations; `serving` is whether this peer accepts microbatches."""
+        reason = "a path-reservation message, but this run skips no stages (paths.skip_ratio: 0)"
+        self.neighbourhood.refused(peer, "malformed", reason)
+
+
+def open_pipeline(
+    *,
+    manifest: Manifest,
+    stage: int,
+    slots: int,
+    router: Router,
+    compute: Compute,
+    neighbourhood: PeerLinks,
+    round: Callable[[], int],
+    wake: Callable[[], None],
+) -> tuple[NextHop, Pipeline, NoReservations]:
+    """Return the paths of microbatches at a stage, their pipeline, and the reservation of places ahead of it.
+    Arguments as for `PipelineService` and `ReservationClient`."""
+    rules, live = manifest.path_rules(), neighbourhood.membership.live
+    skipping = Skipping(rules=rules, stage=stage, live=live, round=round) if rules.skips else None
+    ways = skipping or Straight(rules, stage, live)
+    pipeline = Pipeline(
+        stages_below=rules.last - stage,
+        router=router,
+        candidates=ways.candidates,
+        slots=slots,
+        ledger=MicrobatchLedger(),
+        body_bytes=manifest.body_bytes,
+    )
+    if skipping is None:
+        return ways, pipeline, NoReservations(neighbourhood)
+    client = ReservationClient(
+        ways=skipping, pipeline=pipeline, neighbourhood=neighbourhood, compute=compute, wake=wake
+    )
+    pipeline.guide = client
+    return ways, pipeline, client
+
+
+class ReservationClient(NoReservations):
     """The `Guide` of a pipeline. Times are seconds on this peer's clock."""
 
     def __init__(
@@ -55,9 +140,9 @@ class ReservationClient:
         wake: Callable[[], None],
     ) -> None:
         """`wake()` is called when a waiting microbatch may have a path now."""
+        super().__init__(neighbourhood)
         self.ways = ways
         self.pipeline = pipeline
-        self.neighbourhood = neighbourhood
         self.compute = compute
         self.wake = wake
         self.clock = neighbourhood.clock
@@ -74,20 +159,22 @@ class ReservationClient:
         self._timer = Timer(self._tick, self.clock)
         self._timer.arm(self.clock.time())
 
+    @property
+    def refused(self) -> int:  # type: ignore[override]
+        return self.scouting.refused
+
     def close(self) -> None:
         self._timer.close()
 
     # -- what happens to microbatches here ------------------------------------------------------------
 
     def computed(self, forward_seconds: float, backward_seconds: float) -> None:
-        """Record the duration of a pass; the other one is 0."""
         if forward_seconds > 0:
             self.places.forward_took(forward_seconds)
         if backward_seconds > 0:
             self.places.backward_took(backward_seconds)
 
     def begins(self, key: MicrobatchId) -> None:
-        """Called when the forward pass is submitted to the compute thread."""
         wait = self.compute.queued * self.places.forward_seconds
         start = self.clock.time() + wait
         self.places.begins(key, start)
@@ -98,7 +185,6 @@ class ReservationClient:
             self._seek(key)
 
     def came(self, peer: PeerId, key: MicrobatchId) -> None:
-        """Called when the body of a microbatch was accepted from the peer that sent it last."""
         job = self.pipeline.jobs[key]
         if job.phase == "done":
             return
@@ -115,13 +201,9 @@ class ReservationClient:
             self._seek(key)
 
     def hands_up(self, peer: PeerId, key: MicrobatchId, attempt: int, seconds: float) -> None:
-        """Tell the previous peer how long the microbatch was here; called before its gradient is sent
-        there."""
         self.neighbourhood.post(peer, "data", HoldTime(*key, attempt, seconds))
 
     def answered(self, peer: PeerId, key: MicrobatchId, attempt: int, seconds: float) -> None:
-        """Called when its gradient arrives, `seconds` after its body was sent; updates the estimated network
-        delay."""
         held = self._held.pop(key, None)
         if held is not None and held[:2] == (peer, attempt) and held[2] <= seconds:
             self.scouting.measured(peer, (seconds - held[2]) / 2)
@@ -131,7 +213,6 @@ class ReservationClient:
         self._news |= self.places.end(key)
 
     def drop(self, key: MicrobatchId) -> None:
-        """Drop a microbatch and cancel its reservations on later stages."""
         self._news |= self.places.end(key)
         self._held.pop(key, None)
         quest = self.scouting.quests.pop(key, None)
@@ -139,8 +220,6 @@ class ReservationClient:
             self._give_back(key, quest)
 
     def lost(self, peer: PeerId) -> None:
-        """Called when the link to a peer is lost: drop its microbatches and search other paths for those sent
-        to it."""
         self._requested_at.pop(peer, None)
         for key in self.places.gone(peer, self.clock.time()):
             self.drop(key)
@@ -197,7 +276,6 @@ class ReservationClient:
                     self._held[key] = (peer, attempt, seconds)
 
     def given_back(self, peer: PeerId, key: MicrobatchId) -> None:
-        """Drop the place of a microbatch that the requesting peer no longer needs."""
         if self.places.expects(key, peer):
             self.drop(key)
 
@@ -341,14 +419,11 @@ class ReservationClient:
         self.neighbourhood.post(peer, "data", prospect)
 
     def _below(self, now: float) -> list[tuple[PeerId, int]]:
-        usable = self.pipeline.router.is_usable
-        return [(peer, stage) for peer, stage in self._live_below() if usable(peer, now)]
-
-    def _live_below(self) -> list[tuple[PeerId, int]]:
-        """Return the peers of later stages that a microbatch may reach from here, with their stages."""
+        """Return the usable peers of later stages that a microbatch may reach from here, and their stages."""
         last = min(self.ways.stage + self.ways.reach, self.ways.rules.last)
-        below = range(self.ways.stage + 1, last + 1)
-        return [(peer, stage) for stage in below for peer in self.neighbourhood.membership.live(stage)]
+        stages, usable = range(self.ways.stage + 1, last + 1), self.pipeline.router.is_usable
+        live = self.neighbourhood.membership.live
+        return [(peer, stage) for stage in stages for peer in live(stage) if usable(peer, now)]
 
     def _latency(self, peer: PeerId) -> float:
         return self.neighbourhood.echoes.round_trips.get(peer, 0.0) / 2

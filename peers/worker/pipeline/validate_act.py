@@ -37,11 +37,14 @@ class ActForm:
     """Shape [B, T, D] of its hidden states."""
     hidden_bytes: int
     text: TextCodec
+    gradient_bytes: int
+    """Bytes of the gradient that answers it."""
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
         shape = manifest.hidden_shape
-        return cls(shape, encoded_bytes(shape, manifest.activation_codec), TextCodec(manifest))
+        hidden_bytes = encoded_bytes(shape, manifest.activation_codec)
+        return cls(shape, hidden_bytes, TextCodec(manifest), manifest.gradient_bytes)
 
 
 def checked_act(

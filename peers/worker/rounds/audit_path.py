@@ -6,56 +6,188 @@ reducer's result is invalid.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from peers.compute.executor import FORWARD, Compute
 from peers.network.orders.gatekeeper import LIAR
 from peers.network.peer_links import PeerLinks
+from peers.state.unnamed_file import store_unnamed
 from peers.telemetry import log_events
-from peers.worker.rounds.proofs import Proofs
 from peers.worker.rounds.update_compute import UpdateWork
+from peers.worker.rounds.upload_scheduler import UploadQueue
 from protocols.errors import Malformed, WireError
-from protocols.messages.table import FraudProof
+from protocols.messages.table import Evidence, FraudProof, GetSlices, Message
 from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, claimed, open_envelope
 from protocols.signed.slices import head_bytes, open_slices
 from swarmnet.identifiers import ContributionId, PeerId, RunId
 from swarmnet.optimizer.method import ContributionError, ReducedMethod
 from swarmnet.rounds import events
-from swarmnet.rounds.audits import AuditQuery, Audits, Name, answer_seconds
+from swarmnet.rounds.audits import MAX_OF_RESULT, AuditQuery, Audits, Name, answer_seconds
 from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.result_table import Contributor, Table, tag_of
 
+MIN_ON_DISK = 1 << 20
+"""Evidence of at least this many bytes goes to disk; less stays in memory."""
+Piece = tuple[Name, int]
+"""The name of kept evidence, and the index of one body in it."""
 
-class AuditPath(Proofs[AuditQuery]):
-    def __init__(
-        self,
-        *,
-        audits: Audits,
-        reduced: ReducedMethod,
-        work: UpdateWork,
-        rounds: GroupRounds,
-        compute: Compute,
-        neighbourhood: PeerLinks,
-        feed: Callable[[events.Event], None],
-        log_event: log_events.LogEvent,
-        folder: Path | None,
-    ) -> None:
-        """Slices are kept for as long as it is undecided whether own contributions settle."""
-        delay = rounds.offers.delay
-        super().__init__(
-            audits=audits,
-            rounds=rounds,
-            compute=compute,
-            neighbourhood=neighbourhood,
-            feed=feed,
-            log_event=log_event,
-            folder=folder,
-            kept_rounds=delay,
+
+@dataclass(frozen=True, slots=True)
+class StoredProof:
+    round: int | None
+    """The round of the evidence; None for a proof, which is kept longer than the round."""
+    bodies: Sequence[bytes | memoryview]
+
+
+@dataclass(eq=False, kw_only=True)
+class AuditPath:
+    audits: Audits
+    reduced: ReducedMethod
+    work: UpdateWork
+    rounds: GroupRounds
+    compute: Compute
+    neighbourhood: PeerLinks
+    feed: Callable[[events.Event], None]
+    log_event: log_events.LogEvent
+    folder: Path | None
+    """The folder for long evidence; None keeps it in memory."""
+    kept: dict[Name, StoredProof] = field(default_factory=dict, init=False)
+    """Evidence that this peer sends on request: its own and the newest proofs. It is kept as long as it is
+    undecided whether own contributions settle."""
+    _sent: Counter[tuple[PeerId, ContributionId]] = field(default_factory=Counter, init=False)
+
+    def __post_init__(self) -> None:
+        queued = partial(self.neighbourhood.queued_bytes, lane="group")
+        self.giving: UploadQueue[Piece] = UploadQueue(self._send, queued, self.neighbourhood.clock)
+
+    # -- what this peer gives ---------------------------------------------------------------------------
+
+    def keep(self, name: Name, round: int | None, bodies: Sequence[bytes]) -> None:
+        size = sum(map(len, bodies))
+        self.kept[name] = StoredProof(
+            round, store_unnamed(bodies, self.folder) if size >= MIN_ON_DISK else bodies
         )
-        self.reduced = reduced
-        self.outcome = partial(outcome_of, run_id=work.run_id, stage=work.stage, reduced=reduced)
+
+    def settled(self, round: int) -> None:
+        before = round - self.rounds.offers.delay
+        old = [name for name, kept in self.kept.items() if kept.round is not None and kept.round <= before]
+        for name in old:
+            del self.kept[name]
+        results = {result for result, _ in old}
+        for given in [given for given in self._sent if given[1] in results]:
+            del self._sent[given]
+
+    def _on_query(self, peer: PeerId, name: Name) -> None:
+        kept = self.kept.get(name)
+        if kept is None or self._sent[peer, name[0]] >= MAX_OF_RESULT:
+            return
+        self._sent[peer, name[0]] += 1
+        self.giving.wanted(peer, ((name, place) for place in range(len(kept.bodies))))
+
+    def _send(self, peer: PeerId, piece: Piece) -> None:
+        name, place = piece
+        kept = self.kept.get(name)
+        if kept is not None:
+            self.neighbourhood.post(peer, "group", Evidence(*name), kept.bodies[place])
+
+    # -- what others have -------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Once a second: give up overdue queries, and send proofs to neighbours that lack them."""
+        for question in self.audits.overdue(self.neighbourhood.clock.time()):
+            if not question.is_proof:
+                self.failed(question, "unanswered")
+        for peer, proof in self.to_tell():
+            self._send_proof(peer, proof)
+
+    def to_tell(self) -> Iterator[tuple[PeerId, AuditQuery]]:
+        return self.audits.to_tell(self.rounds.neighbours)
+
+    def left(self, peer: PeerId) -> None:
+        self.audits.left(peer)
+        self.giving.left(peer)
+
+    def close(self) -> None:
+        self.giving.close()
+
+    def message(self, peer: PeerId, message: Message, body: bytes) -> None:
+        """Handle a message of a group member; messages of other peers are ignored."""
+        if not self.rounds.admission.has_weight(peer, self.rounds.current):
+            return
+        match message:
+            case GetSlices(result, shard):
+                self._on_query(peer, (ContributionId(result), shard))
+            case Evidence(result, shard):
+                self._evidence(peer, (ContributionId(result), shard), body)
+            case FraudProof():
+                self._on_fraud_proof(peer, message)
+
+    def until(self) -> float:
+        """Return the deadline of a query sent now, without the extra time that a slow link needs."""
+        return self.neighbourhood.clock.time() + self.rounds.rules.contribution_timeout_seconds
+
+    def ask(self, question: AuditQuery) -> bool:
+        """Send a query. Returns whether it was sent."""
+        if not self.audits.ask(question):
+            return False
+        if not self.neighbourhood.post(question.asked, "group", GetSlices(*question.name)):
+            self.audits.end(question)
+            return False
+        return True
+
+    def _evidence(self, peer: PeerId, name: Name, body: bytes) -> None:
+        question = self.audits.pending_query(peer, name)
+        if question is None or question.is_whole:
+            return  # It came too late.
+        try:
+            self.take(question, body)
+        except (WireError, ContributionError) as error:
+            self.audits.end(question)
+            self.failed(question, "not_in_order", str(error))
+            return
+        if question.is_whole:
+            question.until = float("inf")
+            self.judge(question)
+
+    def record_outcome(self, question: AuditQuery, outcome: str) -> None:
+        self.audits.outcomes[outcome] += 1
+        result, shard = question.name
+        self.log_event(
+            log_events.Audited(
+                outcome, question.contributor, question.round, result.hex(), shard, question.asked
+            )
+        )
+
+    def proven(self, question: AuditQuery, bodies: Sequence[bytes]) -> None:
+        """Called when evidence proves an invalid result: keep the proof for peers that request it."""
+        self.record_outcome(question, "lied")
+        self.keep(question.name, None, bodies)
+        for name in self.audits.proves(question):
+            self.kept.pop(name, None)
+
+    def _on_fraud_proof(self, peer: PeerId, message: FraudProof) -> None:
+        liar = PeerId(message.peer)
+        if not self.audits.is_news(liar, message.round):
+            if self.audits.knows(peer, liar, message.round):
+                self._send_proof(peer, self.audits.proofs[liar])  # It need not send it again.
+        elif liar != self.rounds.me and self._is_known(liar):
+            question = self.about(message, peer)
+            if question is not None:
+                self.ask(question)
+
+    def _is_known(self, peer: PeerId) -> bool:
+        """Return whether a fraud proof against this peer matters: its contributions have weight here, or it
+        was convicted of a later round."""
+        return peer in self.audits.convicted or self.rounds.admission.has_weight(peer, self.rounds.current)
+
+    def _send_proof(self, peer: PeerId, proof: AuditQuery) -> None:
+        self.neighbourhood.post(peer, "group", FraudProof(proof.contributor, proof.round, *proof.name))
+
+    # -- what the evidence is ---------------------------------------------------------------------------
 
     def came(self, reference: events.Reference, result: bytes, table: Table) -> None:
         """Called with a checked result of an open round: request the slices of the shards that are drawn for
@@ -69,10 +201,8 @@ class AuditPath(Proofs[AuditQuery]):
             question.until += answer_seconds(len(table.shards[shard]), self._body_bytes(shard))
             self.ask(question)
 
-    def own(self, question: AuditQuery) -> AuditQuery:
-        return question
-
     def about(self, message: FraudProof, asked: PeerId) -> AuditQuery | None:
+        """Return the query to send to a peer that claims to have a proof; None if it cannot have one."""
         if message.shard >= len(self.reduced.slice_bytes):
             return None
         name = (ContributionId(message.result), message.shard)
@@ -82,14 +212,19 @@ class AuditPath(Proofs[AuditQuery]):
         return AuditQuery(name, round, contributor, asked, self.until())
 
     def take(self, question: AuditQuery, body: bytes) -> None:
-        """Implements `Proofs.take`: in a proof the result comes first, then the slices."""
+        """Accept one body of the answer; in a proof the result comes first, then the slices.
+
+        Raises WireError, ContributionError."""
         if body[1:2] == bytes([EnvelopeKind.CONTRIBUTION]):
             self._take_result(question, body)
         else:
             self._take_slice(question, body)
 
     def judge(self, question: AuditQuery) -> None:
-        self.compute.submit(FORWARD, partial(self.outcome, question), partial(self._judged, question))
+        """Called when the answer is complete."""
+        work = self.work
+        outcome = partial(outcome_of, question, work.run_id, work.stage, self.reduced)
+        self.compute.submit(FORWARD, outcome, partial(self._judged, question))
 
     def _take_result(self, question: AuditQuery, result: bytes) -> None:
         """Accept the result that a proof begins with. Raises WireError, ContributionError."""
@@ -126,7 +261,7 @@ class AuditPath(Proofs[AuditQuery]):
             self.record_outcome(question, outcome)
 
     def failed(self, question: AuditQuery, outcome: str, reason: str = "") -> None:
-        """Implements `Proofs.failed`."""
+        """Called when a query got no answer, or one that proves nothing."""
         if question.is_proof:
             self.audits.record_invalid_proof(question)
             self.neighbourhood.part_from(question.asked, "malformed", reason)

@@ -15,7 +15,7 @@ from peers.network.peer_links import PeerLinks
 from peers.state.checkpoint_file import STATEMENT_BYTES, state_digest
 from peers.state.snapshot_store import Weights
 from peers.telemetry import log_events
-from peers.worker.rounds.update_compute import RoundSettled
+from peers.worker.rounds.operations import RoundSettled
 from protocols.errors import BadSignature, Malformed, WireError
 from protocols.messages.table import MAX_STATEMENTS, Statements
 from protocols.signed.envelope import EnvelopeKind, open_envelope, seal

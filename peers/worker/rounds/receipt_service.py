@@ -41,7 +41,7 @@ from swarmnet.rounds.receipt_rules import (
 )
 
 if TYPE_CHECKING:
-    from peers.worker.rounds.update_compute import RoundSettled
+    from peers.worker.rounds.operations import RoundSettled
 
 FILE_NAME = "receipts.jsonl"
 MAX_UNDUE, MAX_UNDUE_PEERS = 32, 1024

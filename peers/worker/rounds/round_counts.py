@@ -35,12 +35,12 @@ class RoundCounts:
         if vote_agreement is not None:
             self.votes += vote_agreement
 
-    def applied(self, effect: ApplyRound, rounds: GroupRounds, now: float) -> Outcome:
+    def applied(self, effect: ApplyRound, contributors: int, rounds: GroupRounds, now: float) -> Outcome:
         """Count a round that enters the live weights and return how it ended. `rounds` is the state right
-        after that decision."""
+        after that decision; `contributors` is the number of peers that contributed."""
         outcome = _outcome(effect, rounds)
         self.ended[outcome] += 1
-        self.contributors = len(effect.contributors)
+        self.contributors = contributors
         before = rounds.rounds.get(effect.round - 1) or rounds.history.get(effect.round - 1)
         if before is not None:  # A round opens when the one before it closes.
             self.timings.append(("round", now - before.closed_at))

@@ -6,9 +6,8 @@ state machine decided it. Everything else runs on the event loop.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -17,12 +16,9 @@ from peers.compute.executor import UPDATE, Compute
 from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
 from peers.state.snapshot_store import Weights
-from peers.state.unnamed_file import store_unnamed
 from peers.telemetry import log_events
-from peers.worker.rounds.audit_path import AuditPath
-from peers.worker.rounds.reducer_path import ReducerPath
-from peers.worker.rounds.stored import Stored, opened_contribution
-from peers.worker.rounds.update_compute import (
+from peers.worker.rounds.exchange import exchange_for
+from peers.worker.rounds.operations import (
     ContributionReady,
     DecodeContribution,
     Done,
@@ -30,9 +26,9 @@ from peers.worker.rounds.update_compute import (
     Operation,
     RoundSettled,
     SlicedContribution,
-    UpdateWork,
 )
-from peers.worker.rounds.upload_scheduler import UploadQueue
+from peers.worker.rounds.stored import ContributionStore, Stored
+from peers.worker.rounds.update_compute import UpdateWork
 from peers.worker.rounds.wire_events import (
     REFERENCES_PER_MESSAGE,
     read_progress,
@@ -55,8 +51,7 @@ from protocols.messages.table import (
     Progress,
     Slices,
 )
-from protocols.signed.envelope import ENVELOPE_BYTES, claimed
-from protocols.signed.grants import Reduction, contributors_of, require_grants
+from protocols.signed.envelope import claimed
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.membership.request_budget import RequestBudget
 from swarmnet.optimizer.local_steps.expert_steps import ExpertAssignment
@@ -66,22 +61,31 @@ from swarmnet.rounds import events
 from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.contributors import HasWeight
-from swarmnet.rounds.fetch_scheduler import MAX_ASKS
 from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.history import START, SettledSet
 from swarmnet.rounds.own_contributions import ASK_SECONDS, OwnContributions, RestartState
-from swarmnet.rounds.result_table import Table, tag_of
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import Rates
 
 MAX_OVERSHOOT = 4
 """Limit on the tokens counted for a round, as a multiple of its target. A delayed round gathers more than its
 target; a false claim adds no more than this."""
-MIN_ON_DISK = 1 << 20
-"""A round's set of at least this many bytes goes to disk. The sets of a small model stay in memory: 40 rounds
-take 40 MiB."""
-MAX_HEADS = 4096
-"""Result heads kept: hours of rounds; about 300 bytes each in a small group, 12 KB in one of 512."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundObservers:
+    """What the rest of a worker does about its rounds. All are called on the event loop."""
+
+    settled: Callable[[RoundSettled], None]
+    """Called with every settled round."""
+    made: Callable[[int, int], None]
+    """Called with the round and tokens of every own contribution."""
+    experts_changed: Callable[[ExpertChange], None]
+    """Called when the assignment of experts has changed."""
+    sign_history: Callable[[Sequence[PeerId]], None]
+    """Called with the peers on another branch while there are two."""
+    resynchronise: Callable[[events.FetchGroupState], None]
+    """Called when only fetching the whole state helps."""
 
 
 class RoundService:
@@ -98,29 +102,26 @@ class RoundService:
         weights: Weights,
         offers: OwnContributions,
         has_weight: HasWeight,
-        resynchronise: Callable[[events.FetchGroupState], None],
+        observers: RoundObservers,
+        audits: Audits,
         log_event: log_events.LogEvent,
         rates: Rates = (),
         folder: Path | None = None,
-        audits: Audits | None = None,
     ) -> None:
         """Continue with `weights`, which are loaded in `work.replica`, and with `offers`, this peer's earlier
         contributions.
 
-        `has_weight` decides whose contributions are accepted. `resynchronise` is called when only fetching
-        the whole state helps. `rates` are the owner's learning-rate orders. `folder` holds long bodies of
-        settled rounds; None keeps them in memory. `audits` draws which results are audited, where there are
-        reducers."""
-        self.folder = folder
+        `has_weight` decides whose contributions are accepted. `rates` are the owner's learning-rate orders.
+        `folder` holds long bodies of settled rounds; None keeps them in memory. `audits` draws which results
+        are audited, where there are reducers."""
         self.manifest = manifest
         self.work = work
         self.compute = compute
         self.neighbourhood = neighbourhood
-        self.resynchronise = resynchronise
+        self.observers = observers
         self.log_event = log_event
         self.clock = neighbourhood.clock
         self.me = neighbourhood.transport.peer
-        draw = work.method.reduced.draw if work.method.reduced is not None else None
         self.rounds = GroupRounds(
             rules=manifest.rounds,
             me=self.me,
@@ -131,65 +132,35 @@ class RoundService:
             earlier=weights.past.earlier,
             has_weight=has_weight,
             rates=rates,
-            draw=draw,
+            draw=offers.draw,
             is_member=self._is_member,
         )
-        self.stored: dict[ContributionId, Stored] = {}
         self.outcomes: dict[str, int] = {}
         """Number of received contributions by outcome, for the metrics."""
         self.counts = work.counts
-        self.settled: Callable[[RoundSettled], None] = lambda settled: None
-        """Called with every settled round, on the event loop."""
-        self.made: Callable[[int, int], None] = lambda round, tokens: None
-        """Called with the round and tokens of every own contribution."""
-        self.took_up: Callable[[ExpertChange], None] = lambda took_up: None
-        """Called when the assignment of experts has changed."""
-        self.sign_history: Callable[[Sequence[PeerId]], None] = lambda forked: None
-        """Called with the peers on another branch while there are two."""
         self.digest = b""
         """Digest of the newest settled weights."""
         self.tokens = weights.tokens
         work.tokens = self.tokens
         """Tokens in all settled rounds, of all peers; None if the count before `weights` is unknown."""
-        queued = partial(neighbourhood.queued_bytes, lane="group")
-        self.giving = UploadQueue(self._send, queued, self.clock)
-        rare = manifest.rounds.max_seconds
-        self._bodies: RequestBudget[tuple[PeerId, ContributionId]] = RequestBudget(rare, MAX_ASKS)
         self._ids: RequestBudget[tuple[PeerId, int]] = RequestBudget(ASK_SECONDS)
         self._chains: RequestBudget[PeerId] = RequestBudget(ASK_SECONDS)
-        self.heads: OrderedDict[ContributionId, bytes] = OrderedDict()
-        """Heads of results, for peers that were away and ask whether they are included; kept longer than the
-        bodies."""
-        self.reducers = self._reducers(audits) if audits is not None else None
-        self._timer = Timer(lambda: self.feed(events.TimePassed()), self.clock)
-
-    def _reducers(self, audits: Audits) -> ReducerPath | None:
-        """Return the reducer's part of this service; None if the method has no reducers."""
-        reduced, work, around = self.work.method.reduced, self.work, self.neighbourhood
-        if reduced is None:
-            return None
-        auditing = AuditPath(
+        self.store = ContributionStore(neighbourhood, folder, manifest.rounds.max_seconds)
+        self.exchange = exchange_for(
             audits=audits,
-            reduced=reduced,
             work=work,
             rounds=self.rounds,
-            compute=self.compute,
-            neighbourhood=around,
-            feed=self.feed,
-            log_event=self.log_event,
-            folder=self.folder,
-        )
-        return ReducerPath(
-            reduced=reduced,
-            work=work,
-            rounds=self.rounds,
-            neighbourhood=around,
-            audits=auditing,
+            compute=compute,
+            neighbourhood=neighbourhood,
             feed=self.feed,
             refuse=self._refused,
             count=self._count,
-            log_event=self.log_event,
+            leave=partial(self.left, released=True),
+            is_member=self._is_member,
+            log_event=log_event,
+            folder=folder,
         )
+        self._timer = Timer(lambda: self.feed(events.TimePassed()), self.clock)
 
     def _is_member(self, peer: PeerId) -> bool:
         return peer == self.me or self.neighbourhood.membership.is_member(peer)
@@ -208,9 +179,7 @@ class RoundService:
 
     def start(self) -> None:
         self.work.publish()
-        if self.reducers is not None:
-            for liar, first in self.reducers.audits.audits.convicted.items():
-                self.feed(events.Convicted(liar, first))
+        self.exchange.start()
         self.feed(events.TimePassed())
 
     def settled_weights(self) -> Weights:
@@ -232,17 +201,15 @@ class RoundService:
     def close(self) -> None:
         self.work.closed = True
         self._timer.close()
-        self.giving.close()
-        if self.reducers is not None:
-            self.reducers.audits.close()
+        self.store.uploads.close()
+        self.exchange.close()
 
     def take_over(self, old: RoundService) -> None:
         """Take over what other peers may still request from `old`, and its knowledge of a stall."""
-        self.heads = old.heads
+        self.store.heads = old.store.heads
         if old.rounds.agreement.follows:
             self.rounds.on_stall(float("inf"), self.clock.time())
-        if self.reducers is not None and old.reducers is not None:
-            self.reducers.audits.kept = old.reducers.audits.kept
+        self.exchange.take_over(old.exchange)
 
     # -- the machine ----------------------------------------------------------------------------------
 
@@ -264,10 +231,8 @@ class RoundService:
         match effect:
             case events.MakeContribution() | events.RemoveContribution() | events.RateRound():
                 operations.append(effect)
-            case events.SendEmptyNotice(round, reducers):
-                self._reduces.say_nothing(round, reducers)
-            case events.Reduce(round):
-                operations.append(self._reduces.add_up(round))
+            case events.SendEmptyNotice() | events.Reduce():
+                operations += self.exchange.carry_out(effect)
             case events.RestoreToMomentum(round, identity):
                 self._count("contribution_returned")
                 self.log_event(
@@ -277,27 +242,23 @@ class RoundService:
                 )
                 operations.append(effect)
             case events.AddContribution(reference):
-                payload = self.stored[reference.id].payload
+                payload = self.store.stored[reference.id].payload
                 operations.append(DecodeContribution(reference.round, reference.peer, payload))
             case events.ApplyRound(round, _, waited):
                 operations.append(effect)
-                outcome = self.counts.applied(effect, self.rounds, self.clock.time())
-                if self.work.method.reduced is not None:
-                    self.counts.contributors = len(self.rounds.offers.contributors(self._references(round)))
-                count, waited = self.counts.contributors, round_off(waited)
+                count = self.exchange.count_contributors(effect)
+                outcome = self.counts.applied(effect, count, self.rounds, self.clock.time())
+                waited = round_off(waited)
                 self.log_event(
                     log_events.Applied(round=round, code=outcome, contributors=count, waited=waited)
                 )
             case events.SettleRound(round, references):
                 self._count_tokens(references)
-                operations.append(
-                    replace(effect, tokens=self.tokens, contributors=self._contributors(references))
-                )
-                self._move_to_disk(references)
-                self._forget_bodies(round - kept_rounds(self.manifest.rounds))
-                if self.reducers is not None:
-                    self.reducers.settled(round)
-                    self.reducers.audits.settled(round)
+                contributors = self.exchange.contributors(references)
+                operations.append(replace(effect, tokens=self.tokens, contributors=contributors))
+                self.store.move_to_disk(references)
+                self.store.forget_bodies(round - kept_rounds(self.manifest.rounds))
+                self.exchange.settled(round)
             case events.SendProgress():
                 progress = write_progress(effect)
                 for peer in effect.peers:
@@ -318,74 +279,61 @@ class RoundService:
             case events.RequestIds(peer, asked):
                 post(peer, "group", GetIds(list(asked)))
             case events.SignChain(forked):
-                self.sign_history(forked)
+                self.observers.sign_history(forked)
             case events.FetchGroupState(peers, reason, fork_round):
                 code = "behind" if fork_round is None else "forked"
                 self.log_event(log_events.Resync(code, peers, reason, fork_round))
-                self.resynchronise(effect)
+                self.observers.resynchronise(effect)
 
     def _worked(self, results: list[Done], _seconds: float) -> None:
         """Handle the results of operations on the event loop. Called when the compute thread has finished
         them."""
         for result in results:
-            if isinstance(result, SlicedContribution):
-                self._was_cut(result)
-            elif isinstance(result, ExpertChange):
-                self.log_event(log_events.ExpertsReassigned(result.round, result.group, result.holders))
-                self.took_up(result)
-            elif isinstance(result, ContributionReady) and result.is_result:
-                self._was_added_up(result)
-            elif isinstance(result, ContributionReady):
-                reference = None
-                if result.id is not None:
-                    reference = events.Reference(result.round, self.me, result.id, len(result.data))
-                    self._store(reference, result.data, result.tokens)
-                    if self.work.closed:  # Made while the state was fetched: no peer will see it.
-                        self.rounds.offers.made(result.round, result.id, self.clock.time())
-                    self.log_event(
-                        log_events.ContributionMade(
-                            round=result.round, id=reference.id.hex(), tokens=result.tokens
-                        )
-                    )
-                    self.made(result.round, result.tokens)
-                else:
-                    self.log_event(
-                        log_events.NotFinite(code="not_finite", round=result.round, tokens=result.tokens)
-                    )
-                self.feed(events.Contributed(result.round, reference))
-            else:
-                self.digest = result.digest
-                ids = [reference.id.hex() for reference in result.references]
-                told = "" if result.digest == NOT_HASHED else result.digest.hex()
-                self.log_event(log_events.Settled(result.round, told, ids, result.tokens))
-                if not self.work.closed:  # No statement is signed on a branch that was abandoned meanwhile.
-                    self.settled(result)
+            match result:
+                case SlicedContribution():
+                    self._was_cut(result)
+                case ContributionReady():
+                    self._was_made(result)
+                case ExpertChange(round, _, group, holders):
+                    self.log_event(log_events.ExpertsReassigned(round, group, holders))
+                    self.observers.experts_changed(result)
+                case RoundSettled():
+                    self._has_settled(result)
 
-    @property
-    def _reduces(self) -> ReducerPath:
-        assert self.reducers is not None, "in a run without reducers the rounds know of none"
-        return self.reducers
-
-    def _was_cut(self, cut: SlicedContribution) -> None:
-        """Send the own contribution's slices to their reducers."""
-        if cut.id is None:
-            self.log_event(log_events.NotFinite("not_finite", cut.round, cut.tokens))
-        else:
-            self.log_event(log_events.ContributionMade(cut.round, cut.id.hex(), cut.tokens))
-            self.made(cut.round, cut.tokens)
-            if self.work.closed:  # Made while the state was fetched: no peer will see it.
-                self.rounds.offers.made(cut.round, cut.id, self.clock.time())
-                return
-        self._reduces.was_cut(cut)
-
-    def _was_added_up(self, made: ContributionReady) -> None:
-        """Store and announce the result that this peer has reduced."""
+    def _was_made(self, made: ContributionReady) -> None:
+        """Store and announce the own contribution, or the result that this peer has reduced."""
         reference = None
         if made.id is not None:
             reference = events.Reference(made.round, self.me, made.id, len(made.data))
-            self._store(reference, made.data, made.tokens, made.signed)
-        self._reduces.was_added_up(made)
+            self.store.keep(Stored(reference, made.data, made.tokens), made.signed)
+        if made.is_result:
+            self.exchange.was_added_up(made)
+        else:
+            self._log_made(made)
         self.feed(events.Contributed(made.round, reference, made.table))
+
+    def _was_cut(self, cut: SlicedContribution) -> None:
+        """Send the own contribution's slices to their reducers."""
+        self._log_made(cut)
+        if cut.id is None or not self.work.closed:
+            self.exchange.was_cut(cut)
+
+    def _log_made(self, made: ContributionReady | SlicedContribution) -> None:
+        if made.id is None:
+            self.log_event(log_events.NotFinite("not_finite", made.round, made.tokens))
+            return
+        if self.work.closed:  # Made while the state was fetched: no peer will see it.
+            self.rounds.offers.made(made.round, made.id, self.clock.time())
+        self.log_event(log_events.ContributionMade(made.round, made.id.hex(), made.tokens))
+        self.observers.made(made.round, made.tokens)
+
+    def _has_settled(self, settled: RoundSettled) -> None:
+        self.digest = settled.digest
+        ids = [reference.id.hex() for reference in settled.references]
+        digest = "" if settled.digest == NOT_HASHED else settled.digest.hex()
+        self.log_event(log_events.Settled(settled.round, digest, ids, settled.tokens))
+        if not self.work.closed:  # No statement is signed on a branch that was abandoned meanwhile.
+            self.observers.settled(settled)
 
     # -- messages -------------------------------------------------------------------------------------
 
@@ -396,14 +344,13 @@ class RoundService:
                 self.feed(read_progress(peer, message))
             case Announce(references, complete):
                 known = tuple(read_reference(reference) for reference in references)
-                if not all(map(self._has_size, known)):  # Peers wait longer for large ones.
+                if not all(map(self.exchange.has_size, known)):  # Peers wait longer for large ones.
                     self._refused(peer, "malformed", "contributions of other sizes than the run's")
                 else:
                     self.feed(events.Announced(peer, known, tuple(complete)))
             case GetContributions(ids):
                 wanted = (ContributionId(identity) for identity in ids[:REFERENCES_PER_MESSAGE])
-                kept = (identity for identity in wanted if identity in self.stored or identity in self.heads)
-                self.giving.wanted(peer, kept)
+                self.store.requested(peer, wanted)
             case GetChain(last):
                 if self._chains.spend(peer, self.clock.time()):
                     self.feed(events.ChainAsked(peer, last))
@@ -415,13 +362,8 @@ class RoundService:
                 self.feed(events.IdsAsked(peer, told))
             case Contribution():
                 self._take(peer, body)
-            case Slices(round, shards) if self.reducers is not None:
-                self.reducers.take(peer, round, shards, body)
-            case GetSlices() | Evidence() | FraudProof() if self.reducers is not None:
-                self.reducers.audits.message(peer, message, body)
             case Slices() | GetSlices() | Evidence() | FraudProof():
-                reason = "a message about slices, but this run has no reducers (sync.topology: all-gather)"
-                self._refused(peer, "malformed", reason)
+                self.exchange.message(peer, message, body)
 
     def _tells_ids(self, peer: PeerId, round: int) -> bool:
         """Return whether to answer a request for a round's ids. An honest peer requests a round's set from
@@ -444,7 +386,7 @@ class RoundService:
         self.feed(events.ChainArrived(peer, message.first, message.before, sets))
 
     def committed(self, tokens: int) -> None:
-        if not self.work.optimizer_warmup_steps:
+        if not self.work.source.warmup_steps:
             self.feed(events.GradientAccumulated(tokens))
 
     def ordered(self, rates: Rates) -> None:
@@ -477,37 +419,13 @@ class RoundService:
 
     def left(self, peer: PeerId, released: bool) -> None:
         """Remove a neighbour. `released` means that it is still linked, only no longer as a neighbour."""
-        self.giving.left(peer)
-        if self.reducers is not None:
-            self.reducers.audits.left(peer)
+        self.store.uploads.left(peer)
+        self.exchange.left(peer)
         self.feed(events.NeighbourLeft(peer, released))
 
     def counted(self, peers: int) -> None:
         """Called with the number of known peers of the group, including this one."""
-        reducing = self.rounds.reducing
-        if reducing is None:
-            if peers != self.rounds.open_round.peers:
-                self.feed(events.GroupSizeChanged(peers))
-            return
-        membership = self.neighbourhood.membership
-        members = frozenset(membership.live(self.work.stage)) | {self.me}
-        if peers != self.rounds.open_round.peers or members != reducing.members:
-            self.feed(events.GroupSizeChanged(peers, members))
-        if self.rounds.agreement.hops > 1:  # Otherwise all are linked anyway.
-            membership.reduces(reducing.soon(self.rounds.current, membership.candidates()))
-        for peer in self.neighbourhood.linked(self.work.stage):
-            if membership.shares_rounds(peer) and peer not in self.rounds.neighbours:
-                self.joined(peer)
-            elif peer in self.rounds.neighbours and not membership.shares_rounds(peer):
-                self.left(peer, released=True)  # From now on its link carries only slices.
-        self._reduces.audits.look()
-
-    def _send(self, peer: PeerId, identity: ContributionId) -> None:
-        """Send a contribution that this neighbour requested, unless it was dropped after it settled."""
-        stored = self.stored.get(identity)
-        body = stored.data if stored is not None else self.heads.get(identity)
-        if body is not None and self._bodies.spend((peer, identity), self.clock.time()):
-            self.neighbourhood.post(peer, "group", Contribution(), body)
+        self.exchange.counted(peers)
 
     def _take(self, peer: PeerId, body: bytes) -> None:
         """Accept a contribution from any sender: the contributor's signature counts, not the sender. One that
@@ -517,18 +435,17 @@ class RoundService:
             if round > self.rounds.settled and not self.rounds.expects(round, contributor):
                 self._count("not_counted")
                 return
-            opened = opened_contribution(body, self.work)
+            opened = self.exchange.open(body)
         except BadSignature as error:
             self._count(error.code)
             raise  # A peer that relays it should have verified it: its link ends.
         except WireError as error:
             self._refused(peer, error.code, str(error))
             return
-        reference, table = opened.reference, opened.table
-        if table is not None and self.rounds.offers.wants(reference.id):  # Is the own contribution in it?
-            self.feed(events.ResultRead(reference.id, table))
+        reference = opened.reference
+        if self.exchange.reads(opened):  # Is the own contribution in it?
             return
-        if reference.id in self.stored and not self.rounds.takes(reference):
+        if reference.id in self.store.stored and not self.rounds.takes(reference):
             self._count("repeated")  # It may have left the set since, and belong to it after all.
             return
         if not self.rounds.takes(reference):
@@ -536,7 +453,7 @@ class RoundService:
             return
         stored = Stored(reference, body, opened.tokens)
         try:
-            if table is not None and not self._may_name(peer, reference, table):
+            if not self.exchange.may_enter(peer, opened):
                 self._count("not_counted")
                 return
             self.work.method.check(stored.payload)
@@ -546,73 +463,23 @@ class RoundService:
         except (WireError, ContributionError) as error:
             self._refused(peer, getattr(error, "code", "malformed"), str(error))
             return
-        self._store(reference, body, opened.tokens, opened.signed)
+        self.store.keep(stored, opened.signed)
         self._count("accepted")
         self.log_event(
             log_events.ContributionAccepted(
                 round=reference.round, id=reference.id.hex(), contributor=reference.peer
             )
         )
-        self.feed(events.ContributionArrived(peer, reference, table))
-        if table is not None:
-            self._reduces.audits.came(reference, body, table)
-
-    def _may_name(self, peer: PeerId, reference: events.Reference, table: Table) -> bool:
-        """Return whether all contributors of a result belong to the group; otherwise it may wait for them.
-        Raises as `require_grants`."""
-        strangers = tuple(one for one in contributors_of(table) if not self._is_member(one))
-        if strangers:
-            self.feed(events.UnknownPeersNamed(peer, reference, strangers))
-        if strangers and not self.rounds.takes(reference):
-            return False
-        require_grants(table, Reduction(self.work.run_id, self.work.stage, reference.round, reference.peer))
-        return True
-
-    def _has_size(self, reference: events.Reference) -> bool:
-        size, reduced = reference.size - ENVELOPE_BYTES, self.work.method.reduced
-        if reduced is not None:
-            return 0 < size <= reduced.longest_result
-        return size == self.work.method.payload_bytes
-
-    def _references(self, round: int) -> Sequence[events.Reference]:
-        state = self.rounds.rounds.get(round)
-        return tuple(state.held.values()) if state is not None else ()
-
-    def _contributors(self, references: Sequence[events.Reference]) -> tuple[PeerId, ...]:
-        """Return the peers that contributed to a set, as far as they are known."""
-        if self.work.method.reduced is None:
-            return tuple(reference.peer for reference in references)
-        tags, known = self.rounds.offers.contributors(references), (self.me, *self.neighbourhood.known())
-        return tuple(peer for peer in known if tag_of(peer) in tags)
-
-    def _store(self, reference: events.Reference, data: bytes, tokens: int, signed: int = 0) -> None:
-        """Store a contribution. `signed` is the length of a result's head in bytes."""
-        self.stored[reference.id] = Stored(reference, data, tokens)
-        if self.reducers is not None:
-            self.heads[reference.id] = data[:signed]
-            while len(self.heads) > MAX_HEADS:
-                self.heads.popitem(last=False)
+        self.feed(events.ContributionArrived(peer, reference, opened.table))
+        self.exchange.accepted(opened, body)
 
     def _count_tokens(self, settled: Sequence[events.Reference]) -> None:
         """Add the tokens of a settled set. It is a function of the set, so peers that started with the same
         count agree."""
         if self.tokens is not None:
-            each = sum(self.stored[reference.id].tokens for reference in settled)
+            each = self.store.count_tokens(settled)
             usual = max(self.manifest.rounds.global_batch_tokens, self.manifest.microbatch_tokens)
             self.tokens += min(each, MAX_OVERSHOOT * usual)
-
-    def _move_to_disk(self, settled: Sequence[events.Reference]) -> None:
-        """Move long bodies of a settled round to disk. Many rounds are kept for peers that are behind."""
-        if sum(reference.size for reference in settled) < MIN_ON_DISK:
-            return
-        stored = [self.stored[reference.id] for reference in settled]
-        views = store_unnamed([each.data for each in stored], self.folder)
-        for each, view in zip(stored, views, strict=True):
-            self.stored[each.reference.id] = replace(each, data=view)
-
-    def _forget_bodies(self, until: int) -> None:
-        for identity in [i for i, stored in self.stored.items() if stored.reference.round <= until]:
-            del self.stored[identity]
 
     def _refused(self, peer: PeerId, code: str, reason: str) -> None:
         self._count(code)

@@ -163,7 +163,7 @@ async def test_faults_have_series_of_their_own():
     await swarm.until(lambda: swarm.committed(0) > 3, 30.0)
     worker.services.pipeline_service.ledger.drop("not_finite")
     worker.services.round_service.counts.not_finite += 2
-    worker.services.pipeline_service.missing = (2,)
+    worker.services.pipeline_service.missing.now = (2,)
     worker.services.pipeline_service.ledger.rerouted["deadline"] = 7
     worker.services.links.departures["made up"] += 1
     worker.services.inference.outcomes.update({"done": 2, "made up": 1})

@@ -11,8 +11,8 @@ from peers.lab.world.stub_stage import StubMethod, StubReduced, payload_of
 from peers.lab.world.virtual_time import run
 from peers.state.snapshot_store import Weights
 from peers.worker.rounds.audit_path import outcome_of
-from peers.worker.rounds.round_service import RoundService
-from peers.worker.rounds.update_compute import ReduceShards
+from peers.worker.rounds.operations import ReduceShards
+from peers.worker.rounds.round_service import RoundObservers, RoundService
 from protocols.messages.table import Progress
 from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelope, seal
 from protocols.signed.grants import Reduction, grant_of, sign_grant
@@ -30,6 +30,17 @@ ME, B, C, STRANGER = (Identity.from_seed(name) for name in (b"me", b"b", b"c", b
 SHARDS = 3
 DRAW = Draw(bytes.fromhex(RUN), 4, SHARDS, 4)
 ALL = [0, 1, 2]
+
+
+def nothing_observed(settled=lambda settled: None) -> RoundObservers:
+    """Observers that do nothing, apart from `settled`."""
+    return RoundObservers(
+        settled=settled,
+        made=lambda round, tokens: None,
+        experts_changed=lambda change: None,
+        sign_history=lambda forked: None,
+        resynchronise=lambda wish: None,
+    )
 
 
 class World:
@@ -81,7 +92,7 @@ class World:
             weights=Weights(None, settled, START),
             offers=self.offers,
             has_weight=lambda contributor, round: contributor != STRANGER.peer_id,
-            resynchronise=lambda wish: None,
+            observers=nothing_observed(),
             log_event=self.notes.append,
             audits=self.audits,
         )
@@ -104,8 +115,7 @@ class World:
         self.path.message(sender.peer_id, message, body)
 
     def nothing_is_kept(self) -> bool:
-        reducers = self.path.reducers
-        kept = reducers.kept if reducers is not None else {}
+        kept = getattr(self.path.exchange, "kept", {})
         return not any(held for shards in kept.values() for held in shards.values())
 
     def added_up(self) -> list[ReduceShards]:

@@ -30,7 +30,7 @@ def statement(swarm):
 def contribution(swarm):
     """What the victim holds itself, as its neighbour would pass it on."""
     update = swarm.members["victim"].worker.services.round_service
-    return max(update.stored.values(), key=lambda stored: stored.reference.round).data
+    return max(update.store.stored.values(), key=lambda stored: stored.reference.round).data
 
 
 WORDS = {

@@ -88,10 +88,10 @@ def bounded(swarm: Swarm) -> None:
         assert len(update.rounds.rounds) <= 2 * (kept_rounds(rules) + rules.window)
         assert len(update.rounds.history) <= kept_rounds(rules) + 1
         assert len(update.rounds.pulls) <= MAX_PULLS
-        assert len(update.stored) <= 6 * (2 * kept_rounds(rules) + rules.window)
+        assert len(update.store.stored) <= 6 * (2 * kept_rounds(rules) + rules.window)
         assert data.pipeline.under_way <= data.pipeline.slots
         assert len(data.bodies) <= len(data.pipeline.jobs)
-        assert data.stage_compute.open <= data.pipeline.slots
+        assert data.work.stage_compute.open <= data.pipeline.slots
         assert len(data.ledger.rerouted) < 12
         assert len(worker.services.links.membership.peers) < 80
         assert sum(map(len, worker.services.links._link_pool.waiting.values())) <= 64
@@ -130,7 +130,7 @@ def test_envelopes_of_other_runs_stages_and_kinds_and_bent_ones_are_refused_and_
     async def story(swarm: Swarm, liar: Liar) -> None:
         victim = swarm.members["c"].worker
         round, me = victim.update.rounds.current, liar.identity
-        honest = next(iter(victim.update.stored.values())).data
+        honest = next(iter(victim.update.store.stored.values())).data
         payload = honest[ENVELOPE_BYTES:]
         bent = bytearray(seal(me, swarm_run, EnvelopeKind.CONTRIBUTION, 1, round, round, payload))
         bent[-1] ^= 1
@@ -162,7 +162,7 @@ def test_envelopes_of_other_runs_stages_and_kinds_and_bent_ones_are_refused_and_
 def test_replayed_and_far_and_double_contributions_are_not_kept():
     async def story(swarm: Swarm, liar: Liar) -> None:
         victim = swarm.members["c"].worker
-        kept = [stored.data for stored in victim.update.stored.values()]
+        kept = [stored.data for stored in victim.update.store.stored.values()]
         for data in kept * 20:
             await liar.say(victim.transport.peer, Contribution(), data)
         round, chance = victim.update.rounds.current, Random(1)
@@ -173,9 +173,9 @@ def test_replayed_and_far_and_double_contributions_are_not_kept():
             vote = chance.choice(votes)
             data = seal(liar.identity, swarm.signed.run_id, EnvelopeKind.CONTRIBUTION, 1, at, number, vote)
             await liar.say(victim.transport.peer, Contribution(), data)
-        before = len(victim.update.stored)
+        before = len(victim.update.store.stored)
         await swarm.during(1.0)
-        assert len(victim.update.stored) < before + 40
+        assert len(victim.update.store.stored) < before + 40
         assert victim.update.outcomes["not_taken"] > 100
         assert victim.update.outcomes.get("repeated", 0) + victim.update.outcomes.get("late", 0) > 0
 
@@ -186,7 +186,7 @@ def test_two_contributions_for_one_round_told_to_two_peers_still_settle_as_one()
     async def story(swarm: Swarm, liar: Liar) -> None:
         for _ in range(5):
             workers = [swarm.members[name].worker for name in ("c", "d")]
-            payload = next(iter(workers[0].update.stored.values())).data[ENVELOPE_BYTES:]
+            payload = next(iter(workers[0].update.store.stored.values())).data[ENVELOPE_BYTES:]
             at = workers[0].update.rounds.current
             for number, worker in enumerate(workers):
                 data = seal(

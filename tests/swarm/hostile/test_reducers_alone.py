@@ -58,7 +58,7 @@ def publish_always(member) -> None:
 def reduce_alone(member) -> None:
     """It adds up its own slices alone, and sends them to those who reduce for the others as well. All that it
     publishes is true."""
-    path, rounds = member.worker.services.round_service.reducers, member.worker.services.round_service.rounds
+    path, rounds = member.worker.services.round_service.exchange, member.worker.services.round_service.rounds
     work = path.work
 
     def was_cut(cut):
@@ -66,19 +66,19 @@ def reduce_alone(member) -> None:
             reduction = Reduction(work.run_id, work.stage, cut.round, reducer)
             return sign_grant(work.identity, reduction, cut.id, cut.tokens, shards)
 
-        own = grant_of(path.me, grant(path.me, range(SHARDS)))
-        contributor = Contributor.of(path.me, cut.id, cut.tokens, own)
+        own = grant_of(rounds.me, grant(rounds.me, range(SHARDS)))
+        contributor = Contributor.of(rounds.me, cut.id, cut.tokens, own)
         path._keep(cut.round, contributor, cut.head, dict(enumerate(cut.slices)))
         path.feed(events.SlicesSent(cut.round, cut.id, cut.reducers))
-        for peer in set(cut.reducers) - {path.me}:
+        for peer in set(cut.reducers) - {rounds.me}:
             shards = cut.shards_of(peer)
             body = b"".join([grant(peer, shards), cut.head, *(cut.slices[shard] for shard in shards)])
             path.neighbourhood.post(peer, "group", Slices(cut.round, shards), body)
-        path.feed(events.SlicesArrived(path.me, cut.round, True))
+        path.feed(events.SlicesArrived(rounds.me, cut.round, True))
 
     path.was_cut = was_cut
     path.take = lambda peer, round, *_: path.feed(events.SlicesArrived(peer, round, False))
-    others = rounds.reducing.members - {path.me}
+    others = rounds.reducing.members - {rounds.me}
     rounds.reducing.avoid = lambda peer, round: None
     honest = rounds.reducing.draw.reducers
     rounds.reducing.reducers = lambda round: honest(round, others, rounds.reducing._search.seed(round))
@@ -108,7 +108,7 @@ def tables_of(worker, number: int) -> dict:
     """The tables of a settled round's results, by maker."""
     found = {}
     for reference in worker.services.round_service.rounds.history[number].held.values():
-        stored = worker.services.round_service.stored[reference.id]
+        stored = worker.services.round_service.store.stored[reference.id]
         found[reference.peer], _ = read_head(bytes(stored.data[ENVELOPE_BYTES:]), SHARDS)
     return found
 

@@ -38,7 +38,7 @@ async def test_newcomers_with_good_lines_end_in_the_middle():
     assert {held["good"], held["fine"]} == {1, 2}
     assert {held["thin"], held["slow"]} == {0, 3}
     # And who sends knows which of the two it sends to has the good line.
-    router = swarm.members["a"].worker.services.pipeline_service.router
+    router = swarm.members["a"].worker.services.pipeline_service.pipeline.router
     middle = next(name for name in ("good", "fine") if held[name] == 1)
     told = {name: router.peers[swarm.members[name].peer].compute_seconds for name in ("b", middle)}
     assert told["b"] == (FOUR.body_bytes + FOUR.gradient_bytes) / ACT

@@ -35,7 +35,7 @@ async def test_a_swarm_of_own_steps_learns_and_a_newcomer_is_counted_once_it_is_
 
     def look(note):
         if note.name == "g" and note.event == "contribution_made" and not warm:
-            warm["left"] = swarm.members["g"].worker.services.round_service.work.optimizer_warmup_steps
+            warm["left"] = swarm.members["g"].worker.services.round_service.work.source.warmup_steps
 
     swarm.on_note = look
     swarm.open()
@@ -45,7 +45,7 @@ async def test_a_swarm_of_own_steps_learns_and_a_newcomer_is_counted_once_it_is_
     await swarm.crash("c")
     newcomer = swarm.start("g")
     await swarm.until(lambda: swarm.of("in_step", "g"), 15.0)
-    assert newcomer.worker.services.round_service.work.optimizer_warmup_steps == SHADOW_STEPS
+    assert newcomer.worker.services.round_service.work.source.warmup_steps == SHADOW_STEPS
     await swarm.until(lambda: swarm.of("contribution_made", "g"), 30.0)
     first = swarm.of("contribution_made", "g")[0].fields["round"]
     settled = swarm.rounds
@@ -93,7 +93,7 @@ async def test_from_the_seed_nobody_works_in_the_shadow():
     swarm.open()
     members = [swarm.start(name, stage, in_flight=2) for name, stage in SIX.items()]
     await swarm.until(lambda: len(swarm.of("in_step")) == len(members), 15.0)
-    assert [member.worker.services.round_service.work.optimizer_warmup_steps for member in members] == [0] * 6
+    assert [member.worker.services.round_service.work.source.warmup_steps for member in members] == [0] * 6
     await swarm.close()
 
 
@@ -107,7 +107,7 @@ def test_a_swarm_with_reducers_learns_though_one_of_them_crashes_and_a_newcomer_
 
     def look(note):
         if note.event in ("contribution_accepted", "reduced"):
-            stored = swarm.members[note.name].worker.services.round_service.stored[
+            stored = swarm.members[note.name].worker.services.round_service.store.stored[
                 bytes.fromhex(note.fields["id"])
             ]
             table, _ = read_head(stored.payload, SHARDED.sync.shards)
@@ -134,7 +134,7 @@ def test_a_swarm_with_reducers_learns_though_one_of_them_crashes_and_a_newcomer_
         newcomer = swarm.start("g")
         await swarm.until(lambda: swarm.of("in_step", "g"), 15.0)
         assert newcomer.worker.stage == 1
-        assert newcomer.worker.services.round_service.work.optimizer_warmup_steps == SHADOW_STEPS
+        assert newcomer.worker.services.round_service.work.source.warmup_steps == SHADOW_STEPS
         await swarm.until(lambda: swarm.of("contribution_made", "g"), 30.0)
         first = swarm.of("contribution_made", "g")[0].fields["round"]
         await swarm.until(lambda: min(round for _, round in swarm.rounds().values()) > first + 8, 60.0)

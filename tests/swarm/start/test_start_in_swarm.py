@@ -115,7 +115,8 @@ def test_lora_touches_and_sends_its_factors_alone_and_is_merged_at_home(folder, 
             part = swarm.members[name].worker.services.part
             took.setdefault(stage, set()).add(part.method.payload_bytes)
             update = swarm.members[name].worker.services.round_service
-            assert {len(stored.data) - ENVELOPE_BYTES for stored in update.stored.values()} == took[stage]
+            stored = update.store.stored.values()
+            assert {len(each.data) - ENVELOPE_BYTES for each in stored} == took[stage]
             settled = update.work.replica.settled_units()
             began = start_state(folder, manifest, stage)
             trained = part.layout.size

@@ -219,7 +219,7 @@ def committed_per_second(latency, in_flight, seconds=40.0):
             swarm.start(name, 1, slots=32)
         await swarm.until(lambda: swarm.committed(0) > 0, 30.0)
         await swarm.during(seconds)
-        window.append(swarm.members["a"].worker.services.pipeline_service.flow.window)
+        window.append(swarm.members["a"].worker.services.pipeline_service.origin.flow.window)
         await swarm.close()
 
     run(story())

@@ -57,7 +57,7 @@ async def hands_on(
     update, sent, seen = swarm.members[victim].worker.services.round_service, 0, set()
     end = swarm.loop.time() + seconds
     while swarm.loop.time() < end:
-        for stored in list(update.stored.values()):
+        for stored in list(update.store.stored.values()):
             round = stored.reference.round
             if round in seen or round <= update.rounds.settled:
                 continue

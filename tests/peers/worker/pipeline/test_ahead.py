@@ -16,6 +16,7 @@ from swarm import TINY_MODEL, Swarm, nothing_is_committed_twice, tiny_manifest
 from peers.lab.bench.paths_in_peers import Finding, TopologyRow, measure, render
 from peers.lab.bench.topologies import draw
 from peers.lab.world.virtual_time import run
+from peers.worker.pipeline.reservation_client import NoReservations
 from protocols.memory.conditions import Conditions
 from protocols.messages.reservation_messages import Booked, CostToGo
 from protocols.messages.table import (
@@ -62,13 +63,13 @@ def played(swarm: Kind, story: Callable[[Kind], Awaitable[None]], slots: int) ->
 
 
 def ahead(swarm: Swarm, name: str):
-    return swarm.members[name].worker.services.pipeline_service.ahead
+    return swarm.members[name].worker.services.pipeline_service.reservations
 
 
 async def quiet(swarm: Swarm) -> None:
     """No origin starts anything more, and what was under way is done."""
     for name in swarm.living():
-        swarm.members[name].worker.services.pipeline_service.text = None
+        swarm.members[name].worker.services.pipeline_service.origin.text = None
     await swarm.during(30.0)
     for name in swarm.living():
         ways = ahead(swarm, name)
@@ -241,7 +242,7 @@ def test_in_a_run_that_skips_nothing_nobody_asks_or_tells_and_a_question_is_refu
         await liar.say(b, question(liar, 1), lane="data")
         await swarm.during(1.0)
         assert [note.fields["code"] for note in swarm.of("refused", "b")] == ["malformed"]
-        assert ahead(swarm, "b") is None
+        assert type(ahead(swarm, "b")) is NoReservations
         await liar.transport.close()
 
     play(story, replace(MANIFEST, paths=Paths()))

@@ -26,7 +26,7 @@ from reducer_world import (
 )
 
 from peers.lab.world.stub_stage import StubReduced
-from peers.worker.rounds.update_compute import ContributionReady
+from peers.worker.rounds.operations import ContributionReady
 from protocols.messages.table import Contribution, Evidence, FraudProof, GetSlices, Slices
 from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelope, seal
 from protocols.signed.identity import Identity
@@ -235,10 +235,10 @@ async def test_what_this_peer_has_added_up_is_given_to_members_a_few_times_and_t
     given = [body for peer, message, body in world.posted if message == Evidence(name, 2)]
     assert len(given) == 2 * MAX_OF_RESULT
     assert set(given) == {slice_of(B, shard=2), slice_of(C, shard=2)}
-    world.path.reducers.audits.settled(0)
+    world.path.exchange.audits.settled(0)
     world.hear(C, GetSlices(name, 2))
     assert len(world.posted) == 2 * MAX_OF_RESULT + 2, "whoever comes later gets it, too"
-    world.path.reducers.audits.settled(world.path.rounds.offers.delay)
+    world.path.exchange.audits.settled(world.path.rounds.offers.delay)
     world.posted.clear()
     world.hear(D, GetSlices(name, 2))
     assert world.posted == []

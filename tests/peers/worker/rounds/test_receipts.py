@@ -18,6 +18,7 @@ from swarm import Swarm, sign, tiny_manifest
 from peers.lab.world.virtual_time import run
 from peers.tools.credit import lines
 from peers.worker.rounds import receipt_service as shell
+from peers.worker.rounds.operations import RoundSettled
 from peers.worker.rounds.receipt_service import (
     EARLY_SIGNERS,
     MAX_UNDUE,
@@ -26,7 +27,6 @@ from peers.worker.rounds.receipt_service import (
     read,
     summary,
 )
-from peers.worker.rounds.update_compute import RoundSettled
 from protocols.errors import Backlog, WireError
 from protocols.messages.table import ReceiptMessage, decode, encode
 from protocols.signed import envelope

@@ -25,7 +25,7 @@ from reducer_world import (
 )
 
 from peers.lab.world.stub_stage import SLICE_BYTES
-from peers.worker.rounds.update_compute import ReduceShards, SlicedContribution
+from peers.worker.rounds.operations import ReduceShards, SlicedContribution
 from protocols.errors import BadSignature
 from protocols.messages.table import Announce, Contribution, GetContributions, Slices
 from protocols.messages.table import ContributionRef as WireReference
@@ -143,12 +143,12 @@ async def test_slices_without_a_grant_for_just_these_are_refused(signature):
 @on_virtual_clock
 async def test_only_slices_are_taken_that_a_table_can_name(monkeypatch, what, other):
     """Else the reducer makes a table that it cannot read itself, which has ended its process."""
-    monkeypatch.setattr(f"peers.worker.rounds.reducer_path.{what}", other)
+    monkeypatch.setattr(f"peers.worker.rounds.exchange.{what}", other)
     world = World()
     world.hear(B, Slices(0, ALL), body_of(B))
     world.hear(C, Slices(0, ALL), body_of(C))
     assert world.path.outcomes == {"not_counted": 1}
-    assert set(world.path.reducers.kept[0][0]) == {as_contributor(B)}
+    assert set(world.path.exchange.kept[0][0]) == {as_contributor(B)}
     world.path.close()
 
 
@@ -161,9 +161,9 @@ async def test_what_would_not_be_added_up_is_counted_and_not_looked_at():
         world.hear(sender, Slices(round, ALL), b"not even slices")
     assert world.path.outcomes == {"not_counted": 4}
     world.hear(B, Slices(5, ALL), body_of(B, round=5))
-    kept = {shard: dict(held) for shard, held in world.path.reducers.kept[5].items()}
+    kept = {shard: dict(held) for shard, held in world.path.exchange.kept[5].items()}
     world.hear(B, Slices(5, ALL), body_of(B, round=5, serial=2))
-    assert world.path.reducers.kept[5] == kept, "the first ones count"
+    assert world.path.exchange.kept[5] == kept, "the first ones count"
     world.hear(C, Slices(5, []))
     assert len(world.added_up()) == 1
     world.hear(C, Slices(5, ALL), body_of(C, round=5))
@@ -210,7 +210,7 @@ async def test_a_result_that_names_who_granted_nothing_ends_the_link_of_whoever_
     with pytest.raises(BadSignature):
         world.hear(B, Contribution(), result_of(C, grants_to=B)[0])
     assert world.path.outcomes == {"bad_signature": 1}
-    assert not world.path.stored
+    assert not world.path.store.stored
     world.path.close()
 
 
@@ -219,7 +219,7 @@ async def test_a_result_that_names_peers_outside_the_group_waits():
     world = World()
     world.hear(B, Contribution(), result_of(C, contributors=(B, STRANGER))[0])
     assert world.path.outcomes == {"not_counted": 1}
-    assert not world.path.stored
+    assert not world.path.store.stored
     assert world.refused == []
     world.path.close()
 
@@ -237,8 +237,8 @@ async def test_for_an_open_round_only_a_whole_result_is_taken(data):
     world = World()
     world.hear(B, Contribution(), data)
     assert world.refused == [(B.peer_id, "malformed")]
-    assert not world.path.stored
-    assert not world.path.heads
+    assert not world.path.store.stored
+    assert not world.path.store.heads
     state = world.path.rounds.rounds.get(0)
     assert state is None or not state.held
     world.path.close()
@@ -251,7 +251,7 @@ async def test_a_head_that_was_changed_is_a_forgery():
     bent[ENVELOPE_BYTES + 2] ^= 1
     with pytest.raises(BadSignature):
         world.hear(B, Contribution(), bytes(bent))
-    assert not world.path.stored
+    assert not world.path.store.stored
     world.path.close()
 
 
@@ -269,7 +269,7 @@ async def test_a_settled_result_is_read_when_it_was_asked_for_and_only_then(whol
     world.offers.settled(1, references)
     world.hear(B, Contribution(), data)
     assert world.offers.contributors(references), "now it is known who is in it"
-    assert not world.path.stored, "and nothing else is done with it"
+    assert not world.path.store.stored, "and nothing else is done with it"
     assert world.path.outcomes == {"late": 1, "contribution_returned": 1}, "none of it was mine"
     world.path.close()
 
@@ -281,7 +281,7 @@ async def test_who_was_away_gets_the_head_of_a_result_whose_sums_are_forgotten()
     world.posted.clear()
     world.hear(C, GetContributions([NAME]))
     assert [body for peer, message, body in world.posted if isinstance(message, Contribution)] == [DATA]
-    world.path._forget_bodies(0)
+    world.path.store.forget_bodies(0)
     world.posted.clear()
     world.hear(B, GetContributions([NAME, b"never heard of 1"]))
     sent = [(peer, body) for peer, message, body in world.posted if isinstance(message, Contribution)]
@@ -312,7 +312,7 @@ async def test_an_own_contribution_goes_to_its_reducers_each_slice_to_one():
     sent = [(peer, message, body) for peer, message, body in world.posted if isinstance(message, Slices)]
     body = grants[B.peer_id] + head + slices[0] + slices[2]
     assert sent == [(B.peer_id, Slices(0, [0, 2]), body)]
-    assert world.path.reducers.kept[0] == {1: {as_contributor(ME): slices[1]}}
+    assert world.path.exchange.kept[0] == {1: {as_contributor(ME): slices[1]}}
     assert list(world.offers.open) == [name]
     world.path.close()
 

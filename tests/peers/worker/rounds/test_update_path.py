@@ -8,10 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 from clocks import on_virtual_clock
+from reducer_world import nothing_observed
 from swarm import tiny_manifest
 
 from peers.state.snapshot_store import Weights
-from peers.worker.rounds import round_service, update_compute
+from peers.worker.rounds import stored, update_compute
+from peers.worker.rounds.operations import RoundSettled
 from peers.worker.rounds.round_service import RoundService
 from peers.worker.rounds.update_compute import UpdateWork
 from protocols.messages.table import Announce, Contribution, GetContributions, GetIds, Progress
@@ -20,6 +22,7 @@ from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelop
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import ContributionId, PeerId, RunId
 from swarmnet.rounds import events
+from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.history import START
 from swarmnet.rounds.own_contributions import OwnContributions
 
@@ -33,7 +36,7 @@ B, C = PeerId("b"), PeerId("c")
 class World:
     """An `RoundService` whose neighbours are what the test says; `posted`, `refused`, `done`: what it did."""
 
-    def __init__(self) -> None:
+    def __init__(self, settled=lambda settled: None, folder=None) -> None:
         loop = asyncio.get_running_loop()
         self.posted, self.refused, self.done = [], [], []
         manifest = tiny_manifest((3,))
@@ -65,7 +68,9 @@ class World:
             weights=Weights(None, -1, START),
             offers=OwnContributions(manifest.rounds),
             has_weight=lambda contributor, round: True,
-            resynchronise=lambda wish: None,
+            observers=nothing_observed(settled),
+            audits=Audits(b"a secret", 2),
+            folder=folder,
             log_event=lambda *_, **__: None,
         )
         for peer in (B, C):
@@ -113,7 +118,7 @@ async def test_who_asks_for_one_round_many_times_is_told_once():
 def test_of_own_contributions_only_those_of_which_all_is_known_are_forgotten(monkeypatch):
     monkeypatch.setattr(update_compute, "OWN_BYTES_KEPT", 40)
     undecided = OrderedDict.fromkeys(ContributionId(bytes([n]) * 16) for n in (0, 3))
-    method = SimpleNamespace(held=None, own=None)
+    method = SimpleNamespace(held=None, own=None, reduced=None)
     work = UpdateWork(
         run_id=RUN,
         stage=0,
@@ -135,9 +140,9 @@ def test_of_own_contributions_only_those_of_which_all_is_known_are_forgotten(mon
 
 @on_virtual_clock
 async def test_what_takes_up_another_history_signs_nothing_of_the_old_one():
-    world, told = World(), []
-    world.path.settled = told.append
-    settled = update_compute.RoundSettled(0, b"d" * 32, START, ())
+    told = []
+    world = World(told.append)
+    settled = RoundSettled(0, b"d" * 32, START, ())
     world.path._worked([settled], 0.0)
     world.path.close()
     world.path._worked([settled], 0.0)
@@ -146,15 +151,14 @@ async def test_what_takes_up_another_history_signs_nothing_of_the_old_one():
 
 @on_virtual_clock
 async def test_long_bodies_of_a_settled_round_are_read_from_the_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(round_service, "MIN_ON_DISK", 1)
-    world = World()
-    world.path.folder = tmp_path
+    monkeypatch.setattr(stored, "MIN_ON_DISK", 1)
+    world = World(folder=tmp_path)
     world.path.message(B, Contribution(), DATA)
     (reference,) = references = tuple(world.path.rounds.rounds[0].held.values())
     world.path._carry_out(events.SettleRound(0, references, START), [])
-    stored = world.path.stored[reference.id]
-    assert isinstance(stored.data, memoryview)
-    assert stored.data == DATA
+    data = world.path.store.stored[reference.id].data
+    assert isinstance(data, memoryview)
+    assert data == DATA
     world.path.message(C, GetContributions([reference.id]), b"")
     assert (C, Contribution()) in world.posted
     world.path.close()
