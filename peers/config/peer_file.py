@@ -39,7 +39,7 @@ from peers.config.validation import validate
 from peers.config.yaml_lines import ParsedYaml, override_values, read
 from peers.errors import ConfigError, UserError
 from swarmnet.identifiers import RunId
-from swarmnet.run.manifest import MethodName
+from swarmnet.run.sync_methods import MethodName
 
 __all__ = ["ConfigError", "DemoOptions", "MetricsFile", "PeerFile", "UserError", "default_state", "load"]
 

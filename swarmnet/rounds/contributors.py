@@ -16,7 +16,7 @@ from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.membership.membership import Membership
 from swarmnet.membership.overlay import FULL_GROUP
 from swarmnet.rounds.events import Reference
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 GROUPS = 2
 """A round may have this many times as many contributors as the group has peers. It allows for peers that have

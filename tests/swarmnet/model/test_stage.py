@@ -17,7 +17,8 @@ from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.model.stage_compute import LastStageResult, StageCompute, StageError, copied
 from swarmnet.run.boundary_settings import Boundary
-from swarmnet.run.manifest import Experts, Manifest, ModelShape, Span
+from swarmnet.run.manifest import Manifest, Span
+from swarmnet.run.schema import Experts, ModelShape
 
 LLAMA = ModelShape(
     vocab_size=64,

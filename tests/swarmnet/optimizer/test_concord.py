@@ -8,7 +8,8 @@ from swarmnet.model.flat_layout import layout_of
 from swarmnet.optimizer.method import METHODS, method_of
 from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.vote_agreement import VoteAgreement, vote_agreement
-from swarmnet.run.manifest import Manifest, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Sync
 
 ME, OTHER, THIRD = PeerId("me"), PeerId("other"), PeerId("third")
 LAYOUT = layout_of({"one": (64, 64), "two": (100, 50), "gain": (64,)})
