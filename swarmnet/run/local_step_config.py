@@ -27,10 +27,6 @@ BITS: Mapping[DeltaCodecName, int] = {"sign": 1, "e3m0": 4, "int8": 8}
 """Bits per number of codecs that send all numbers of a fragment."""
 RESULT_BITS = 4
 """Bits per number in a result (`swarmnet/optimizer/local_steps/reduced_steps.py`)."""
-MOMENTUM_BYTES = FLOAT_BYTES
-"""Settled momentum, if the group has one."""
-RESIDUAL_BYTES = FLOAT_BYTES
-"""Residual of error feedback."""
 MOVES_BYTES: Mapping[DeltaCodecName, int] = {"sign": 2, "e3m0": 2, "int8": 4, "topk-2bit": 4}
 """Sum of a group's local steps, for each parameter that an open round covers. It takes one byte if few peers
 send similar sizes in one bit."""
@@ -137,9 +133,9 @@ class LocalStepConfig(MethodConfig):
         """Estimate the bytes of the group's momentum, the error-feedback residual and the open rounds."""
         kept = 0
         if self.settles_momentum:
-            kept += sizes.all * MOMENTUM_BYTES
+            kept += sizes.all * FLOAT_BYTES
         if self.residual == "error-feedback":
-            kept += sizes.trained * RESIDUAL_BYTES
+            kept += sizes.trained * FLOAT_BYTES
         whole_round = self._open_round_bytes(sizes, is_small and self.delta_codec == "sign")
         return kept + ceil(whole_round * open_rounds / self.fragments)  # A round covers one fragment.
 

@@ -37,7 +37,7 @@ class MethodConfig:
     """The configuration of one sync method. A field with the name of a key of `sync` has its value."""
 
     meaning: str
-    """What the method sends and applies, for the documentation."""
+    """What the method sends and applies, as a sentence after its name for the documentation."""
     value_bits: int = 1
     """Bits of each value in a contribution."""
     not_divisible: str = ""

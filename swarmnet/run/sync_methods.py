@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log2
 from typing import Literal
@@ -149,13 +149,9 @@ OUTER_METHODS = tuple(name for name, config in METHOD_CONFIGS.items() if config.
 
 def meaning_of_methods() -> str:
     """Return the documentation of `sync.method`: a sentence for each method."""
-    return " ".join(_sentences())
-
-
-def _sentences() -> Iterator[str]:
-    introduction = ""
+    sentences: list[str] = []
     for name, config in METHOD_CONFIGS.items():
-        if config.introduction != introduction:
-            introduction = config.introduction
-            yield introduction
-        yield f"`{name}`: {config.meaning}"
+        if config.introduction and config.introduction not in sentences:
+            sentences.append(config.introduction)
+        sentences.append(f"`{name}`: {config.meaning}")
+    return " ".join(sentences)
