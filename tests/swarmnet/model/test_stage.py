@@ -338,7 +338,8 @@ def test_a_peer_pays_for_no_part_of_torch_that_it_does_not_use() -> None:
 import sys, torch
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import layout_of
-from swarmnet.run.manifest import ModelShape, Span
+from swarmnet.run.manifest import Span
+from swarmnet.run.schema import ModelShape
 from swarmnet.model.decoder import initial_units
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.model.computing.choices import PLAIN, Computing
@@ -349,7 +350,7 @@ first, last = Span(0, 1, True, False), Span(1, 2, False, True)
 stages = []
 for span, computing in ((first, Computing()), (last, Computing("bf16", "layer"))):
     layout = layout_of(parameter_shapes(shape, span))
-    stages.append(StageCompute(shape, span, layout, computing))
+    stages.append(StageCompute(shape=shape, span=span, layout=layout, computing=computing))
     stages[-1].publish(copied(to_floats(initial_units(shape, span, layout, 0))))
 finished = stages[1].finish(0, stages[0].forward(0, tokens), tokens)
 stages[0].backward(0, finished.hidden_gradient)
