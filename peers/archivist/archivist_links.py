@@ -41,7 +41,7 @@ from protocols.signed.records import SignedRecord, open_record
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.membership import PeerInfo
 from swarmnet.rounds.history import START
-from swarmnet.run.manifest import WIRE_VERSION
+from swarmnet.run.schema import WIRE_VERSION
 from swarmnet.snapshots.digest_votes import ROUNDS_KEPT
 from swarmnet.snapshots.fetch import chunk_bytes
 

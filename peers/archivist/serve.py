@@ -48,7 +48,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.membership.membership import BEAT_SECONDS
 from swarmnet.model.flat_layout import Layout
 from swarmnet.rounds.history import START
-from swarmnet.run.manifest import WIRE_VERSION
+from swarmnet.run.schema import WIRE_VERSION
 
 OPEN_SECONDS = 8.0
 """Timeout for opening a link, as for any other (`channels.DIAL_SECONDS`)."""

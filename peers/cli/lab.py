@@ -25,8 +25,7 @@ from swarmnet.model.computing.choices import (
     DtypeName,
     OptimizerStateDevice,
 )
-from swarmnet.run.local_step_presets import PRESETS
-from swarmnet.run.manifest import MethodName
+from swarmnet.run.sync_methods import DEFAULT_LOCAL_METHOD, PRESETS, MethodName
 
 if TYPE_CHECKING:
     from peers.lab.bench.learning.bench import BenchConfig
@@ -36,7 +35,8 @@ if TYPE_CHECKING:
     from peers.lab.planner.plan_request import PlanRequest
     from peers.lab.planner.planned_links import Links
     from peers.lab.planner.speeds import PeerClass
-    from swarmnet.run.manifest import Manifest, Rounds
+    from swarmnet.run.manifest import Manifest
+    from swarmnet.run.schema import Rounds
 
 TABLE_COLUMNS = 200  # The table of paths does not fit in fewer.
 
@@ -368,7 +368,9 @@ def _check_model(real: bool, method: MethodName | None, experts: bool) -> None:
     if method is not None and not real:
         raise UserError(f"--method {method} needs a model; add --real")
     if experts and (not real or method not in (None, *PRESETS)):
-        raise UserError("--experts needs --real and a local-step method, such as --method local-steps")
+        raise UserError(
+            f"--experts needs --real and a local-step method, such as --method {DEFAULT_LOCAL_METHOD}"
+        )
 
 
 def _check_kinds(typed: Sequence[str], moves: bool) -> None:

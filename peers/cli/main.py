@@ -221,7 +221,7 @@ def config_explain(
 
 def version() -> None:
     """Print the versions of this program, its wire format, Python and the main libraries."""
-    from swarmnet.run.manifest import WIRE_VERSION
+    from swarmnet.run.schema import WIRE_VERSION
 
     packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "hivemind"))
     typer.echo(

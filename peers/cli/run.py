@@ -17,8 +17,7 @@ import typer
 from peers.config.peer_file import DemoOptions, PeerFile, default_state, load, validate_peer_file
 from peers.config.yaml_lines import ParsedYaml
 from peers.errors import ConfigError, UserError, as_user_errors
-from swarmnet.run.local_step_presets import PRESETS
-from swarmnet.run.manifest import MethodName
+from swarmnet.run.sync_methods import DEFAULT_LOCAL_METHOD, DEFAULT_METHOD, PRESETS, MethodName
 
 if TYPE_CHECKING:
     from peers.config.run_file import SignedManifest
@@ -213,7 +212,9 @@ def demo(
     keep: Annotated[Path | None, typer.Option(help="Keep the peers' state in this folder.")] = None,
     method: Annotated[
         MethodName | None,
-        typer.Option(help="sync.method of the run. [default: demo-sign; with --experts local-steps]"),
+        typer.Option(
+            help=f"sync.method of the run. [default: {DEFAULT_METHOD}; with --experts {DEFAULT_LOCAL_METHOD}]"
+        ),
     ] = None,
     sharded: Annotated[
         bool,
@@ -231,11 +232,11 @@ def demo(
         raise UserError(f"--peers {peers} cannot hold --stages {stages}; every stage needs a peer")
     if report is not None and not report.absolute().parent.is_dir():
         raise UserError(f"--report {report}: its folder does not exist")
-    method = method or ("local-steps" if experts else "demo-sign")
+    method = method or (DEFAULT_LOCAL_METHOD if experts else DEFAULT_METHOD)
     if experts and method not in PRESETS:
         raise UserError(f"--experts needs a local-step method: add --method with one of {', '.join(PRESETS)}")
     if sharded and method not in PRESETS:
-        raise UserError("--sharded needs a local-step method: add --method local-steps")
+        raise UserError(f"--sharded needs a local-step method: add --method {DEFAULT_LOCAL_METHOD}")
     from peers.lab.processes.demo import run_demo
 
     options = DemoOptions(peers, stages, seconds, report, seed, keep, method, sharded, experts, undisturbed)

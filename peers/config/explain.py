@@ -13,6 +13,7 @@ from peers.config.peer_file import PeerFile, load
 from peers.config.schema import element, keys, section, type_text, yaml_text
 from peers.config.yaml_lines import read
 from swarmnet.run.manifest import Manifest
+from swarmnet.run.sync_methods import PRESETS
 
 FILLED_IN = ("owner", "wire_version")
 """Keys of the manifest that publishing fills in."""
@@ -108,8 +109,7 @@ def document() -> str:
             "",
             "A run file defines a run (`swarmnet publish RUN.yaml`). Publishing adds the owner and the wire",
             "version, and signs the run. Afterwards nothing in it can change, because the run id is its",
-            "SHA-256. The local-step methods are local-steps, diloco, streaming-diloco, sparse-loco and",
-            "sparta.",
+            f"SHA-256. The local-step methods are {', '.join(PRESETS)}.",
             "",
             *_table(Manifest),
             "",

@@ -39,7 +39,7 @@ from peers.config.validation import validate
 from peers.config.yaml_lines import ParsedYaml, override_values, read
 from peers.errors import ConfigError, UserError
 from swarmnet.identifiers import RunId
-from swarmnet.run.manifest import MethodName
+from swarmnet.run.sync_methods import DEFAULT_METHOD, MethodName
 
 __all__ = ["ConfigError", "DemoOptions", "MetricsFile", "PeerFile", "UserError", "default_state", "load"]
 
@@ -361,7 +361,7 @@ class DemoOptions:
     seed: int = 0
     keep: Path | None = None
     """Folder for the peers' state, which is kept afterwards. None: a temporary one."""
-    method: MethodName = "demo-sign"
+    method: MethodName = DEFAULT_METHOD
     """Key `sync.method` of the run."""
     sharded: bool = False
     """Whether `sync.topology` is `sharded-reduce`."""

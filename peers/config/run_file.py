@@ -27,18 +27,10 @@ from peers.config.yaml_lines import Location, ParsedYaml, override_values, read
 from peers.errors import ConfigError, UserError
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.model.parameters import check_trained
-from swarmnet.run.manifest import (
-    BYTES,
-    MANIFEST_LIMIT,
-    STANDARD_LIBRARY,
-    WIRE_VERSION,
-    InitCheckpoint,
-    Manifest,
-    ManifestError,
-    TextSource,
-    owner_statement,
-)
+from swarmnet.run.canonical_form import MANIFEST_LIMIT, owner_statement
+from swarmnet.run.manifest import Manifest, ManifestError
 from swarmnet.run.manifest_check import check
+from swarmnet.run.schema import BYTES, STANDARD_LIBRARY, WIRE_VERSION, InitCheckpoint, TextSource
 
 if TYPE_CHECKING:
     from protocols.signed.identity import Identity

@@ -18,7 +18,7 @@ from peers.config.run_file import RunFileError, SignedManifest, from_published
 from peers.errors import UserError
 from swarmnet.identifiers import RunId
 from swarmnet.membership.address_ranges import ip_of, is_public
-from swarmnet.run.manifest import MANIFEST_LIMIT
+from swarmnet.run.canonical_form import MANIFEST_LIMIT
 
 SCHEMES = ("https", "http", "file")
 FETCH_SECONDS = 20.0

@@ -20,6 +20,8 @@ from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from swarmnet.run.schema import MEANING
+
 _WORDS: dict[object, str] = {
     int: "whole number",
     float: "number",
@@ -61,7 +63,12 @@ def keys(cls: type) -> tuple[Key, ...]:
     if not dataclasses.is_dataclass(cls):
         raise TypeError(f"{cls} is neither a pydantic model nor a dataclass")
     return tuple(
-        Key(item.name, hints[item.name], _dataclass_default(item), meanings.get(item.name, ""))
+        Key(
+            item.name,
+            hints[item.name],
+            _dataclass_default(item),
+            meanings.get(item.name, "") or item.metadata.get(MEANING, ""),
+        )
         for item in dataclasses.fields(cls)
     )
 

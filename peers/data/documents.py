@@ -39,7 +39,7 @@ from peers.data.files import (
     rows_of,
 )
 from peers.data.files import TextError as TextError
-from swarmnet.run.manifest import STANDARD_LIBRARY
+from swarmnet.run.schema import STANDARD_LIBRARY
 
 HELD_OUT = (
     "argparse",

@@ -20,7 +20,8 @@ from peers.data.shards import Shard, all_shards
 from peers.data.tokens import Progress, ShardCache, ShardTokens
 from peers.errors import UserError
 from peers.telemetry.log_events import Notify
-from swarmnet.run.manifest import BYTES, STANDARD_LIBRARY, Manifest
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import BYTES, STANDARD_LIBRARY
 
 FIRST_STAGE = 0
 PROGRESS_SECONDS = 5.0

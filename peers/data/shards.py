@@ -23,7 +23,7 @@ from peers.config.run_url import is_url, without_secret
 from peers.data.documents import ReadSummary, TextError, files_at, leads_out
 from peers.data.files import INDEX as INDEX
 from peers.data.files import SUFFIXES, File, RemoteFolder, Unreadable, has_suffix, local_file
-from swarmnet.run.manifest import Data, TextSource
+from swarmnet.run.schema import Data, TextSource
 
 FORM = "swarmnet index 1"
 MIN_SHARD_BYTES = 2**20

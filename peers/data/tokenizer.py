@@ -17,7 +17,7 @@ from torch import Tensor
 
 from peers.data.documents import BETWEEN_DOCUMENTS, TextError
 from peers.errors import how_to_install
-from swarmnet.run.manifest import BYTES, Data
+from swarmnet.run.schema import BYTES, Data
 
 PIECE_BYTES = 64 * 1024
 """Maximum bytes of a piece that is encoded at once. For a piece without a line end the tokenizers package

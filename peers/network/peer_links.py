@@ -45,7 +45,7 @@ from swarmnet.identifiers import PeerId, RunId
 from swarmnet.membership.address_ranges import dialable
 from swarmnet.membership.membership import BEAT_SECONDS, MANY, MAX_PEERS, SILENT_SECONDS, Membership
 from swarmnet.membership.membership import PeerInfo as KnownPeer
-from swarmnet.run.manifest import WIRE_VERSION
+from swarmnet.run.schema import WIRE_VERSION
 
 RECORDS_TOLD = 32
 """Maximum number of records of other peers that are sent to a new neighbour, and accepted in a message."""

@@ -24,7 +24,7 @@ from protocols.signed.identity import Identity
 from protocols.signed.token_count import encode_tokens
 from swarmnet.identifiers import RunId
 from swarmnet.rounds.own_contributions import RestartState
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 from swarmnet.snapshots.fetch import chunk_bytes
 
 SNAPSHOTS_KEPT = 2

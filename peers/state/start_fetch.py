@@ -33,7 +33,8 @@ from peers.config.run_url import is_url, without_secret
 from peers.state.start_folder import CONFIG, INDEX, MAX_JSON_BYTES, StartError, hash_of, read_json
 from peers.telemetry.log_events import Notify
 from swarmnet.model.parameters import parameter_shapes, whole
-from swarmnet.run.manifest import Lora, Manifest, ModelShape
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Lora, ModelShape
 
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\.safetensors")

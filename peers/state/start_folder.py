@@ -24,7 +24,8 @@ from peers.state.safetensors_file import MAX_TENSORS, open_tensors
 from swarmnet.model.fixed_point import GRID_BITS
 from swarmnet.model.parameters import is_factor, parameter_shapes, whole
 from swarmnet.model.state_layout import first_state
-from swarmnet.run.manifest import InitCheckpoint, Lora, Manifest, ModelShape
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import InitCheckpoint, Lora, ModelShape
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 MAX_JSON_BYTES = 16 << 20

@@ -31,7 +31,7 @@ from protocols.signed.orders import STORED_ORDER_LIMIT, is_stored_order, open_st
 from protocols.signed.records import RECORD_LIMIT, manifest_key, open_manifest, open_record, stage_key
 from protocols.signed.registry_entry import LISTING_BYTES, RUNS_KEY, open_listing
 from swarmnet.identifiers import RunId
-from swarmnet.run.manifest import MANIFEST_LIMIT
+from swarmnet.run.canonical_form import MANIFEST_LIMIT
 
 DICTIONARY, PLAIN = b"", b"\xc0"
 """hivemind's two reserved subkeys: for a whole dictionary, and for a value without subkey."""

@@ -24,7 +24,8 @@ from protocols.signed.identity import SIGNATURE_BYTES
 from protocols.signed.slices import head_bytes
 from swarmnet.inference.inference_client import MAX_SEQUENCES
 from swarmnet.run.activation_sizes import LABEL_BYTES, encoded_bytes
-from swarmnet.run.manifest import MANIFEST_LIMIT, Manifest
+from swarmnet.run.canonical_form import MANIFEST_LIMIT
+from swarmnet.run.manifest import Manifest
 from swarmnet.snapshots.fetch import chunk_bytes
 
 

@@ -24,7 +24,7 @@ from protocols.p2pd.carriers import Carriers
 from protocols.ports import Arrived, FindChunk, Progressed
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.address_ranges import public_ranges
-from swarmnet.run.manifest import WIRE_VERSION
+from swarmnet.run.schema import WIRE_VERSION
 
 CHUNKS_PROTOCOL = f"/swarmnet/{WIRE_VERSION}/chunks"
 CHUNK_LIMIT = 64 * 1024 * 1024

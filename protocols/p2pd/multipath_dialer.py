@@ -13,7 +13,7 @@ from protocols.errors import CannotStart, PeerGone, Unreachable
 from protocols.p2pd.carriers import Carriers, introduction
 from protocols.p2pd.multipath_link import P2pdLink
 from protocols.signed.identity import Identity
-from swarmnet.run.manifest import WIRE_VERSION
+from swarmnet.run.schema import WIRE_VERSION
 
 SUBFLOW_PROTOCOL = f"/swarmnet/{WIRE_VERSION}/subflow"
 MAX_CARRIERS = 2

@@ -31,7 +31,7 @@ from protocols.errors import Backlog, PeerGone
 from protocols.framing.upload_turns import Upload
 from protocols.messages.table import Chunk
 from swarmnet.identifiers import PeerId
-from swarmnet.run.manifest import WIRE_VERSION
+from swarmnet.run.schema import WIRE_VERSION
 
 SPEED_PROTOCOL = f"/swarmnet/{WIRE_VERSION}/speed"
 BYTES = 4 * 1024 * 1024

@@ -42,7 +42,7 @@ from protocols.reachability.relay_service import RelayService
 from protocols.signed.identity import Identity, load
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.address_ranges import public_ranges
-from swarmnet.run.manifest import WIRE_VERSION
+from swarmnet.run.schema import WIRE_VERSION
 
 STREAMS_PER_PEER = 32
 MAX_SUBFLOWS = 8

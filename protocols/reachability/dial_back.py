@@ -30,7 +30,7 @@ from protocols.reachability.fresh_dial import ADDRESSES, DIAL_SECONDS, START_SEC
 from protocols.signed.identity import Identity, public_key_bytes
 from protocols.signed.msgpack_guard import check
 from swarmnet.identifiers import PeerId
-from swarmnet.run.manifest import WIRE_VERSION
+from swarmnet.run.schema import WIRE_VERSION
 
 DIAL_BACK_PROTOCOL = f"/swarmnet/{WIRE_VERSION}/dial-back"
 PART_LIMIT = 8192

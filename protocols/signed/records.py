@@ -30,7 +30,7 @@ from protocols.signed.envelope import (
 from protocols.signed.identity import SIGNATURE_BYTES, Identity, verify
 from protocols.signed.peer_record import NAME_CHARACTERS, PeerRecord
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.run.manifest import MANIFEST_LIMIT, owner_statement
+from swarmnet.run.canonical_form import MANIFEST_LIMIT, owner_statement
 
 RECORD_SECONDS = 120.0
 """Life of a record in seconds. It outlives a lost announcement, and a partition of 40 s plus the 15 s of

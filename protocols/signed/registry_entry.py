@@ -13,7 +13,7 @@ from protocols.errors import BadSignature, Malformed
 from protocols.signed.envelope import RUN_ID_BYTES, run_bytes
 from protocols.signed.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, peer_id_of, public_key_bytes, verify
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.run.manifest import owner_statement
+from swarmnet.run.canonical_form import owner_statement
 
 LISTING_BYTES = RUN_ID_BYTES + PUBLIC_KEY_BYTES + SIGNATURE_BYTES
 """Size in bytes of an entry: 128. Any record is longer, which distinguishes the two."""

@@ -19,7 +19,8 @@ import torch
 from peers.state import checkpoint_file
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
-from swarmnet.run.manifest import Manifest, ModelShape
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import ModelShape
 
 MANIFEST = Manifest(
     "kills",

@@ -44,7 +44,7 @@ from protocols.signed.signed_receipts import seal_receipt
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.rounds.history import START
 from swarmnet.rounds.receipt_rules import Receipt
-from swarmnet.run.manifest import WIRE_VERSION
+from swarmnet.run.schema import WIRE_VERSION
 
 MAX_KEYS = 6
 """Of one flood: each has a p2pd of its own, which the machine must bear."""

@@ -40,8 +40,9 @@ from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.sampling import window_starts, windows
 from swarmnet.model.stage_compute import copied
 from swarmnet.optimizer.step import add_step
-from swarmnet.run.manifest import Data, Manifest, ModelShape, Paths, Rounds, Sync
+from swarmnet.run.manifest import Manifest
 from swarmnet.run.path_rules import PathRules
+from swarmnet.run.schema import Data, ModelShape, Paths, Rounds, Sync
 
 ORIGIN = PeerId("alone")
 SAME_TEXT = RunId("of all rules")

@@ -35,7 +35,7 @@ from swarmnet.model.draws import normal
 from swarmnet.model.linear import linear
 from swarmnet.model.parameters import BRANCH_ENDS, EMBEDDING, anchors_after, anchors_before
 from swarmnet.run.boundary_settings import Boundary
-from swarmnet.run.manifest import ModelShape
+from swarmnet.run.schema import ModelShape
 
 DIRECTIONS = "shared_directions"
 """Key of the shared directions among the members of a layer (`decoder.py`)."""

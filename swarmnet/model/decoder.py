@@ -43,7 +43,8 @@ from swarmnet.model.parameters import (
     initial_std,
     parameter_shapes,
 )
-from swarmnet.run.manifest import ModelShape, Span
+from swarmnet.run.manifest import Span
+from swarmnet.run.schema import ModelShape
 
 
 def initial_units(shape: ModelShape, span: Span, layout: Layout, seed: int) -> Tensor:

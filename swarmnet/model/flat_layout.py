@@ -20,8 +20,10 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
-from swarmnet.model.parameters import is_trained, parameter_shapes
-from swarmnet.run.manifest import Experts, Manifest
+from swarmnet.model.parameters import is_trained, parameter_shapes, trains_with_muon
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.method_config import StageSizes
+from swarmnet.run.schema import Experts
 
 if TYPE_CHECKING:  # Code that only counts parameters starts without torch.
     from torch import Tensor
@@ -125,6 +127,15 @@ def some_planes(layout: Layout, numbers: Sequence[int]) -> Layout:
         planes.append(replace(plane, offset=size))
         size += plane.stop - plane.offset
     return Layout(tuple(entries), tuple(planes), tuple(padding), size)
+
+
+def sizes_of(layout: Layout, experts: Experts) -> StageSizes:
+    """Return the numbers of parameters of a stage, from which sync methods estimate bytes."""
+    trained = trained_part(layout, experts)
+    in_groups = [plane for plane in layout.planes if plane.expert is not None] if experts.groups > 1 else []
+    matrices = (entry.shape for entry in trained.entries if trains_with_muon(entry.name, entry.shape))
+    few = sum(plane.stop - plane.offset for plane in in_groups)
+    return StageSizes(layout.size, trained.size, few, tuple(matrices))
 
 
 def trained_part(layout: Layout, experts: Experts) -> Layout:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from swarmnet.model.parameters import factor_names, is_factor
-from swarmnet.run.manifest import ModelShape
+from swarmnet.run.schema import ModelShape
 
 SMALL = 2**20
 """Products with fewer multiplications use MKL (measured from 32 x 32 x 32 to 128 x 64 x 64). Below this size

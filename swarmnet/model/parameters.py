@@ -11,7 +11,8 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from math import prod, sqrt
 
-from swarmnet.run.manifest import Manifest, ManifestError, ModelShape, Span
+from swarmnet.run.manifest import Manifest, ManifestError, Span
+from swarmnet.run.schema import ModelShape
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from swarmnet.identifiers import MicrobatchId, RunId
-from swarmnet.run.manifest import Data
+from swarmnet.run.schema import Data
 
 _DRAW_BYTES = 16
 """128 bits modulo the corpus size: for 2**64 tokens probabilities differ by at most 2**-64."""

@@ -25,7 +25,8 @@ from swarmnet.model.computing.gradient_sum import Used
 from swarmnet.model.computing.whole_weights import Rows, StageWeights, Tiles, WholeWeights
 from swarmnet.model.experts.load import Routed
 from swarmnet.model.flat_layout import NOTHING, Layout
-from swarmnet.run.manifest import ModelShape, Span
+from swarmnet.run.manifest import Span
+from swarmnet.run.schema import ModelShape
 
 __all__ = ["LastStageResult", "StageCompute", "StageError", "Tiles", "copied"]
 

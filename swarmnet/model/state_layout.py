@@ -17,7 +17,8 @@ from torch import Tensor
 from swarmnet.model.decoder import drawn_units
 from swarmnet.model.fixed_point import to_units
 from swarmnet.model.flat_layout import Layout, frozen_layout, trained_layout
-from swarmnet.run.manifest import Manifest, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Sync
 
 MOMENTUM = "outer_momentum."
 """Prefix of a parameter's name."""

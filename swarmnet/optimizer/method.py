@@ -28,9 +28,9 @@ from swarmnet.optimizer.step import Step
 from swarmnet.optimizer.tiling import Tile, all_tiles
 from swarmnet.optimizer.vote_agreement import VoteAgreement
 from swarmnet.rounds.result_table import Contributor, Draw, Table
-from swarmnet.run.local_step_presets import PRESETS
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
+from swarmnet.run.sync_methods import PRESETS
 
 __all__ = [
     "METHODS",

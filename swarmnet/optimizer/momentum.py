@@ -22,7 +22,7 @@ from swarmnet.optimizer.mean_gradient import BlockClip
 from swarmnet.optimizer.sparsify import Selection, selection_of
 from swarmnet.optimizer.tiling import ChunkLayout, plane_of, tiles_of
 from swarmnet.optimizer.transform import Transform, transform_of
-from swarmnet.run.manifest import Sync
+from swarmnet.run.schema import Sync
 
 MIN_STRENGTH = 1e-8
 """Weight of a vote that returns to an empty momentum: negligible compared with any gradient, but not lost."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from swarmnet.model.flat_layout import Entry, Layout, Plane
 from swarmnet.optimizer.index_code import log2_exact
-from swarmnet.run.manifest import ChunkingName
+from swarmnet.run.sync_methods import ChunkingName
 
 TILE_CHUNKS = 64
 """Maximum number of chunks to work on at once. 64 * 4096 float32 are 1 MiB, about a core's second cache. On a

@@ -19,7 +19,8 @@ The module does no IO. Times are seconds.
 from __future__ import annotations
 
 from swarmnet.model.computing.choices import PLAIN, Computing
-from swarmnet.run.manifest import Manifest, ModelShape
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import ModelShape
 
 FIRST_WINDOW = 4
 MIN_WAITING, MAX_WAITING = 2.0, 4.0

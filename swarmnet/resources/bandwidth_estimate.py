@@ -9,18 +9,11 @@ peer sends slices of its contribution to the peers that sum them, and receives t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log2
 
-from swarmnet.model.flat_layout import trained_layout, trained_part
-from swarmnet.model.parameters import trains_with_muon
+from swarmnet.model.flat_layout import sizes_of, trained_layout
 from swarmnet.resources.link_bandwidth import crossings
-from swarmnet.run.local_step_presets import BITS
 from swarmnet.run.manifest import Manifest
 
-CHUNK = 4096
-"""Number of coefficients per chunk of a vote contribution (`swarmnet/optimizer/sign_votes.py`)."""
-RESULT_BITS = 4
-"""Bits per number in a result (`swarmnet/optimizer/local_steps/reduced_steps.py`)."""
 MONTH_SECONDS = 30 * 86400
 SHORTEST_SECONDS = 1e-3
 """Minimum duration of a round; no group is faster."""
@@ -84,33 +77,13 @@ def gossip_per_peer(manifest: Manifest) -> float:
 
 
 def contribution_bytes(manifest: Manifest, stage: int) -> float:
-    """Estimate the bytes of one contribution. With local-step methods it is an encoded weight delta. Other
-    methods send the largest coefficients of each chunk of 4096. Low-rank methods also send directions."""
-    sync = manifest.sync
-    layout = trained_part(trained_layout(manifest, stage), manifest.model.experts)
-    parameters = layout.size
-    local_steps = sync.local_steps
-    if local_steps is not None:
-        if local_steps.delta_codec == "topk-2bit":
-            # A value has an index, a sign and a bit for one of two sizes. A chunk has the sizes (8 bytes).
-            values_per_chunk = max(1, sync.sparse_topk // local_steps.fragments)
-            bits_per_value = 4 + log2(CHUNK / sync.sparse_topk)
-            return parameters / CHUNK * (values_per_chunk * bits_per_value / 8 + 8)
-        return parameters / local_steps.fragments * BITS[local_steps.delta_codec] / 8 + parameters / CHUNK
-    direction_bytes = 0
-    if sync.method in ("low-rank", "hybrid"):  # A byte for each number of the directions.
-        matrices = [entry for entry in layout.entries if trains_with_muon(entry.name, entry.shape)]
-        direction_bytes = sum(min(entry.shape) * min(sync.rank, *entry.shape) for entry in matrices)
-        if sync.method == "low-rank":  # Only the other parameters are sent as coefficients.
-            parameters -= sum(entry.size for entry in matrices)
-    index_bits = {"group": log2(CHUNK / sync.topk_per_chunk), "top-k": log2(CHUNK)}[sync.selection]
-    value_bits = 32 if sync.method == "demo" else 1
-    return direction_bytes + parameters / CHUNK * sync.topk_per_chunk * (value_bits + index_bits) / 8
+    """Estimate the bytes of one contribution."""
+    sizes = sizes_of(trained_layout(manifest, stage), manifest.model.experts)
+    return manifest.sync.config.contribution_bytes(sizes)
 
 
 def result_bytes(manifest: Manifest, stage: int) -> float:
-    """Estimate the bytes of all results of one round, which together cover a fragment of the stage. Reducers
-    work with local-step methods only."""
-    local_steps, size = manifest.sync.local_steps, trained_layout(manifest, stage).size
+    """Estimate the bytes of all results of one round. Reducers work with local-step methods only."""
+    local_steps = manifest.sync.local_steps
     assert local_steps is not None, "only own steps go through reducers"
-    return size / local_steps.fragments * RESULT_BITS / 8 + size / CHUNK
+    return local_steps.result_bytes(trained_layout(manifest, stage).size)

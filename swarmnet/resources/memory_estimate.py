@@ -9,17 +9,16 @@ training: until then the round is *open*, afterwards it is *settled*. The module
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import ceil, prod
+from math import prod
 
 from swarmnet.model.computing.choices import PLAIN, Computing
-from swarmnet.model.flat_layout import Layout, frozen_layout, trained_layout, trained_part
+from swarmnet.model.flat_layout import Layout, frozen_layout, sizes_of, trained_layout, trained_part
 from swarmnet.model.parameters import trains_with_muon
 from swarmnet.optimizer.local_steps.inner_optimizer import BATCH_NUMBERS
 from swarmnet.optimizer.tiling import GPU_TIMES
 from swarmnet.pipeline.flow_control import BF16_BYTES, FLOAT_BYTES, graph_at_work, graph_bytes
-from swarmnet.run.local_step_presets import DeltaCodecName, InnerOptimizerName, LocalStepConfig
+from swarmnet.run.local_step_config import InnerOptimizerName
 from swarmnet.run.manifest import Manifest
 
 GRID_BYTES = FLOAT_BYTES
@@ -44,21 +43,6 @@ COPY_BYTES = 2 * FLOAT_BYTES
 """A checkpoint that is being written: a copy of the weights, and its floats."""
 FREED_BYTES = FLOAT_BYTES
 """Memory that is freed but not yet returned: vectors come and go in each round (docs/volunteer.md)."""
-MOMENTUM_BYTES = FLOAT_BYTES
-"""Settled momentum, if the group has one."""
-BOTH_BYTES = 2 * FLOAT_BYTES
-"""Temporary memory of methods with both directions and votes: the residual as weights, and what is sent."""
-CUT_BYTES = FLOAT_BYTES
-"""Temporary memory of tiled matrices: the gradient in tile order."""
-SIGN_BYTES = 1
-"""Effect of each applied open round, one sign per parameter."""
-MOVES_BYTES: Mapping[DeltaCodecName, int] = {"sign": 2, "e3m0": 2, "int8": 4, "topk-2bit": 4}
-"""Sum of a group's local steps, for each parameter that an open round covers. It takes one byte if few peers
-send similar sizes in one bit."""
-FEW_BYTES = 1
-"""The same sum with few contributors: those that train an expert, or a result of four bits per number."""
-RESULT_BYTES = 0.5
-"""Results of a sharded exchange, for each number that an open round covers."""
 RESULT_AT_WORK_BYTES = 2
 """Temporary memory of one round's results: numbers that are being read, and results that are being made."""
 ROUNDS_BESIDES = 2
@@ -109,7 +93,9 @@ def needs_of(
     trained = trained_part(layout, manifest.model.experts)
     weights = layout.size * per_parameter + trained.size * (gradient + UNSENT_BYTES)
     weights += _temporary_bytes(manifest, layout, trained, work, not process_bytes)
-    weights += _method_bytes(manifest, stage, layout, trained, is_small)
+    open_rounds = manifest.rounds.window + ROUNDS_BESIDES
+    sizes = sizes_of(layout, manifest.model.experts)
+    weights += manifest.sync.config.kept_bytes(sizes, open_rounds, is_small)
     if local_steps is not None and (process_bytes or computing.optimizer_state == "device"):
         weights += _moment_bytes(local_steps.inner_optimizer, trained)
     # Frozen weights: kept as units in host memory, copied for the disk, and used for computing.
@@ -164,8 +150,7 @@ def _temporary_bytes(manifest: Manifest, layout: Layout, trained: Layout, work: 
         return layout.size * AT_WORK_BYTES
     tile = TILE_BYTES * (GPU_TIMES if on_gpu else 1)
     gradient = work * max((entry.size for entry in trained.entries), default=0)  # Of one parameter.
-    is_sharded = manifest.sync.topology == "sharded-reduce"
-    results = RESULT_AT_WORK_BYTES * layout.size // local_steps.fragments if is_sharded else 0
+    results = RESULT_AT_WORK_BYTES * layout.size // local_steps.fragments if local_steps.is_sharded else 0
     if local_steps.inner_optimizer != "muon":
         return max(tile, gradient, results)
     shapes = Counter(entry.shape for entry in trained.entries if trains_with_muon(entry.name, entry.shape))
@@ -175,49 +160,6 @@ def _temporary_bytes(manifest: Manifest, layout: Layout, trained: Layout, work: 
         per_matrix = MUONS_NUMBERS * prod(shape) + MUONS_SQUARES * min(shape) ** 2
         numbers = max(numbers, at_once * per_matrix)
     return max(tile, gradient, results, FLOAT_BYTES * numbers)
-
-
-def _method_bytes(manifest: Manifest, stage: int, layout: Layout, trained: Layout, is_small: bool) -> int:
-    """Return the bytes of the tensors that depend on the sync method, without optimizer moments. Methods with
-    local steps need the group's momentum, the error-feedback residual and the open rounds. Others need the
-    signs of the open rounds, and buffers. `trained` is the part of `layout` that this peer trains."""
-    sync, open_rounds = manifest.sync, manifest.rounds.window + ROUNDS_BESIDES
-    local_steps = sync.local_steps
-    if local_steps is None:
-        per_parameter = SIGN_BYTES * open_rounds
-        if sync.method == "hybrid":
-            per_parameter += BOTH_BYTES  # The residual as weights, and what is sent.
-        if sync.chunking == "tiled":
-            per_parameter += CUT_BYTES  # The gradient in tile order.
-        return layout.size * per_parameter
-    kept = 0
-    if local_steps.settles_momentum:
-        kept += layout.size * MOMENTUM_BYTES
-    if local_steps.residual == "error-feedback":
-        kept += trained.size * UNSENT_BYTES
-    is_small_sum = is_small and local_steps.delta_codec == "sign"
-    whole_round = _open_round_bytes(manifest, local_steps, layout, trained, is_small_sum)
-    return kept + ceil(whole_round * open_rounds / local_steps.fragments)  # A round covers one fragment.
-
-
-def _open_round_bytes(
-    manifest: Manifest, local_steps: LocalStepConfig, layout: Layout, trained: Layout, is_small_sum: bool
-) -> float:
-    """Return the bytes of one open round, if it covered all parameters. With own deltas kept, a peer has
-    a float for each parameter that it trains. Otherwise it has the sum of the group's deltas. A sum of few
-    contributions takes `FEW_BYTES`: with `is_small_sum` everywhere, else for experts in groups and with
-    reducers, whose results are added. A plane is a range of parameters, such as those of one expert."""
-    is_sharded = manifest.sync.topology == "sharded-reduce"
-    results = RESULT_BYTES * layout.size if is_sharded else 0
-    if local_steps.residual != "local":  # Own deltas are kept until the round is applied.
-        return FLOAT_BYTES * trained.size + FEW_BYTES * (layout.size - trained.size) + results
-    has_groups = manifest.model.experts.groups > 1
-    few = sum(  # The number of parameters with few contributions each.
-        plane.stop - plane.offset
-        for plane in layout.planes
-        if is_sharded or is_small_sum or (has_groups and plane.expert is not None)
-    )
-    return FEW_BYTES * few + MOVES_BYTES[local_steps.delta_codec] * (layout.size - few) + results
 
 
 def _moment_bytes(inner: InnerOptimizerName, layout: Layout) -> int:

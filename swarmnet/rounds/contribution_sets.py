@@ -13,8 +13,8 @@ from typing import Literal
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.events import OpenSet, Reference
 from swarmnet.rounds.history import DIGEST_BYTES, Chain, Fork, SettledSet, first_difference, link
-from swarmnet.run.manifest import Rounds
 from swarmnet.run.rates import WHOLE
+from swarmnet.run.schema import Rounds
 
 
 def set_digest(ids: Iterable[ContributionId], factor: int = WHOLE) -> bytes:

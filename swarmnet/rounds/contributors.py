@@ -19,7 +19,7 @@ from swarmnet.rounds.contribution_sets import RoundSet
 from swarmnet.rounds.events import Reference
 from swarmnet.rounds.open_round import CurrentRound
 from swarmnet.rounds.settlement import FinalityRules
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 GROUPS = 2
 """A round may have this many times as many contributors as the group has peers. It allows for peers that have

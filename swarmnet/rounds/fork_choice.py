@@ -36,7 +36,7 @@ from swarmnet.rounds.history import (
     link,
     must_give_up_branch,
 )
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 LISTEN_SECONDS = 3.0
 """How long a peer that has switched branches waits to hear all its neighbours before it may switch again:

@@ -42,8 +42,8 @@ from swarmnet.rounds.own_contributions import OwnContributions
 from swarmnet.rounds.reducing import ReductionSchedule
 from swarmnet.rounds.result_table import Draw, Table
 from swarmnet.rounds.settlement import FinalityRules
-from swarmnet.run.manifest import Rounds
 from swarmnet.run.rates import Rates, factor_of, factors
+from swarmnet.run.schema import Rounds
 
 CONTRIBUTED_ROUNDS = 64
 """Rounds for which Progress says whether this peer contributed."""

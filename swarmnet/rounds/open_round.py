@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView
 from swarmnet.rounds.settlement import FinalityRules
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 
 class CurrentRound:

@@ -33,7 +33,7 @@ from swarmnet.rounds.events import (
 from swarmnet.rounds.fork_choice import ForkChoice
 from swarmnet.rounds.history import Chain, Earlier
 from swarmnet.rounds.result_table import Draw, Table, counting
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 ASK_SECONDS = 1.0
 """Pause between two requests for the set of one round."""

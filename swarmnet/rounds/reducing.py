@@ -19,7 +19,7 @@ from swarmnet.rounds.contribution_sets import NeighbourView
 from swarmnet.rounds.events import OfReducers, RequestChain, SlicesArrived, SlicesSent, Unanswered
 from swarmnet.rounds.history import START, Chain
 from swarmnet.rounds.result_table import Draw, Table
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 WAIT_SHARE = 0.5
 """Fraction of a round's deadline for which a reducer waits for slices."""

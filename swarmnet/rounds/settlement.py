@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView, RoundSet
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 
 @dataclass(frozen=True, slots=True)

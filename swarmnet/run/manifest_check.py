@@ -11,8 +11,9 @@ import re
 from math import inf
 
 from swarmnet.run.boundary_settings import contradictions
-from swarmnet.run.local_step_presets import MOMENTUM_PRESETS, PRESETS
-from swarmnet.run.manifest import (
+from swarmnet.run.manifest import Manifest, ManifestError
+from swarmnet.run.method_config import Problem
+from swarmnet.run.schema import (
     BYTES,
     PROJECTIONS,
     STANDARD_LIBRARY,
@@ -20,11 +21,12 @@ from swarmnet.run.manifest import (
     Data,
     Experts,
     Lora,
-    Manifest,
-    ManifestError,
     ModelShape,
+    Paths,
+    Rounds,
     Sync,
 )
+from swarmnet.run.sync_methods import MAX_RANK, METHOD_CONFIGS, OUTER_METHODS, PRESETS
 
 HEXADECIMAL = frozenset("0123456789abcdef")
 MAX_EXPERTS = 1024
@@ -35,10 +37,6 @@ MAX_EXPERT_RATE = 10.0
 """Maximum of `sync.expert_lr_scale`: a larger value is a typing error."""
 LARGEST_COMPARED = 1 << 25
 """Values of an expert's matrix whose products can be summed exactly (`swarmnet/model/experts/merging.py`)."""
-MAX_RANK = 1024
-"""Maximum rank for which a step's exact sums do not overflow (`swarmnet/optimizer/low_rank/exact.py`)."""
-MAX_SHARDS = 64
-"""Maximum number of slices per contribution: with more, a slice is smaller than its message's overhead."""
 MAX_PATTERNS, MAX_PATTERN_CHARACTERS, MAX_LAYERS = 16, 128, 1024
 """Limits of `sync.trainable` and of a model that uses it, so that matching an untrusted manifest is cheap."""
 MAX_STAGES = 4096
@@ -50,8 +48,34 @@ are acknowledged and refuses more. A microbatch of 2,048 tokens of width 4096 ta
 
 def check(manifest: Manifest) -> None:
     """Raise ManifestError, with the first problem, if keys contradict each other."""
-    model, rounds, sync, paths = manifest.model, manifest.rounds, manifest.sync, manifest.paths
+    model, paths = manifest.model, manifest.paths
+    between_stages = contradictions(
+        model.boundary,
+        width=model.hidden_size,
+        vocabulary=model.vocab_size,
+        stages=manifest.stages,
+        leaves_order=paths.skip_ratio > 0.0 or paths.swaps > 0,
+    )
     problems = [
+        *_model_rows(manifest, model),
+        *_microbatch_rows(manifest, model),
+        *_data_rows(manifest.data),
+        *_rounds_rows(manifest.rounds),
+        *_paths_rows(manifest, paths),
+        *_experts_rows(model, manifest.sync),
+        *_expert_merging_rows(model),
+        *_initial_weights_rows(manifest),
+        *_sync_rows(manifest.sync),
+        *((True, problem) for problem in between_stages),
+    ]
+    for is_wrong, message in problems:
+        if is_wrong:
+            raise ManifestError(message)
+
+
+def _model_rows(manifest: Manifest, model: ModelShape) -> list[Problem]:
+    """Return the rules about the version, the licence, and the model's sizes."""
+    return [
         (
             manifest.wire_version != WIRE_VERSION,
             f"wire_version is {manifest.wire_version}; this program supports only {WIRE_VERSION}",
@@ -90,6 +114,16 @@ def check(manifest: Manifest) -> None:
             f"model.head_dim is {model.head_dim}; it must be even, because rotary embedding turns pairs",
         ),
         (
+            not 0.0 <= manifest.model.residual_init_scale <= 1.0,
+            f"model.residual_init_scale is {manifest.model.residual_init_scale:g}; it must lie in [0, 1]",
+        ),
+    ]
+
+
+def _microbatch_rows(manifest: Manifest, model: ModelShape) -> list[Problem]:
+    """Return the rules about tokens and how they go from stage to stage."""
+    return [
+        (
             manifest.data.tokenizer == BYTES and model.vocab_size < 256,
             f"model.vocab_size is {model.vocab_size}; with data.tokenizer: bytes it must be at least 256",
         ),
@@ -113,13 +147,22 @@ def check(manifest: Manifest) -> None:
             f"gradient_rounding: {manifest.effective_gradient_codec} supports only nearest; stochastic needs "
             "gradient_codec: int8, int4-tiles or int6-tiles",
         ),
-        (not manifest.data.sources, "data.sources is empty; name at least one"),
-        (any(source.bytes < 0 for source in manifest.data.sources), "data.sources: bytes cannot be negative"),
-        *_data_rows(manifest.data),
+    ]
+
+
+def _rounds_rows(rounds: Rounds) -> list[Problem]:
+    """Return the rules about `rounds`."""
+    return [
         (
             rounds.global_batch_tokens < 1 or rounds.window < 1 or rounds.snapshot_interval < 1,
             "rounds: global_batch_tokens, window and snapshot_interval must be at least 1",
         ),
+    ]
+
+
+def _paths_rows(manifest: Manifest, paths: Paths) -> list[Problem]:
+    """Return the rules about `paths`."""
+    return [
         (not 0.0 <= paths.skip_ratio < 1.0, f"paths.skip_ratio is {paths.skip_ratio}; it must lie in [0, 1)"),
         (
             0.0 < paths.skip_ratio < 1.0 and manifest.path_rules().most_skipped == 0,
@@ -154,31 +197,11 @@ def check(manifest: Manifest) -> None:
             f"paths.swaps is {paths.swaps}; the first and the last stage cannot be swapped, so there must be "
             f"4 stages, and there are {len(manifest.stages)}",
         ),
-        *_experts_rows(model, sync),
-        *_initial_weights_rows(manifest),
-        *_sync_rows(sync),
-        (
-            not 0.0 <= manifest.model.residual_init_scale <= 1.0,
-            f"model.residual_init_scale is {manifest.model.residual_init_scale:g}; it must lie in [0, 1]",
-        ),
-        *(
-            (True, problem)
-            for problem in contradictions(
-                model.boundary,
-                width=model.hidden_size,
-                vocabulary=model.vocab_size,
-                stages=manifest.stages,
-                leaves_order=paths.skip_ratio > 0.0 or paths.swaps > 0,
-            )
-        ),
     ]
-    for is_wrong, message in problems:
-        if is_wrong:
-            raise ManifestError(message)
 
 
-def _experts_rows(model: ModelShape, sync: Sync) -> list[tuple[bool, str]]:
-    """Return (is wrong, message) for each rule about `model.experts`, the mixture of experts."""
+def _experts_rows(model: ModelShape, sync: Sync) -> list[Problem]:
+    """Return the rules about `model.experts`, the mixture of experts."""
     experts = model.experts
     return [
         (
@@ -220,6 +243,13 @@ def _experts_rows(model: ModelShape, sync: Sync) -> list[tuple[bool, str]]:
             "model.experts: groups and merge_rounds cannot be combined with sync.trainable or model.lora; "
             "leave one of them out",
         ),
+    ]
+
+
+def _expert_merging_rows(model: ModelShape) -> list[Problem]:
+    """Return the rules about merging experts and about models that have experts."""
+    experts = model.experts
+    return [
         (
             experts.merge_rounds < 0 or not 0.0 <= experts.merge_share <= 1.0 or experts.merge_until < 1,
             "model.experts: merge_rounds cannot be negative, merge_share must lie in [0, 1], merge_until be "
@@ -247,8 +277,8 @@ def _experts_rows(model: ModelShape, sync: Sync) -> list[tuple[bool, str]]:
     ]
 
 
-def _initial_weights_rows(manifest: Manifest) -> list[tuple[bool, str]]:
-    """Return (is wrong, message) for each rule about `init_checkpoint`, `model.lora` and `sync.trainable`."""
+def _initial_weights_rows(manifest: Manifest) -> list[Problem]:
+    """Return the rules about `init_checkpoint`, `model.lora` and `sync.trainable`."""
     init_checkpoint, model, lora = manifest.init_checkpoint, manifest.model, manifest.model.lora
     targets, patterns = lora.targets, manifest.sync.trainable
     keys_besides_path = init_checkpoint.sha256, init_checkpoint.origin, init_checkpoint.digests
@@ -306,12 +336,14 @@ def _initial_weights_rows(manifest: Manifest) -> list[tuple[bool, str]]:
     ]
 
 
-def _data_rows(data: Data) -> list[tuple[bool, str]]:
-    """Return (is wrong, message) for each rule about `data`."""
+def _data_rows(data: Data) -> list[Problem]:
+    """Return the rules about `data`."""
     weights = [source.weight for source in data.sources]
     indexes = [source.index for source in data.sources if source.index]
     has_library_index = any(source.index and source.path == STANDARD_LIBRARY for source in data.sources)
     return [
+        (not data.sources, "data.sources is empty; name at least one"),
+        (any(source.bytes < 0 for source in data.sources), "data.sources: bytes cannot be negative"),
         (
             data.sampling == "random" and any(weights),
             "data.sampling is random, which ignores the weights in data.sources; set it to epoch, or leave "
@@ -341,69 +373,25 @@ def _data_rows(data: Data) -> list[tuple[bool, str]]:
     ]
 
 
-def _sync_rows(sync: Sync) -> list[tuple[bool, str]]:
-    """Return (is wrong, message) for each rule about `sync`."""
-    local_steps = sync.local_steps
+def _sync_rows(sync: Sync) -> list[Problem]:
+    """Return the rules about `sync`: those of all methods' keys, then those of the run's own method."""
+    is_local, config = sync.local_steps is not None, sync.config
     methods = ", ".join(PRESETS)
     return [
+        *(problem for method in METHOD_CONFIGS.values() for problem in method.read(sync.keys).key_problems()),
+        *config.problems(),
         (
-            not 0 < sync.topk_per_chunk <= 4096 or sync.topk_per_chunk & (sync.topk_per_chunk - 1) != 0,
-            f"sync.topk_per_chunk is {sync.topk_per_chunk}; it must be a power of two up to 4096",
-        ),
-        (not 0 <= sync.momentum < 1, f"sync.momentum is {sync.momentum:g}; it must lie in [0, 1)"),
-        (
-            sync.inner_batch_tokens < 0 or sync.optimizer_warmup_steps < 0,
-            "sync: inner_batch_tokens and optimizer_warmup_steps cannot be negative",
-        ),
-        (
-            not 0 <= sync.fragments <= 64 or sync.fragments & (sync.fragments - 1) != 0,
-            f"sync.fragments is {sync.fragments}; it must be a power of two up to 64, or 0",
-        ),
-        (
-            local_steps is None and (sync.delta_codec, sync.residual) != ("method", "method"),
+            not is_local and (sync.delta_codec, sync.residual) != ("method", "method"),
             f"sync.delta_codec and sync.residual work with local-step methods only: {methods}",
         ),
         (
-            not 0 < sync.sparse_topk <= 4096 or sync.sparse_topk & (sync.sparse_topk - 1) != 0,
-            f"sync.sparse_topk is {sync.sparse_topk}; it must be a power of two up to 4096",
+            not config.has_outer_optimizer and (sync.outer_lr, sync.outer_momentum) != (0.0, 0.9),
+            f"sync.outer_lr and sync.outer_momentum are for {' and '.join(OUTER_METHODS)}",
         ),
         (
-            not 0 <= sync.error_feedback_decay <= 1,
-            f"sync.error_feedback_decay is {sync.error_feedback_decay:g}; it must lie in [0, 1]",
-        ),
-        (
-            not 0.001 <= (sync.outer_lr or 1) <= 2,
-            f"sync.outer_lr is {sync.outer_lr:g}; it must lie in 0.001 to 2, or be 0",
-        ),
-        (
-            not 0 <= sync.outer_momentum <= 0.99,
-            f"sync.outer_momentum is {sync.outer_momentum:g}; it must lie in [0, 0.99]",
-        ),
-        (
-            sync.method not in MOMENTUM_PRESETS and (sync.outer_lr, sync.outer_momentum) != (0.0, 0.9),
-            f"sync.outer_lr and sync.outer_momentum are for {' and '.join(MOMENTUM_PRESETS)}",
-        ),
-        (
-            sync.topology == "sharded-reduce" and local_steps is None,
+            sync.topology == "sharded-reduce" and not is_local,
             f"sync.topology: sharded-reduce works with local-step methods only; set sync.method to one of "
             f"{methods}",
-        ),
-        (
-            sync.topology == "sharded-reduce"
-            and local_steps is not None
-            and local_steps.delta_codec == "topk-2bit",
-            "sync.topology: with topk-2bit each peer sends other values, so their mean takes more bytes than "
-            "they do; write all-gather, or set sync.delta_codec",
-        ),
-        (not 0 < sync.rank <= MAX_RANK, f"sync.rank is {sync.rank}; it must lie in 1 to {MAX_RANK}"),
-        (
-            sync.chunking == "tiled" and sync.transform == "hadamard",
-            "sync.chunking: tiles have sides of any length, and hadamard needs powers of two; write "
-            "sync.transform: dct",
-        ),
-        (
-            not 0 < sync.shards <= MAX_SHARDS,
-            f"sync.shards is {sync.shards}; it must lie in 1 to {MAX_SHARDS}",
         ),
         (sync.learning_rate <= 0, f"sync.learning_rate is {sync.learning_rate:g}; it must be positive"),
     ]

@@ -45,7 +45,7 @@ from protocols.signed import (
 )
 from swarmnet.membership import dial_budget
 from swarmnet.resources import allowances, circuit_table
-from swarmnet.run.manifest import MANIFEST_LIMIT
+from swarmnet.run.canonical_form import MANIFEST_LIMIT
 from swarmnet.run.owner_orders import ORDER_LIMIT
 
 PAGE = Path(__file__).parents[2] / "docs" / "wire.md"

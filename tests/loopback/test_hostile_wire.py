@@ -45,7 +45,7 @@ from protocols.signed.records import RECORD_SECONDS, manifest_key, seal_record, 
 from protocols.signed.registry_entry import RUNS_KEY, seal_listing
 from swarmnet.identifiers import RunId
 from swarmnet.resources.allowances import CHECKS_AT_ONCE, Checks
-from swarmnet.run.manifest import owner_statement
+from swarmnet.run.canonical_form import owner_statement
 from swarmnet.run.owner_orders import OwnerOrders
 
 RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)

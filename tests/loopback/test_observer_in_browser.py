@@ -26,8 +26,8 @@ from peers.observer.snapshot_of_records import snapshot_of
 from peers.observer.swarm_metrics import SwarmMetrics
 from peers.runtime.http_server import PageServer
 from peers.telemetry.snapshot import OwnerOrdersView, Pause
-from swarmnet.run.manifest import Data, TextSource
 from swarmnet.run.owner_orders import Ban, OwnerOrders, Withdrawal
+from swarmnet.run.schema import Data, TextSource
 
 pytestmark = [
     pytest.mark.loopback,

@@ -31,7 +31,7 @@ from protocols.signed.identity import Identity
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.rounds.history import START
-from swarmnet.run.manifest import WIRE_VERSION
+from swarmnet.run.schema import WIRE_VERSION
 
 MANIFEST = tiny_manifest((2, 1))
 SIGNED = sign(MANIFEST)

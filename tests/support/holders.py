@@ -30,7 +30,8 @@ from swarmnet.membership.membership import Membership
 from swarmnet.model.decoder import scaled
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.rounds.history import START
-from swarmnet.run.manifest import WIRE_VERSION, Manifest
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import WIRE_VERSION
 
 COMPUTE_SECONDS = 0.01
 

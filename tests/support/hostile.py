@@ -17,7 +17,7 @@ from protocols.signed.identity import Identity
 from protocols.signed.invites import prove_invite
 from protocols.signed.records import seal_record
 from swarmnet.identifiers import PeerId
-from swarmnet.run.manifest import WIRE_VERSION
+from swarmnet.run.schema import WIRE_VERSION
 
 ACT_SHAPE = (2, 16, 32)
 """Of the tiny manifest."""

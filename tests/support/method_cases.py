@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from swarmnet.identifiers import PeerId
 from swarmnet.optimizer.method import add_own, method_of
 from swarmnet.optimizer.replica import Replica
-from swarmnet.run.manifest import Manifest, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Sync
 
 SELECTIONS = ["top-k", "group"]
 PEERS = [PeerId(f"peer {index}") for index in range(5)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from swarmnet.run.manifest import ModelShape
+from swarmnet.run.schema import ModelShape
 
 LLAMA = ModelShape(
     hidden_size=32,

@@ -13,7 +13,8 @@ from swarmnet.model.decoder import initial_units
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
-from swarmnet.run.manifest import Manifest, ModelShape
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import ModelShape
 
 
 def sharp_weights(shape: ModelShape) -> dict[str, Tensor]:

@@ -49,16 +49,10 @@ from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.sampling import drawn
-from swarmnet.run.manifest import (
-    Data,
-    Experts,
-    Manifest,
-    ModelShape,
-    Rounds,
-    Sync,
-    TopologyName,
-    owner_statement,
-)
+from swarmnet.run.canonical_form import owner_statement
+from swarmnet.run.local_step_config import TopologyName
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Data, Experts, ModelShape, Rounds, Sync
 
 OWNER = Identity.from_seed(b"the owner of the run")
 COST_SECONDS = (0.005, 0.02, 0.02, 0.001)

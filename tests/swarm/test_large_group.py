@@ -13,7 +13,7 @@ from peers.lab.bench.group import measure
 from protocols.memory.conditions import Conditions
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.overlay import FULL_GROUP, RINGS, choose_neighbours, choose_some, hops, links
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 PEERS = 16
 

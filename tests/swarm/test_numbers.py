@@ -25,7 +25,7 @@ from protocols.memory.transport import MemoryNetwork
 from protocols.signed.identity import Identity
 from protocols.signed.peer_record import PeerRecord
 from protocols.signed.records import open_record, seal_record
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 PEERS = {"a": 0, "b": 0, "c": 1, "d": 2}
 PEAK = 5e9

@@ -11,7 +11,7 @@ from swarm import COST_SECONDS, Member, Swarm, shared_rounds, tiny_manifest
 
 from peers.lab.world.virtual_time import run
 from protocols.memory.transport import Conditions
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 STATE_BYTES, CHUNK_BYTES = 1 << 17, 2048
 THIN = Conditions(latency_seconds=0.02, bytes_per_second=16_000)

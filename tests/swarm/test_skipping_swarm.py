@@ -12,8 +12,8 @@ from swarmnet.identifiers import MicrobatchId
 from swarmnet.model.stage_compute import StageCompute
 from swarmnet.routing.next_hop import Passage
 from swarmnet.routing.skipping import Skipping
-from swarmnet.run.manifest import Paths
 from swarmnet.run.path_rules import PathHeader
+from swarmnet.run.schema import Paths
 
 ONE_EACH = {"a": 0, "b": 1, "c": 2, "d": 3}
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from peers.lab.world.virtual_time import run
 from swarmnet.identifiers import RunId
 from swarmnet.run.boundary_settings import Boundary
-from swarmnet.run.manifest import Experts, ModelShape, Sync
+from swarmnet.run.schema import Experts, ModelShape, Sync
 
 MICROBATCHES = 72
 ROUNDS = 8

@@ -17,7 +17,7 @@ from peers.state.archive_store import StoreUnreachable
 from peers.worker.rounds import update_compute
 from protocols.messages.table import GetManifest, Hello, ManifestResponse, Refuse
 from swarmnet.identifiers import PeerId
-from swarmnet.run.manifest import WIRE_VERSION
+from swarmnet.run.schema import WIRE_VERSION
 
 SIX = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}
 FETCH_ROUNDS = 20

@@ -102,8 +102,8 @@ def not_divisible(manifest: Manifest) -> str:
     experts = manifest.model.experts
     if experts.groups > 1 or experts.merge_rounds:
         return "a group of experts (model.experts) is not trained, and experts are not merged, share by share"
-    if sync.method in ("low-rank", "hybrid"):
-        return f"the run's sync.method, {sync.method}, needs whole matrices, which do not lie on one device"
+    if obstacle := sync.config.not_divisible:
+        return f"the run's sync.method, {sync.method}, {obstacle}"
     return ""
 
 

@@ -22,7 +22,8 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import CHUNK, Layout, layout_of
 from swarmnet.optimizer.method import Method, method_of
 from swarmnet.optimizer.step import Step
-from swarmnet.run.manifest import Manifest, ModelShape, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import ModelShape, Sync
 
 PEERS = 4
 BANDS = 16

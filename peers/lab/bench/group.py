@@ -28,7 +28,7 @@ from swarmnet.membership.overlay import choose_neighbours, hops
 from swarmnet.rounds import events
 from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.result_table import Contributor, Draw, Table, head_of
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 MICROBATCH_TOKENS = 256
 MICROBATCH_SECONDS = 1.0

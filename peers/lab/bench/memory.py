@@ -26,7 +26,8 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.pipeline.flow_control import graph_at_work, graph_bytes
 from swarmnet.resources.memory_estimate import PROCESS_BYTES, needs_of, waits
-from swarmnet.run.manifest import InitCheckpoint, Manifest, ModelShape
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import InitCheckpoint, ModelShape
 
 ME, ANOTHER = PeerId("this peer"), PeerId("another")
 RESET_PEAK = "5"

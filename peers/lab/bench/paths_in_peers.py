@@ -41,7 +41,9 @@ from protocols.messages.terms import ANYTHING, Terms
 from protocols.ports import Receiver
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.run.manifest import Data, Manifest, ModelShape, Paths, Rounds, owner_statement
+from swarmnet.run.canonical_form import owner_statement
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Data, ModelShape, Paths, Rounds
 
 Lines = Literal["alone", "shared"]
 Rule = Literal["ahead", "router"]

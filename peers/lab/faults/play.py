@@ -25,7 +25,9 @@ from protocols.signed.records import RECORD_SECONDS
 from swarmnet.identifiers import ContributionId
 from swarmnet.membership.membership import LONGEST_REDIAL_SECONDS
 from swarmnet.rounds.result_table import draw_of
-from swarmnet.run.manifest import Data, Experts, Manifest, MethodName, ModelShape, Rounds, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Data, Experts, ModelShape, Rounds, Sync
+from swarmnet.run.sync_methods import DEFAULT_LOCAL_METHOD, DEFAULT_METHOD, MethodName
 
 FAULT_SECONDS = 50.0
 HEAL_SECONDS = 20.0 + DIAL_SECONDS + 1.2 * LONGEST_REDIAL_SECONDS
@@ -144,7 +146,7 @@ def small_manifest(
     )
     if experts is not None:
         model = replace(model, qk_norm=True, experts=experts)
-    sync = Sync(method=method or ("local-steps" if sharded or experts else "demo-sign"))
+    sync = Sync(method=method or (DEFAULT_LOCAL_METHOD if sharded or experts else DEFAULT_METHOD))
     if sharded:
         sync = replace(sync, topology="sharded-reduce", shards=SHARDS)
     times = rules or Rounds(

@@ -22,7 +22,8 @@ from swarmnet.optimizer.method import method_of
 from swarmnet.pipeline.flow_control import graph_bytes
 from swarmnet.resources.bandwidth_estimate import rounds_per_second
 from swarmnet.resources.memory_estimate import needs_of
-from swarmnet.run.manifest import Manifest, TopologyName
+from swarmnet.run.local_step_config import TopologyName
+from swarmnet.run.manifest import Manifest
 
 RESULT_CONTRIBUTIONS = 4.0
 """Bytes of all results of a round, divided by the bytes of one contribution.

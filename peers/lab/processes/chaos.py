@@ -27,6 +27,7 @@ from peers.lab.processes.chaos_report import InjectedFault
 from peers.lab.processes.demo import LOOPBACK, by_method, stage_layers
 from peers.lab.processes.local_processes import DemoPeer, start
 from protocols.signed.identity import load_or_create
+from swarmnet.run.sync_methods import DEFAULT_LOCAL_METHOD
 
 READY_SECONDS = 90.0
 REPLACE_SECONDS = 3.0
@@ -186,7 +187,7 @@ class ChaosSwarm:
             "stages": layers,
             "model": {"num_hidden_layers": sum(layers)},
         }
-        return run | by_method("local-steps", sharded=True) if self.options.sharded else run
+        return run | by_method(DEFAULT_LOCAL_METHOD, sharded=True) if self.options.sharded else run
 
     def _publish(self) -> None:
         self.folder.mkdir(parents=True)

@@ -32,7 +32,7 @@ from peers.tools.model.evaluate import score_weights
 from peers.tools.model.export import export
 from peers.tools.model.generate import generate
 from protocols.signed.identity import load_or_create
-from swarmnet.run.manifest import MethodName
+from swarmnet.run.sync_methods import PRESETS, MethodName
 
 KILL_AT, JOIN_AT = 0.4, 0.5
 """Parts of the demo's time after which a peer is killed, and a new one is started."""
@@ -42,29 +42,6 @@ DRAIN_SECONDS = 8.0
 LOOK_SECONDS = 0.25
 SAMPLE_TOKENS = 240
 PROMPT = "def "
-DEMO_RATES: Mapping[MethodName, float] = {
-    "local-steps": 8e-3,
-    "diloco": 2e-3,
-    "streaming-diloco": 2e-3,
-    "sparse-loco": 4e-3,
-    "sparta": 4e-3,
-}
-"""Learning rates of the local-step methods. AdamW as the inner optimizer takes half of `local-steps`' rate;
-with an outer momentum half of that (docs/learning.md: diloco's best)."""
-SHAPES: Mapping[MethodName, Mapping[str, Mapping[str, object]]] = {
-    "demo-sign": {},
-    "demo": {"sync": {"method": "demo"}},
-    "low-rank": {"sync": {"method": "low-rank"}},
-    "hybrid": {"sync": {"method": "hybrid"}},
-    **{
-        method: {
-            "sync": {"method": method, "learning_rate": rate, "warmup_rounds": 5, "decay_rounds": 500},
-            "rounds": {"global_batch_tokens": 8192},
-        }
-        for method, rate in DEMO_RATES.items()
-    },
-}
-"""Values of the run file for each method; local-step methods take eight steps a round with two peers."""
 EXPERT_GROUPS = 2
 EXPERTS: Mapping[str, object] = {
     "qk_norm": True,
@@ -106,9 +83,13 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 def by_method(method: MethodName, sharded: bool) -> dict[str, Mapping[str, object]]:
     """Return the values of the run file for a method."""
-    values = dict(SHAPES[method])
+    sync: dict[str, object] = {"method": method}
+    values: dict[str, Mapping[str, object]] = {"sync": sync}
+    if method in PRESETS:  # Eight local steps a round with two peers.
+        sync |= {"learning_rate": PRESETS[method].small_model_rate, "warmup_rounds": 5, "decay_rounds": 500}
+        values["rounds"] = {"global_batch_tokens": 8192}
     if sharded:
-        values["sync"] = {**values.get("sync", {}), "topology": "sharded-reduce"}
+        sync["topology"] = "sharded-reduce"
     return values
 
 

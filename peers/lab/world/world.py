@@ -39,7 +39,8 @@ from protocols.memory.transport import MemoryNetwork, MemoryTransport
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.membership.bootstrap_contacts import BootstrapContacts
-from swarmnet.run.manifest import Manifest, owner_statement
+from swarmnet.run.canonical_form import owner_statement
+from swarmnet.run.manifest import Manifest
 
 CHECKPOINT_SECONDS = 7.0
 SHARES = (0.01, 1.0, 1.0, 0.01)

@@ -19,7 +19,7 @@ from peers.data.documents import TextError, excerpt, fingerprint
 from peers.data.tokenizer import ByteTokenizer, Tokenizer
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
-from swarmnet.run.manifest import ModelShape
+from swarmnet.run.schema import ModelShape
 
 SCORED_BYTES = 64 * 1024
 """Bytes that are scored by default: 2.3 seconds of one core at 0.8M parameters (measured). It is enough to

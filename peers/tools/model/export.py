@@ -31,7 +31,7 @@ from swarmnet.model.boundary import projectors, to_plain_weights
 from swarmnet.model.linear import merged
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.run.boundary_settings import Boundary, contradictions
-from swarmnet.run.manifest import Experts, Lora, ModelShape
+from swarmnet.run.schema import Experts, Lora, ModelShape
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 MANIFEST_FILE = "swarmnet-manifest.json"

@@ -11,7 +11,7 @@ from torch import Tensor
 from peers.data.tokenizer import ByteTokenizer, Tokenizer
 from swarmnet.model.decoder import Cache, forward
 from swarmnet.model.parameters import whole
-from swarmnet.run.manifest import ModelShape
+from swarmnet.run.schema import ModelShape
 
 
 def generate(

@@ -20,7 +20,7 @@ from peers.errors import how_to_install
 from peers.tools.model.export_folder import ExportError
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
-from swarmnet.run.manifest import ModelShape
+from swarmnet.run.schema import ModelShape
 
 TOKENS = 256
 """Number of compared tokens, enough to reveal a wrong base of the rotary embedding."""

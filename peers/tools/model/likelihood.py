@@ -16,7 +16,7 @@ from peers.data.tokenizer import Tokenizer
 from peers.tools.model.generate import generate
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
-from swarmnet.run.manifest import ModelShape
+from swarmnet.run.schema import ModelShape
 
 NUMBERS_AT_ONCE = 1 << 26
 """Logits of one batch: 256 MiB."""

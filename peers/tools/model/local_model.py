@@ -13,7 +13,7 @@ from peers.config.run_file import parse
 from peers.data.tokenizer import Tokenizer, open_tokenizer, tokenizer_file
 from peers.state import checkpoint_file
 from peers.tools.model.export import MANIFEST_FILE, load_end, load_shape, load_weights
-from swarmnet.run.manifest import ModelShape
+from swarmnet.run.schema import ModelShape
 
 BYTES = 256
 """Number of tokens of a model that reads bytes."""

@@ -18,7 +18,8 @@ from peers.tools.model.export import MANIFEST_FILE, plain_shape
 from peers.tools.model.hf_parity import Parity
 from peers.tools.model.provenance import ModelProvenance
 from swarmnet.model.parameters import parameter_shapes, whole
-from swarmnet.run.manifest import Manifest, ModelShape
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import ModelShape
 
 MAX_CONTRIBUTORS = 200
 """Maximum contributors in a card; it gives the number of the others."""

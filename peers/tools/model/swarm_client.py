@@ -48,7 +48,7 @@ from swarmnet.inference.inference_client import (
 )
 from swarmnet.model import activation_codec
 from swarmnet.run.activation_sizes import Codec
-from swarmnet.run.manifest import WIRE_VERSION
+from swarmnet.run.schema import WIRE_VERSION
 
 DIAL_SECONDS = 8.0
 LOOK_SECONDS = 10.0

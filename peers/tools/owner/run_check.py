@@ -21,7 +21,8 @@ from peers.config.run_url import is_url, without_secret
 from peers.data.documents import LONGEST_CORPUS_BYTES, DocumentText, ReadSummary, TextError
 from peers.errors import ConfigError, UserError
 from swarmnet.identifiers import PeerId
-from swarmnet.run.manifest import BYTES, STANDARD_LIBRARY, InitCheckpoint, Manifest, TextSource
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import BYTES, STANDARD_LIBRARY, InitCheckpoint, TextSource
 
 if TYPE_CHECKING:
     from peers.data.tokenizer import Tokenizer

@@ -18,7 +18,8 @@ from peers.telemetry.console import counted
 from peers.tools.owner import run_facts as assumptions
 from peers.tools.owner.run_facts import RunFacts
 from swarmnet.model.parameters import has_frozen
-from swarmnet.run.manifest import STANDARD_LIBRARY, Manifest, TextSource
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import STANDARD_LIBRARY, TextSource
 
 TEMPLATE = "Article 53(1)(d) of Regulation (EU) 2024/1689"
 NOT_STATED = "not stated by the run's creator"

@@ -23,7 +23,7 @@ from protocols.messages.table import ForwardDeclined, Hello, Message
 from protocols.ports import Link
 from protocols.signed.envelope import run_bytes
 from swarmnet.identifiers import PeerId
-from swarmnet.run.manifest import WIRE_VERSION
+from swarmnet.run.schema import WIRE_VERSION
 
 OPEN_SECONDS = 8.0
 """The same timeout as for any link (`channels.DIAL_SECONDS`)."""

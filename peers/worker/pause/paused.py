@@ -20,7 +20,7 @@ from protocols.ports import Transport
 from protocols.signed.envelope import run_bytes
 from protocols.signed.peer_record import NO_STAGE
 from swarmnet.identifiers import PeerId
-from swarmnet.run.manifest import WIRE_VERSION
+from swarmnet.run.schema import WIRE_VERSION
 
 MAX_ANSWERS = 8
 """Peers answered at the same time; a peer that gets no answer tries another one."""

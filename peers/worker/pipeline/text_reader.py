@@ -43,7 +43,7 @@ from swarmnet.model.epochs import (
     window_token_start,
 )
 from swarmnet.model.sampling import drawn, inputs_and_labels
-from swarmnet.run.manifest import BYTES, Data
+from swarmnet.run.schema import BYTES, Data
 
 PLACE = "place.json"
 SAVE_SECONDS = 10.0

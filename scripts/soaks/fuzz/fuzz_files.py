@@ -68,7 +68,9 @@ from swarmnet.optimizer.step import dense
 from swarmnet.rounds.history import START
 from swarmnet.rounds.result_table import Contributor, head_of, read_head, tag_of
 from swarmnet.run.boundary_settings import Boundary
-from swarmnet.run.manifest import InitCheckpoint, Lora, Manifest, Sync, owner_statement
+from swarmnet.run.canonical_form import owner_statement
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import InitCheckpoint, Lora, Sync
 
 CODECS: tuple[Any, ...] = ("bf16", "int8", "fp32", "int4-tiles", "int6-tiles")
 SHAPE = (2, 16, 32)

@@ -69,7 +69,7 @@ from protocols.signed.signed_receipts import open_receipt, seal_receipt
 from protocols.signed.slices import open_slices, sign_slices
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.receipt_rules import Receipt
-from swarmnet.run.manifest import owner_statement
+from swarmnet.run.canonical_form import owner_statement
 from swarmnet.run.owner_orders import Ban, OwnerOrders, Withdrawal
 
 KINDS: tuple[Any, ...] = get_args(AnyMessage)

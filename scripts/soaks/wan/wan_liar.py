@@ -17,7 +17,7 @@ from swarm import Swarm, shared_rounds, tiny_manifest
 from peers.lab.world.virtual_time import run
 from peers.state.snapshot_store import Snapshot, Snapshots
 from protocols.signed.envelope import EnvelopeKind, seal
-from swarmnet.run.manifest import ModelShape, Rounds
+from swarmnet.run.schema import ModelShape, Rounds
 from swarmnet.snapshots.fetch import chunk_bytes
 
 LIES = ("wrong chunks", "another state", "other chunks", "silence", "denial")

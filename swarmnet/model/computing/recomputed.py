@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from swarmnet.model.decoder import Rotation, RunLayer
-from swarmnet.run.manifest import ModelShape
+from swarmnet.run.schema import ModelShape
 
 
 def recomputed(run: RunLayer) -> RunLayer:

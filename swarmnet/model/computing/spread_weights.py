@@ -31,7 +31,8 @@ from swarmnet.model.computing.whole_weights import Rows, Tiles
 from swarmnet.model.decoder import Rotation, RunLayer, by_layer, forward, one_layer, scaled
 from swarmnet.model.experts.load import Routed
 from swarmnet.model.flat_layout import Layout
-from swarmnet.run.manifest import ModelShape, Span
+from swarmnet.run.manifest import Span
+from swarmnet.run.schema import ModelShape
 
 
 def total(numbers: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ from swarmnet.model.decoder import RunLayer, forward, one_layer, scaled
 from swarmnet.model.experts.load import Routed
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import NOTHING, Layout, views_of
-from swarmnet.run.manifest import ModelShape, Span
+from swarmnet.run.manifest import Span
+from swarmnet.run.schema import ModelShape
 
 Tiles: TypeAlias = Iterable[tuple[int, Tensor]]
 """A flat float32 vector in parts: the start of each, and its numbers."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from swarmnet.model.fixed_point import GRID_BITS
 from swarmnet.model.flat_layout import Entry, Layout, expert_of
-from swarmnet.run.manifest import Experts
+from swarmnet.run.schema import Experts
 
 COMPARED_BITS = 14
 """Bits of a compared weight below 1, including the sign. Sums of products over LARGEST_COMPARED

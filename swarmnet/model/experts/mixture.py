@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from swarmnet.model.linear import linear, lora_products
-from swarmnet.run.manifest import ModelShape
+from swarmnet.run.schema import ModelShape
 
 
 def mixture(

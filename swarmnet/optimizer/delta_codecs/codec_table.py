@@ -7,8 +7,8 @@ from swarmnet.optimizer.delta_codecs.e3m0_codec import E3M0Codec
 from swarmnet.optimizer.delta_codecs.int8_codec import Int8Codec
 from swarmnet.optimizer.delta_codecs.sign_codec import SignCodec
 from swarmnet.optimizer.delta_codecs.top_k_codec import TopKCodec
-from swarmnet.run.local_step_presets import DeltaCodecName
-from swarmnet.run.manifest import Sync
+from swarmnet.run.local_step_config import DeltaCodecName
+from swarmnet.run.schema import Sync
 
 
 def code_of(sent: DeltaCodecName, sync: Sync) -> DeltaCodec:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swarmnet.run.local_step_presets import THOUSAND, LocalStepConfig
+from swarmnet.run.local_step_config import THOUSAND, LocalStepConfig
 
 
 @dataclass(frozen=True, slots=True)

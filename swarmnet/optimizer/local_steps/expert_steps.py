@@ -16,48 +16,26 @@ the shared planes, then those of its group, in the order of the stage's flat vec
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import hypot
 
 import torch
 from torch import Tensor
 
-from swarmnet.identifiers import PeerId, RunId
+from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout, Plane, some_planes
 from swarmnet.model.state_layout import state_of
 from swarmnet.optimizer.delta_codecs.delta_codec import EncodedDelta
 from swarmnet.optimizer.index_code import ContributionError
+from swarmnet.optimizer.local_steps.group_trainers import GroupTrainers
 from swarmnet.optimizer.local_steps.local_steps import DeltaTally, LocalSteps
 from swarmnet.optimizer.mean_gradient import GradientError
 from swarmnet.optimizer.tiling import Tile, all_tiles
-from swarmnet.run.manifest import Experts, Manifest
+from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
-
-BALANCE_ROUNDS = 4
-"""Rounds between two switches of a stage's peers. After this time the sets show the effect of the switch
-before."""
-ROUNDS_COUNTED = 2
-"""Newest rounds from which trainers are counted. In a round of few tokens some peers have nothing to
-contribute."""
-ROUNDS_REMEMBERED = 8
-"""Settled rounds for which assignments are remembered."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertAssignment:
-    """The current assignment of expert groups. Immutable, so any thread may read it."""
-
-    group: int
-    """The group that this peer trains."""
-    holders: tuple[int, ...]
-    """Number of trainers of each group, in the newest two applied rounds."""
-    trained: tuple[int, ...]
-    """Newest settled round in which each group was trained; -1 if this peer has seen none settle."""
-    stale_rounds: tuple[int, ...]
-    """Number of rounds that settled since each group was last trained, or since this peer joined."""
+from swarmnet.run.schema import Experts
 
 
 class ExpertShardSteps:
@@ -80,21 +58,13 @@ class ExpertShardSteps:
         self.layout = layout
         self.device = device
         self._name_of = name_of
-        self._run_id = manifest.run_id()
         self.groups = manifest.model.experts.groups
+        self.trainers = GroupTrainers(manifest.run_id(), self.groups)
         self.state = state_of(layout, manifest.sync)
         self._places = places_of(layout, manifest.model.experts)
         self.shared = self._part(None)
         self._offloads = False
         self._has_begun = False
-        self._assignments: dict[int, dict[PeerId, Mapping[str, int]]] = {}
-        """Maps a recent round to its contributors, and each of them to the groups that its payload names, by
-        peer name."""
-        self._applied_round = -1
-        self._trained: dict[int, int] = {}
-        """Maps a group to the newest settled round with a contribution to its experts."""
-        self._seen = range(0)
-        """Rounds that this peer has seen settle."""
         self.columns = self.shared.columns
         self.outer = self.shared.outer
         self.tokens = self.shared.tokens
@@ -108,16 +78,14 @@ class ExpertShardSteps:
         if self._has_begun:
             return False
         self._has_begun = True
-        self.hold(int.from_bytes(_drawn(self._run_id, -1, peer)[:4], "little") % self.groups)
+        self.hold(int.from_bytes(self.trainers.drawn(-1, peer)[:4], "little") % self.groups)
         return True
 
     @property
     def knows_holders(self) -> bool:
         """Whether the newest applied round shows the current assignment. It must be at most one round older
         than the newest round with known contributions."""
-        newest_known = max((round for round, held in self._assignments.items() if held), default=None)
-        is_current = newest_known is not None and self._applied_round + 1 >= newest_known
-        return is_current and bool(self._newest(ROUNDS_COUNTED))
+        return self.trainers.is_known
 
     def joins(self) -> bool:
         """Switch to the group with the fewest trainers. Called before this peer's first contribution. Returns
@@ -137,7 +105,7 @@ class ExpertShardSteps:
         self.of_group = self._part(group)
         if self._offloads:
             self.of_group.offload_optimizer_state()
-        self.holding = self._current_assignment()
+        self.holding = self.trainers.assignment(group)
 
     @property
     def trained(self) -> Layout:
@@ -221,10 +189,10 @@ class ExpertShardSteps:
         """Return None: own steps are in the weights already."""
 
     def applied(self, round: int) -> None:
-        self._applied_round = round
+        self.trainers.applied_round = round
         for part in (self.shared, self.of_group):
             part.applied(round)
-        self.holding = self._current_assignment()
+        self.holding = self.trainers.assignment(self.group)
 
     def add_to(self, weights_CN: Tensor, tile: Tile) -> None:
         group, there = self.within(tile)
@@ -233,36 +201,18 @@ class ExpertShardSteps:
         elif group == self.group:
             self.of_group.add_to(weights_CN, there)
 
-    def record_assignment(self, round: int, contributor: PeerId, held: Mapping[str, int] | None) -> None:
-        """Record which groups a contributor's payload for `round` names, by peer name. None removes the
-        record."""
-        of_round = self._assignments.setdefault(round, {})
-        of_round.pop(contributor, None)
-        if held is not None:
-            of_round[contributor] = held
-
     def assignment_in(self, peer: PeerId, payload: bytes) -> Mapping[str, int]:
-        """Return the assignment that a contribution shows, as `record_assignment` takes it."""
+        """Return the assignment that a contribution shows, as `GroupTrainers.record` takes it."""
         return {self._name_of(peer): payload[0]}
 
     def settled(self, round: int) -> None:
         """Update the times of training after `round` settled, and forget old assignments."""
-        self._seen = range(self._seen.start if self._seen else round, round + 1)
-        self._trained |= dict.fromkeys(self._groups_in(round).values(), round)
-        for old in [old for old in self._assignments if old < round - ROUNDS_REMEMBERED]:
-            del self._assignments[old]
-        self.holding = self._current_assignment()
-
-    def _current_assignment(self) -> ExpertAssignment:
-        """Return the current assignment."""
-        trained = tuple(self._trained.get(group, -1) for group in range(self.groups))
-        stale = tuple(self._seen.stop - 1 - max(self._seen.start - 1, newest) for newest in trained)
-        return ExpertAssignment(self.group, tuple(self.holders()), trained, stale)
+        self.trainers.settled(round)
+        self.holding = self.trainers.assignment(self.group)
 
     def holders(self) -> list[int]:
         """Return the number of trainers of each group in the newest applied rounds."""
-        counts = Counter(self._newest(ROUNDS_COUNTED).values())
-        return [counts[group] for group in range(self.groups)]
+        return self.trainers.counts()
 
     def goes_over(self, round: int, me: PeerId) -> bool:
         """Switch to the group with the fewest trainers if it is this peer's turn. Returns True if it
@@ -270,32 +220,11 @@ class ExpertShardSteps:
 
         Called between two local steps, when all gathered gradients are used.
         """
-        # A trainer of the fullest group may have contributed nothing in the newest two rounds.
-        newest, holders = self._newest(BALANCE_ROUNDS), self.holders()
-        counts = Counter(newest.values())
-        fullest, emptiest = max(range(self.groups), key=counts.__getitem__), holders.index(min(holders))
-        candidates = [name for name, group in newest.items() if group == fullest]
-        if (
-            round % BALANCE_ROUNDS
-            or counts[fullest] - holders[emptiest] < 2
-            or self.group != fullest
-            or self._name_of(me) != min(candidates, key=lambda name: _drawn(self._run_id, round, name))
-        ):
+        group = self.trainers.switch(round, self.group, self._name_of(me))
+        if group is None:
             return False
-        self.hold(emptiest)
+        self.hold(group)
         return True
-
-    def _newest(self, rounds: int) -> dict[str, int]:
-        """Return the group of each peer name in the newest `rounds` applied rounds."""
-        applied = sorted(
-            round for round, held in self._assignments.items() if held and round <= self._applied_round
-        )
-        return {name: group for round in applied[-rounds:] for name, group in self._groups_in(round).items()}
-
-    def _groups_in(self, round: int) -> dict[str, int]:
-        """Return the group of each peer name in one round."""
-        of_round = sorted(self._assignments.get(round, {}).items())
-        return {name: group for _, held in of_round for name, group in held.items()}
 
     def moves_by_tile(self, payloads: Collection[bytes]) -> Iterator[tuple[Tile, list[EncodedDelta]]]:
         """Yield each tile with the deltas of the contributions that cover it.
@@ -346,11 +275,11 @@ class ExpertDeltaTally(DeltaTally):
 
     def add(self, peer: PeerId, payload: bytes) -> None:
         super().add(peer, payload)
-        self._holders.record_assignment(self._round, peer, self._holders.assignment_in(peer, payload))
+        self._holders.trainers.record(self._round, peer, self._holders.assignment_in(peer, payload))
 
     def remove(self, peer: PeerId) -> None:
         super().remove(peer)
-        self._holders.record_assignment(self._round, peer, None)
+        self._holders.trainers.record(self._round, peer, None)
 
 
 def places_of(layout: Layout, experts: Experts) -> Sequence[tuple[int | None, int, Plane]]:
@@ -365,8 +294,3 @@ def places_of(layout: Layout, experts: Experts) -> Sequence[tuple[int | None, in
         numbers[group] += 1
         ends[group] += plane.stop - plane.offset
     return places
-
-
-def _drawn(run_id: RunId, round: int, name: str) -> bytes:
-    """Return pseudo-random bytes that depend on the run, a round and a peer name."""
-    return hashlib.sha256(f"{run_id}\nexperts\n{round}\n{name}".encode()).digest()

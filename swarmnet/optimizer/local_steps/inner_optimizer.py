@@ -21,7 +21,7 @@ from torch import Tensor
 from swarmnet.model.flat_layout import Entry, Layout
 from swarmnet.model.parameters import trains_with_muon
 from swarmnet.optimizer.device_groups.device_group import ALONE, DeviceGroup
-from swarmnet.run.local_step_presets import InnerOptimizerName
+from swarmnet.run.local_step_config import InnerOptimizerName
 
 ADAM_DECAYS = (0.9, 0.95)
 """Decay of gradient and square, as for language models (arXiv:2005.14165, appendix B)."""

@@ -4,7 +4,7 @@ Each peer runs an optimizer of its own and periodically sends the change of its 
 
     local weights = group weights + deltas sent but not yet applied + delta since the last send
 
-The methods share this code. They differ in four options (`swarmnet/run/local_step_presets.py`):
+The methods share this code. They differ in four options (`swarmnet/run/local_step_config.py`):
 
 - `parts`: number of fragments of the weights, of which a round covers one. A fragment is every n-th number of
   each chunk, the same for all peers, so no index is sent.

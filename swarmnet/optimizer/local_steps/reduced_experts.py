@@ -127,11 +127,11 @@ class ExpertResultTally(ResultTally):
 
     def add(self, peer: PeerId, payload: bytes) -> None:
         super().add(peer, payload)
-        self._experts.held.record_assignment(self._round, peer, self._experts.holding_in(payload))
+        self._experts.held.trainers.record(self._round, peer, self._experts.holding_in(payload))
 
     def remove(self, peer: PeerId) -> None:
         super().remove(peer)
-        self._experts.held.record_assignment(self._round, peer, None)
+        self._experts.held.trainers.record(self._round, peer, None)
 
 
 def _named_in_tables(peer: PeerId) -> str:

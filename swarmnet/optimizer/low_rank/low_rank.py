@@ -41,6 +41,7 @@ from swarmnet.optimizer.tiling import Tile
 from swarmnet.optimizer.vote_agreement import VoteAgreement
 from swarmnet.run.manifest import Manifest, learning_rate
 from swarmnet.run.rates import WHOLE, scaled
+from swarmnet.run.sync_methods import LowRankConfig
 
 MATRIX_RMS = 0.4
 """Root mean square of a matrix's step, in learning rates. Votes step by 1, so one rate serves both."""
@@ -61,7 +62,8 @@ class LowRank:
         self._clip = BlockClip(layout, manifest.sync.max_grad_norm, device)
         self._most = manifest.sync.max_grad_norm
         self.matrices = [entry for entry in layout.entries if trains_with_muon(entry.name, entry.shape)]
-        kind = Chained if manifest.sync.method == "hybrid" else Apart
+        config = manifest.sync.config
+        kind = Chained if isinstance(config, LowRankConfig) and config.votes_on_matrices else Apart
         self.momenta = kind(manifest=manifest, layout=layout, matrices=self.matrices, device=device)
         self._shapes = [(min(entry.shape), self._columns(entry)) for entry in self.matrices]
         self._factor_bytes = sum(map(bytes_of, self._shapes))

@@ -31,7 +31,7 @@ from protocols.signed.identity import Identity, load
 from protocols.signed.orders import seal_order
 from swarmnet.rounds.history import START
 from swarmnet.run import owner_orders
-from swarmnet.run.manifest import owner_statement
+from swarmnet.run.canonical_form import owner_statement
 from swarmnet.run.owner_orders import NO_ORDER
 
 OWNER = Identity.from_seed(b"the owner of the run")

@@ -13,7 +13,8 @@ from peers.errors import UserError
 from peers.state.checkpoint_file import Model
 from swarmnet.identifiers import PeerId
 from swarmnet.model.parameters import parameter_shapes
-from swarmnet.run.manifest import Data, Manifest, ModelShape, TextSource
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Data, ModelShape, TextSource
 
 SHAPE = ModelShape(
     hidden_size=16,

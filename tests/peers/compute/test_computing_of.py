@@ -14,7 +14,8 @@ from peers.tools.doctor.gpu_checks import as_asked
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import Computing
 from swarmnet.resources.memory_estimate import PROCESS_BYTES
-from swarmnet.run.manifest import Manifest, ModelShape, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import ModelShape, Sync
 
 CPU = torch.device("cpu")
 SHAPE = ModelShape(

@@ -15,7 +15,8 @@ from swarmnet.model.activation_codec import decode, encode
 from swarmnet.model.computing.choices import ActivationCheckpointing, Computing
 from swarmnet.optimizer.replica import Replica
 from swarmnet.run.activation_sizes import Codec
-from swarmnet.run.manifest import Data, Manifest, ModelShape, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Data, ModelShape, Sync
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
 

@@ -20,7 +20,8 @@ from peers.errors import UserError
 from peers.worker.pause.pausing import PauseControl
 from swarmnet.resources.idleness import Idleness, IdleRules
 from swarmnet.resources.memory_estimate import DAEMON_BYTES
-from swarmnet.run.manifest import Manifest, ModelShape
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import ModelShape
 
 CPU = torch.device("cpu")
 GIB = 1 << 30

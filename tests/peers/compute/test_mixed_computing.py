@@ -6,7 +6,7 @@ from swarm import Swarm, nothing_is_committed_twice, shared_rounds, tiny_manifes
 
 from peers.lab.world.virtual_time import run
 from swarmnet.model.computing.choices import Computing
-from swarmnet.run.manifest import Rounds, Sync
+from swarmnet.run.schema import Rounds, Sync
 
 ROUNDS = 30
 """Of 200, with two stages and six peers, docs/benchmarks/memory.md tells."""

@@ -22,8 +22,10 @@ from peers.config.run_file import (
 from peers.errors import ConfigError, UserError
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.run.manifest import MANIFEST_LIMIT, Data, Manifest, ManifestError, ModelShape, owner_statement
+from swarmnet.run.canonical_form import MANIFEST_LIMIT, owner_statement
+from swarmnet.run.manifest import Manifest, ManifestError
 from swarmnet.run.manifest_check import check
+from swarmnet.run.schema import Data, ModelShape
 
 OWNER = Identity.from_seed(b"owner")
 STRANGER = Identity.from_seed(b"stranger")

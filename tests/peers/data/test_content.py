@@ -19,7 +19,7 @@ from peers.data.tokens import ShardCache
 from peers.state.archive import Archive
 from peers.state.archive_store import ArchiveError, StoreUnreachable, open_store
 from peers.worker.worker import Worker
-from swarmnet.run.manifest import TextSource
+from swarmnet.run.schema import TextSource
 
 BOOKS = TextSource("books", "books")
 LINES = b'{"text": "first"}\n{"text": "second"}\n'

@@ -16,7 +16,7 @@ from peers.config.peer_file import PeerFile
 from peers.worker.pipeline.text_reader import TextReader
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, RunId
-from swarmnet.run.manifest import Data, TextSource
+from swarmnet.run.schema import Data, TextSource
 
 END = "<|end|>"
 WORDS = ("call", "me", "by", "my", "name", "naïve", "日本語", "🐝")

@@ -26,7 +26,7 @@ from peers.data.documents import DocumentText, ReadSummary, TextError, joined
 from peers.data.files import TextUnreachable, Unreadable, local_file
 from peers.data.shards import INDEX, all_shards, index_of, is_plain, parsed, shards_of
 from peers.data.tokens import ShardCache
-from swarmnet.run.manifest import STANDARD_LIBRARY, Data, TextSource
+from swarmnet.run.schema import STANDARD_LIBRARY, Data, TextSource
 
 BOOKS = TextSource("books", "books")
 DOCUMENTS = ["first", "zweites Stück", "third 🐝", ""]

@@ -24,7 +24,7 @@ from peers.data.documents import (
     text_at,
 )
 from peers.data.tokenizer import ByteTokenizer, open_tokenizer
-from swarmnet.run.manifest import STANDARD_LIBRARY
+from swarmnet.run.schema import STANDARD_LIBRARY
 
 
 def text_of(*places: Path | str, **choices: Any) -> bytes:

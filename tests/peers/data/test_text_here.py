@@ -28,7 +28,7 @@ from peers.tools.doctor.stage_memory import judge_text
 from peers.worker.find_run import find_run
 from swarmnet.identifiers import PeerId
 from swarmnet.placement.policy import MoveRules, View, choose_move, choose_stage
-from swarmnet.run.manifest import Data, TextSource
+from swarmnet.run.schema import Data, TextSource
 
 
 def unheard(_done, _all):

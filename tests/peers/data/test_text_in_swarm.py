@@ -16,7 +16,7 @@ from peers.telemetry.log_events import ShardRead
 from peers.tools.owner.run_facts import from_directory
 from peers.worker.pipeline.text_reader import TextReader
 from protocols.memory.transport import MemoryNetwork
-from swarmnet.run.manifest import Data, TextSource
+from swarmnet.run.schema import Data, TextSource
 
 pytestmark = pytest.mark.swarm
 SHARDS = 3

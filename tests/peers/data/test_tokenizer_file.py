@@ -11,7 +11,7 @@ from peers.data.documents import ReadSummary, text_at
 from peers.data.shards import Shard, shards_of
 from peers.data.tokenizer import MAX_FILE_BYTES, FileTokenizer, TextError, open_tokenizer, read_settings
 from peers.data.tokens import ShardCache, encoded
-from swarmnet.run.manifest import TextSource
+from swarmnet.run.schema import TextSource
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 END = "<|end|>"

@@ -16,7 +16,7 @@ from peers.data.local_text import progress_lines
 from peers.data.shards import shards_of
 from peers.data.tokenizer import ByteTokenizer, open_tokenizer, pieces_of
 from peers.data.tokens import ShardCache, encoded
-from swarmnet.run.manifest import TextSource
+from swarmnet.run.schema import TextSource
 
 
 @pytest.fixture

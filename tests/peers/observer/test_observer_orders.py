@@ -17,9 +17,9 @@ from protocols.errors import Unreachable
 from protocols.signed.identity import Identity
 from protocols.signed.orders import seal_order
 from swarmnet.run import owner_orders
-from swarmnet.run.manifest import Data, TextSource
 from swarmnet.run.owner_orders import NO_ORDER, Ban, OwnerOrders, Withdrawal
 from swarmnet.run.rates import RateChange
+from swarmnet.run.schema import Data, TextSource
 
 SIGNED = sign(tiny_manifest((1, 1, 1)))
 STRANGER = Identity.from_seed(b"stranger")

@@ -23,8 +23,8 @@ from peers.observer.snapshot_of_records import snapshot_of
 from peers.observer.swarm_metrics import SHOWN, SwarmMetrics, document
 from peers.runtime.http_server import MAX_REQUESTS, PageServer
 from peers.telemetry.snapshot import STATES, ExpertGroup, OwnerOrdersView, Pause
-from swarmnet.run.manifest import Paths
 from swarmnet.run.owner_orders import OwnerOrders
+from swarmnet.run.schema import Paths
 
 SIGNED = sign(tiny_manifest((1, 1, 1)))
 PAUSED = OwnerOrdersView(OwnerOrders(int(NOON * 1e6), "why", paused=True), NOON, Pause(NOON, "why"))

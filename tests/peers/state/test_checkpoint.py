@@ -28,7 +28,7 @@ from swarmnet.model.state_layout import state_layout
 from swarmnet.rounds.events import Reference
 from swarmnet.rounds.history import DIGEST_BYTES, Earlier, SettledSet
 from swarmnet.rounds.own_contributions import NOTHING_PAST, RestartState
-from swarmnet.run.manifest import Sync
+from swarmnet.run.schema import Sync
 
 MANIFEST = tiny_manifest()
 STAGE = 1

@@ -19,7 +19,8 @@ from peers.cli import main as cli
 from peers.state import start_fetch
 from peers.state.start_fetch import fetched, model_here
 from peers.state.start_folder import INDEX, StartError, pinned, start_state
-from swarmnet.run.manifest import InitCheckpoint, Manifest
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import InitCheckpoint
 
 
 class Server(ThreadingHTTPServer):

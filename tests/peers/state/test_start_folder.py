@@ -19,7 +19,8 @@ from peers.state.start_folder import StartError, open_model, pinned, start_state
 from swarmnet.model.fixed_point import UNIT, to_floats
 from swarmnet.model.parameters import factor_names
 from swarmnet.model.state_layout import state_layout
-from swarmnet.run.manifest import InitCheckpoint, Lora, Manifest, ModelShape
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import InitCheckpoint, Lora, ModelShape
 
 TOKENS = torch.randint(256, (2, 33), generator=torch.Generator().manual_seed(0))
 

@@ -20,7 +20,7 @@ from protocols.messages.table import PeerRecord
 from protocols.signed.identity import Identity
 from protocols.signed.records import seal_record
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.run.manifest import Paths
+from swarmnet.run.schema import Paths
 
 SIGNED = sign(tiny_manifest())
 ROUND = 7

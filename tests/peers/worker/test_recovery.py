@@ -20,7 +20,7 @@ from swarmnet.rounds.events import FetchGroupState, Reference, RequestIds, Resto
 from swarmnet.rounds.fork_choice import ForkChoice
 from swarmnet.rounds.history import START, Chain, SettledSet
 from swarmnet.rounds.own_contributions import OwnContributions
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 LIAR, HONEST = PeerId("liar"), PeerId("honest")
 

@@ -28,7 +28,7 @@ from protocols.signed.records import (
 )
 from protocols.signed.registry_entry import seal_listing
 from swarmnet.identifiers import RunId
-from swarmnet.run.manifest import owner_statement
+from swarmnet.run.canonical_form import owner_statement
 from swarmnet.run.owner_orders import OwnerOrders
 
 RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)

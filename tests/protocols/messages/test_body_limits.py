@@ -30,8 +30,9 @@ from swarmnet.inference.inference_client import MAX_SEQUENCES
 from swarmnet.model import activation_codec
 from swarmnet.optimizer.method import METHODS
 from swarmnet.run.boundary_settings import Boundary
-from swarmnet.run.manifest import MANIFEST_LIMIT, Paths, Sync
+from swarmnet.run.canonical_form import MANIFEST_LIMIT
 from swarmnet.run.manifest_check import check
+from swarmnet.run.schema import Paths, Sync
 from swarmnet.snapshots.fetch import chunk_bytes
 
 CODECS = ("bf16", "int8", "fp32", "int4-tiles", "int6-tiles")

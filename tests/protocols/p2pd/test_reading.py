@@ -23,7 +23,7 @@ from swarmnet.resources.allowances import (
     PACE_SECONDS,
     SMALLEST_SHARE_BYTES,
 )
-from swarmnet.run.manifest import WIRE_VERSION
+from swarmnet.run.schema import WIRE_VERSION
 
 ACT = Act("x", 1, 1, 1, 1.0, (1, 1, 1))
 GRAD = Grad("x", 1, 1, 1.0, 1, 0.0, 0.0, (1, 1, 1))

@@ -20,7 +20,7 @@ from protocols.signed.identity import Identity
 from protocols.signed.records import seal_record
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.membership.membership import Membership
-from swarmnet.run.manifest import WIRE_VERSION
+from swarmnet.run.schema import WIRE_VERSION
 
 RUN = RunId("ab" * 32)
 

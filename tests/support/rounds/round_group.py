@@ -36,7 +36,7 @@ from swarmnet.rounds.events import (
 )
 from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.history import START
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 RULES = Rounds(
     global_batch_tokens=100, max_seconds=5.0, contribution_timeout_seconds=1.0, window=3, snapshot_interval=8

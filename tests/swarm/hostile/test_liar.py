@@ -15,7 +15,7 @@ from protocols.signed.peer_record import PeerRecord
 from protocols.signed.records import seal_record
 from swarmnet.identifiers import RunId
 from swarmnet.membership.overlay import choose_neighbours
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 
 def test_joins_against_a_lying_holder_end_with_the_honest_digest_whatever_the_lie():

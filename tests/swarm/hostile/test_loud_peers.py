@@ -15,7 +15,7 @@ from torch import Tensor
 from peers.lab.world.virtual_time import run
 from peers.worker.pipeline.microbatch_compute import MicrobatchWork
 from swarmnet.routing.load_balancer import FIRST_SHUN_SECONDS
-from swarmnet.run.manifest import Paths, Sync
+from swarmnet.run.schema import Paths, Sync
 
 HONEST = {"a": 0, "c": 1, "d": 1, "e": 2}
 Change = Callable[[Tensor], Tensor]

@@ -9,7 +9,7 @@ from swarm import Swarm, nothing_is_committed_twice, tiny_manifest
 
 from peers.lab.world.stub_stage import StubReduced
 from peers.lab.world.virtual_time import run
-from swarmnet.run.manifest import Rounds, Sync
+from swarmnet.run.schema import Rounds, Sync
 
 HONEST = ("a", "b", "c", "d")
 MANIFEST = tiny_manifest(

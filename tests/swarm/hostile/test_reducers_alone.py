@@ -15,7 +15,7 @@ from protocols.signed.envelope import ENVELOPE_BYTES
 from protocols.signed.grants import Reduction, grant_of, sign_grant
 from swarmnet.rounds import events
 from swarmnet.rounds.result_table import Contributor, Table, counting, head_of, read_head, tag_of
-from swarmnet.run.manifest import Rounds, Sync
+from swarmnet.run.schema import Rounds, Sync
 
 HONEST = ("a", "b", "c", "d")
 SHARDS = 8

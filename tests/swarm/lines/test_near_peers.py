@@ -10,7 +10,7 @@ from swarm import TINY_MODEL, Swarm, nothing_is_committed_twice, tiny_manifest
 from peers.compute.executor import FORWARD
 from peers.lab.world.virtual_time import run
 from protocols.memory.conditions import Conditions
-from swarmnet.run.manifest import Paths
+from swarmnet.run.schema import Paths
 
 PEERS = {"a": 0, "b1": 1, "b2": 1, "c": 2, "d": 3}
 """Name -> stage. All but one of stage 1 are on one machine."""

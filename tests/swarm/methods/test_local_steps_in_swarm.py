@@ -11,7 +11,7 @@ from swarm import Swarm, nothing_is_committed_twice, shared_rounds, tiny_manifes
 from peers.lab.world.virtual_time import run
 from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.result_table import read_head
-from swarmnet.run.manifest import Sync
+from swarmnet.run.schema import Sync
 
 SIX = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}
 STEP_TOKENS = 64

@@ -33,7 +33,8 @@ from peers.compute.executor import FORWARD
 from peers.lab.world.virtual_time import run
 from protocols.memory.transport import Conditions
 from swarmnet.identifiers import RunId
-from swarmnet.run.manifest import Manifest, Paths, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Paths, Sync
 
 ROOT = Path(__file__).parents[3]
 PORTABLE = {"OMP_NUM_THREADS": "1", "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}

@@ -16,8 +16,8 @@ from protocols.signed.invites import prove_invite, seal_invite
 from protocols.signed.orders import seal_order
 from protocols.signed.records import open_record
 from swarmnet.run import owner_orders
-from swarmnet.run.manifest import WIRE_VERSION
 from swarmnet.run.owner_orders import NO_ORDER, OwnerOrders
+from swarmnet.run.schema import WIRE_VERSION
 
 pytestmark = pytest.mark.swarm
 

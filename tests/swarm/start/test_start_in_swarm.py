@@ -28,7 +28,8 @@ from swarmnet.model.flat_layout import frozen_layout, trained_layout
 from swarmnet.model.parameters import whole
 from swarmnet.optimizer.method import method_of
 from swarmnet.rounds.history import START
-from swarmnet.run.manifest import InitCheckpoint, Lora, Manifest, ModelShape, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import InitCheckpoint, Lora, ModelShape, Sync
 
 SIX = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}
 HAVE = ("a", "c", "e")

@@ -18,8 +18,9 @@ from swarmnet.model.flops import operations_per_token
 from swarmnet.model.parameters import EMBEDDING, parameter_shapes, whole
 from swarmnet.model.stage_compute import StageCompute, StageError, copied
 from swarmnet.run.boundary_settings import Boundary
-from swarmnet.run.manifest import Manifest, ManifestError, ModelShape, Paths, Span
+from swarmnet.run.manifest import Manifest, ManifestError, Span
 from swarmnet.run.manifest_check import check
+from swarmnet.run.schema import ModelShape, Paths
 
 CPU = torch.device("cpu")
 USUAL = ModelShape(

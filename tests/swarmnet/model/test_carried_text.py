@@ -6,7 +6,8 @@ from swarmnet.model.activation_codec import HiddenError
 from swarmnet.model.carried_text import TextCodec
 from swarmnet.run.activation_sizes import token_bytes
 from swarmnet.run.boundary_settings import Boundary
-from swarmnet.run.manifest import Data, Manifest, ModelShape
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Data, ModelShape
 
 SEQUENCES, TOKENS = 3, 7
 

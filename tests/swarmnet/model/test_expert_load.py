@@ -11,7 +11,8 @@ from swarmnet.model.experts.load import busiest_ratio
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.model.stage_compute import StageCompute, copied
-from swarmnet.run.manifest import Experts, ModelShape, Span
+from swarmnet.run.manifest import Span
+from swarmnet.run.schema import Experts, ModelShape
 
 SHAPE = ModelShape(
     hidden_size=16,

@@ -13,7 +13,8 @@ from swarmnet.model.flat_layout import expert_of, layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.optimizer.method import method_of
 from swarmnet.optimizer.replica import Replica
-from swarmnet.run.manifest import Experts, Manifest, ModelShape, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Experts, ModelShape, Sync
 
 EXPERTS = Experts(num_experts=4, top_k=2, merge_rounds=2, merge_until=10, merge_share=0.25, merge_nearest=2)
 SHAPE = ModelShape(

@@ -13,8 +13,9 @@ from swarmnet.model.experts.mixture import feed_forward, mixture
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes, trains_with_muon, whole
-from swarmnet.run.manifest import Experts, Manifest, ManifestError, ModelShape
+from swarmnet.run.manifest import Manifest, ManifestError
 from swarmnet.run.manifest_check import check
+from swarmnet.run.schema import Experts, ModelShape
 
 SHAPE = ModelShape(
     hidden_size=16,

@@ -12,7 +12,8 @@ from swarmnet.model.decoder import Cache, forward, initial_units, scaled
 from swarmnet.model.fixed_point import UNIT, to_floats
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes, residual_init_scale, whole
-from swarmnet.run.manifest import Manifest, ModelShape, Span
+from swarmnet.run.manifest import Manifest, Span
+from swarmnet.run.schema import ModelShape
 
 SMALL = ModelShape(
     hidden_size=16,

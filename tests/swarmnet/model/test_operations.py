@@ -18,7 +18,8 @@ from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.flops import operations_per_token
 from swarmnet.model.stage_compute import StageCompute, copied
-from swarmnet.run.manifest import Data, Experts, Manifest, ModelShape
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Data, Experts, ModelShape
 
 SHAPE = ModelShape(
     hidden_size=32,

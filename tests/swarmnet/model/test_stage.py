@@ -17,7 +17,8 @@ from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.model.stage_compute import LastStageResult, StageCompute, StageError, copied
 from swarmnet.run.boundary_settings import Boundary
-from swarmnet.run.manifest import Experts, Manifest, ModelShape, Span
+from swarmnet.run.manifest import Manifest, Span
+from swarmnet.run.schema import Experts, ModelShape
 
 LLAMA = ModelShape(
     vocab_size=64,
@@ -337,7 +338,8 @@ def test_a_peer_pays_for_no_part_of_torch_that_it_does_not_use() -> None:
 import sys, torch
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import layout_of
-from swarmnet.run.manifest import ModelShape, Span
+from swarmnet.run.manifest import Span
+from swarmnet.run.schema import ModelShape
 from swarmnet.model.decoder import initial_units
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.model.computing.choices import PLAIN, Computing

@@ -20,7 +20,8 @@ from swarmnet.model.parameters import factor_names, is_trained, parameter_shapes
 from swarmnet.model.state_layout import MOMENTUM, first_state, state_layout
 from swarmnet.resources.bandwidth_estimate import contribution_bytes
 from swarmnet.resources.memory_estimate import needs_of
-from swarmnet.run.manifest import InitCheckpoint, Lora, Manifest, ModelShape, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import InitCheckpoint, Lora, ModelShape, Sync
 
 PLAIN_SHAPE = ModelShape(
     vocab_size=64,

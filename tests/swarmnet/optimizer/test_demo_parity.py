@@ -12,7 +12,8 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.optimizer.method import method_of
 from swarmnet.optimizer.step import dense
-from swarmnet.run.manifest import Manifest, Rounds, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Rounds, Sync
 
 ROUNDS = 30
 RATE = 2.0**-10

@@ -9,7 +9,8 @@ from swarmnet.model.flat_layout import layout_of
 from swarmnet.optimizer.float_demo import FloatMethod
 from swarmnet.optimizer.method import ContributionError, method_of
 from swarmnet.optimizer.step import dense
-from swarmnet.run.manifest import Manifest, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Sync
 
 PEERS = [PeerId(f"peer {index}") for index in range(3)]
 

@@ -14,7 +14,8 @@ from swarmnet.optimizer.low_rank.factor import LARGEST_EXPONENT, Factor, sum_of
 from swarmnet.optimizer.low_rank.subspace import subspace
 from swarmnet.optimizer.method import ContributionError, method_of
 from swarmnet.optimizer.step import dense
-from swarmnet.run.manifest import Manifest, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Sync
 
 CPU = torch.device("cpu")
 QUERY, UP = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.up_proj.weight"

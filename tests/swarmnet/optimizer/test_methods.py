@@ -18,8 +18,8 @@ from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.optimizer.method import METHODS, ContributionError, GradientError, add_own, method_of
 from swarmnet.optimizer.step import dense
 from swarmnet.rounds.result_table import Contributor, tag_of
-from swarmnet.run.local_step_presets import PRESETS
-from swarmnet.run.manifest import MethodName, ModelShape
+from swarmnet.run.schema import ModelShape
+from swarmnet.run.sync_methods import METHOD_CONFIGS, PRESETS, MethodName
 
 TRANSFORMS = ["hadamard", "dct"]
 SIGNED = ["demo-sign", "demo"]
@@ -76,8 +76,8 @@ def by_name(layout, flat):
 
 
 def test_every_name_that_a_manifest_can_say_has_a_class():
-    assert set(METHODS) == set(get_args(MethodName)), (
-        "a sync method has its name in MethodName (swarmnet/run/manifest.py) and its class in METHODS "
+    assert set(METHODS) == set(METHOD_CONFIGS) == set(get_args(MethodName)), (
+        "a sync method has its name in MethodName (swarmnet/run/sync_methods.py) and its class in METHODS "
         "(swarmnet/optimizer/method.py): add the one that is missing"
     )
 

@@ -17,7 +17,8 @@ from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.method import METHODS, method_of
 from swarmnet.optimizer.replica import Replica, ReplicaError
 from swarmnet.optimizer.step import dense
-from swarmnet.run.manifest import Manifest, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Sync
 
 ROUNDS = 4
 PEERS = [PeerId(f"peer {index}") for index in range(4)]

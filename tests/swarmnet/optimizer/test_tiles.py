@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.optimizer.tiling import MatrixTiles, cut_of
-from swarmnet.run.manifest import Manifest, ManifestError, Sync
+from swarmnet.run.manifest import Manifest, ManifestError
 from swarmnet.run.manifest_check import check
+from swarmnet.run.schema import Sync
 
 SIDES = st.integers(1, 150)
 

@@ -27,7 +27,7 @@ from swarmnet.pipeline.flow_control import (
     graphs_that_fit,
 )
 from swarmnet.run.boundary_settings import Boundary
-from swarmnet.run.manifest import Experts, ModelShape
+from swarmnet.run.schema import Experts, ModelShape
 
 
 def play(flow, seconds, network, service=0.1, servers=1, lanes=0, seed=0):

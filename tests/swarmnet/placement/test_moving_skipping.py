@@ -18,8 +18,8 @@ from swarmnet.placement.policy import (
     move_rules,
     summarize_records,
 )
-from swarmnet.run.manifest import Paths
 from swarmnet.run.path_rules import PathRules, begin, choices, visit
+from swarmnet.run.schema import Paths
 
 ME = PeerId("me")
 SIX = MoveRules((1.0,) * 6, paths=PathRules(6, most_skipped=2, full_path_warmup_rounds=10))

@@ -20,7 +20,7 @@ from swarmnet.resources.allowances import (
     Unfinished,
 )
 from swarmnet.rounds.contribution_sets import kept_rounds
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 
 def test_nobody_waits_before_the_bucket_is_empty_and_then_for_one_check():

@@ -13,7 +13,7 @@ from swarmnet.resources.link_bandwidth import (
     crossings,
     seconds_on_line,
 )
-from swarmnet.run.manifest import Sync
+from swarmnet.run.schema import Sync
 
 FOUR = tiny_manifest((1, 1, 1, 1), model=replace(TINY_MODEL, num_hidden_layers=4))
 DOWN, UP = FOUR.body_bytes, FOUR.gradient_bytes

@@ -8,7 +8,8 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import trained_layout
 from swarmnet.pipeline.flow_control import FLOAT_BYTES, graph_at_work, graph_bytes
 from swarmnet.resources.memory_estimate import needs_of, waits
-from swarmnet.run.manifest import Data, Manifest, ModelShape, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Data, ModelShape, Sync
 
 MODEL = ModelShape(
     hidden_size=512,

@@ -12,7 +12,7 @@ from swarmnet.resources.bandwidth_estimate import (
     rounds_per_second,
     traffic_of,
 )
-from swarmnet.run.manifest import Rounds, Sync
+from swarmnet.run.schema import Rounds, Sync
 
 MANIFEST = tiny_manifest(rounds=Rounds(global_batch_tokens=4 * tiny_manifest().microbatch_tokens))
 MICROBATCH = MANIFEST.microbatch_tokens

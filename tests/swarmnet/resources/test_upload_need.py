@@ -8,7 +8,7 @@ from swarm import tiny_manifest
 from swarmnet.resources.bandwidth_estimate import contribution_bytes
 from swarmnet.resources.link_bandwidth import crossings
 from swarmnet.resources.upload_need import ContributionFates, judge_upload, needed_upload
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 MANIFEST = tiny_manifest(rounds=Rounds(global_batch_tokens=4 * tiny_manifest().microbatch_tokens))
 PACE = 8.0 * MANIFEST.microbatch_tokens

@@ -7,7 +7,7 @@ from swarmnet.rounds.contribution_sets import NeighbourView, RoundSet
 from swarmnet.rounds.events import OpenSet, ProcessSuspended, Reference, TimePassed
 from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.settlement import FinalityRules
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 RULES = Rounds(finality_timeout_seconds=3.0)
 

@@ -22,7 +22,7 @@ from swarmnet.rounds.events import (
 from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.history import START, SettledSet
 from swarmnet.rounds.result_table import Contributor, Draw, Table
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 A, B, C, LIAR = (PeerId(name) for name in ("a", "b", "c", "liar"))
 SHARDS = 16

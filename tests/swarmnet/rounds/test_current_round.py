@@ -6,7 +6,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView
 from swarmnet.rounds.open_round import CurrentRound
 from swarmnet.rounds.settlement import FinalityRules
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 RULES = Rounds(global_batch_tokens=100, max_seconds=5.0, contribution_timeout_seconds=1.0)
 

@@ -30,7 +30,7 @@ from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.history import START, Chain, SettledSet
 from swarmnet.rounds.reducing import ASK_SECONDS, SEARCH_SECONDS, ReductionSchedule
 from swarmnet.rounds.result_table import Draw
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 RULES = Rounds(window=2, snapshot_interval=4, global_batch_tokens=100)
 DRAW = Draw(b"run", RULES.snapshot_interval, 16, RULES.window)

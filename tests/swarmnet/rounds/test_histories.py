@@ -26,7 +26,7 @@ from swarmnet.rounds.events import (
 from swarmnet.rounds.fork_choice import LISTEN_SECONDS, MAX_AHEAD, SIGNED_SECONDS, ForkChoice, Signed
 from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.history import START, Chain, SettledSet
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 OLD, NEW, THIRD = PeerId("old"), PeerId("new"), PeerId("third")
 RULES = Rounds(window=2, snapshot_interval=4)

@@ -26,7 +26,7 @@ from swarmnet.rounds.own_contributions import (
     MAX_ASKS,
     OwnContributions,
 )
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 RULES = Rounds(window=2)
 DELAY = 4

@@ -7,7 +7,7 @@ from swarmnet.rounds.contribution_sets import NeighbourView
 from swarmnet.rounds.history import START, Chain, SettledSet
 from swarmnet.rounds.reducing import WAIT_SHARE, ReductionSchedule
 from swarmnet.rounds.result_table import Contributor, Draw, Table
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 RULES = Rounds(contribution_timeout_seconds=4.0)
 HALF = WAIT_SHARE * RULES.contribution_timeout_seconds

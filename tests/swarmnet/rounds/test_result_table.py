@@ -28,7 +28,8 @@ from swarmnet.rounds.result_table import (
     read_table,
     tag_of,
 )
-from swarmnet.run.manifest import Manifest, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Sync
 
 SHARDS = 8
 PEERS = [PeerId(f"peer {number}") for number in range(12)]

@@ -23,7 +23,7 @@ from swarmnet.rounds.own_contributions import (
     OwnContributions,
 )
 from swarmnet.rounds.result_table import Contributor, Draw, Table, tag_of
-from swarmnet.run.manifest import Rounds
+from swarmnet.run.schema import Rounds
 
 RULES = Rounds(window=2)
 DELAY = 4

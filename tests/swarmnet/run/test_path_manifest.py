@@ -7,9 +7,10 @@ import pytest
 from peers.config.run_file import load_manifest
 from peers.errors import ConfigError
 from swarmnet.identifiers import PeerId
-from swarmnet.run.manifest import Manifest, ManifestError, ModelShape, Paths
+from swarmnet.run.manifest import Manifest, ManifestError
 from swarmnet.run.manifest_check import check
 from swarmnet.run.path_rules import PathRules
+from swarmnet.run.schema import ModelShape, Paths
 
 SIX = Manifest("run", PeerId("owner"), stages=(1,) * 6, model=ModelShape(num_hidden_layers=6))
 

@@ -34,7 +34,8 @@ from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.model.sampling import window_starts, windows
 from swarmnet.model.stage_compute import StageCompute, copied
 from swarmnet.run.activation_sizes import Codec
-from swarmnet.run.manifest import STANDARD_LIBRARY, Manifest
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import STANDARD_LIBRARY
 
 RUN = RunId("00" * 32)
 """Run id that seeds the sampling of text, so that a peer's n-th microbatch is the same for all methods."""

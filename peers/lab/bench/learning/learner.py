@@ -16,8 +16,9 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from peers.lab.bench.learning.ground import Ground, Parameter
 from swarmnet.model.parameters import trains_with_muon
-from swarmnet.run.local_step_presets import InnerOptimizerName
-from swarmnet.run.manifest import Sync, learning_rate
+from swarmnet.run.local_step_config import InnerOptimizerName
+from swarmnet.run.manifest import learning_rate
+from swarmnet.run.schema import Sync
 
 WARMUP_SHARE = 0.02
 """Share of the steps in which the learning rate rises linearly to its peak, for every method."""

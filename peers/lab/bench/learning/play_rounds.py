@@ -27,7 +27,7 @@ from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.step import dense
 from swarmnet.rounds.history import START
 from swarmnet.rounds.result_table import Contributor, tag_of
-from swarmnet.run.manifest import Sync
+from swarmnet.run.schema import Sync
 
 
 class BenchRounds:

@@ -11,8 +11,8 @@ from peers.lab.bench.learning.ground import Ground
 from peers.lab.bench.learning.learner import Learner, MeanGradient, schedule
 from peers.lab.bench.learning.plain_demo import DECAY, KEPT, PlainDemo
 from peers.lab.bench.learning.play_rounds import BenchRounds
-from swarmnet.run.local_step_presets import MOMENTUM_PRESETS, InnerOptimizerName
-from swarmnet.run.manifest import Sync
+from swarmnet.run.local_step_config import THOUSAND, InnerOptimizerName
+from swarmnet.run.schema import Sync
 
 LOCAL_STEPS = 8
 """Local steps of a round (H in the papers): saves traffic on home links, with a loss near that of H = 1."""
@@ -166,11 +166,9 @@ def _rounds(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
             late=setting.late,
         )
 
-    outer = sync.local_steps.outer_lr if sync.local_steps is not None and sync.outer_momentum else None
-    local_steps = steps if sync.local_steps else 0
-    return Recipe(
-        make, sync.learning_rate, told, outer if sync.method in MOMENTUM_PRESETS else None, local_steps
-    )
+    own = sync.local_steps
+    outer = own.outer_thousandths[0] / THOUSAND if own is not None and own.settles_momentum else None
+    return Recipe(make, sync.learning_rate, told, outer, steps if own is not None else 0)
 
 
 def _own(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:

@@ -27,7 +27,10 @@ from peers.lab.planner.shape import laws
 from swarmnet.placement.policy import stage_work
 from swarmnet.resources.link_bandwidth import LinkBandwidth, carried, crossing
 from swarmnet.run.boundary_settings import Boundary
-from swarmnet.run.manifest import Manifest, MethodName, Paths, Sync, TopologyName
+from swarmnet.run.local_step_config import TopologyName
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Paths, Sync
+from swarmnet.run.sync_methods import DEFAULT_LOCAL_METHOD, DEFAULT_METHOD, MethodName
 
 SEQUENCES = (1, 2, 4)
 """Sequences of a microbatch."""
@@ -41,8 +44,8 @@ LONGER = 3
 
 
 def own_method(sync: Sync) -> MethodName:
-    """Return the local-step method of the candidates: the run's own if it is one, else `local-steps`."""
-    return "local-steps" if sync.local_steps is None else sync.method
+    """Return the local-step method of the candidates: the run's own if it is one, else the default."""
+    return DEFAULT_LOCAL_METHOD if sync.local_steps is None else sync.method
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ class Shape:
                 fragments=self.parts or sync.fragments,
             )
         elif sync.local_steps is not None:
-            sync = replace(sync, method="demo-sign", topology="all-gather")
+            sync = replace(sync, method=DEFAULT_METHOD, topology="all-gather")
         return replace(
             run,
             model=replace(run.model, boundary=self.boundary(run)),

@@ -18,7 +18,8 @@ from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.stage_compute import StageError
 from swarmnet.optimizer.method import ContributionError
 from swarmnet.optimizer.replica import NOT_HASHED
-from swarmnet.run.manifest import Manifest, ModelShape, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import ModelShape, Sync
 
 CPU = torch.device("cpu")
 SHAPE = ModelShape(

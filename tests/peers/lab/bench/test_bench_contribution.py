@@ -7,7 +7,8 @@ from peers.lab.bench.contribution import BANDS, CASES, FloatDemo, bench, model_s
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.optimizer.method import method_of
-from swarmnet.run.manifest import Manifest, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Sync
 
 OVERHEAD = 200
 """Bytes of envelope and headers that the targets leave room for."""

@@ -25,7 +25,8 @@ from peers.lab.bench.learning.recipes import Recipe, Setting, recipes
 from peers.lab.bench.learning.trials import Outcome, Rates, StoredTrials, TrialSettings
 from peers.tools.model.evaluate import cut
 from swarmnet.model.flat_layout import CHUNK
-from swarmnet.run.manifest import Data, Manifest, Paths, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Data, Paths, Sync
 
 STEPS = 6
 

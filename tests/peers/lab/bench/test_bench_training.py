@@ -9,7 +9,8 @@ from swarm import OWNER
 from peers.cli import main as cli
 from peers.lab.bench.training import Plain, StagesInOneThread, bench, texts_of
 from swarmnet.model.state_layout import first_state
-from swarmnet.run.manifest import Data, Manifest, ModelShape, Rounds, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Data, ModelShape, Rounds, Sync
 
 SHAPE = ModelShape(
     hidden_size=16,

@@ -20,7 +20,8 @@ from peers.lab.processes.demo_report import contribution_bytes
 from swarmnet.identifiers import PeerId
 from swarmnet.resources.bandwidth_estimate import contribution_bytes as contribution_estimate
 from swarmnet.resources.bandwidth_estimate import result_bytes as result_estimate
-from swarmnet.run.manifest import Data, Experts, Manifest, ModelShape, Rounds, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Data, Experts, ModelShape, Rounds, Sync
 
 NEAR = (0.001, 0.01)
 THREE = Manifest("run", PeerId("owner"), stages=(2, 1, 1), model=ModelShape())

@@ -9,7 +9,8 @@ from peers.lab.planner.plan import plan
 from peers.lab.planner.plan_request import PlanRequest
 from peers.lab.planner.speeds import MEGABIT, peer_classes
 from swarmnet.identifiers import PeerId
-from swarmnet.run.manifest import Data, Manifest, ModelShape, Rounds
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Data, ModelShape, Rounds
 
 HALF = 0.005
 """What each of two lines loses of a way that loses a hundredth."""

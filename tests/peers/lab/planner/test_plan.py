@@ -21,8 +21,9 @@ from peers.lab.planner.speeds import MEGABIT, peer_classes
 from peers.lab.processes.demo_report import contribution_bytes
 from swarmnet.identifiers import PeerId
 from swarmnet.routing.load_balancer import Router
-from swarmnet.run.manifest import Manifest, ModelShape, Paths
+from swarmnet.run.manifest import Manifest
 from swarmnet.run.path_rules import PathRules
+from swarmnet.run.schema import ModelShape, Paths
 
 DAY = 86400.0
 CONFIGS = Path(__file__).parents[4] / "configs"

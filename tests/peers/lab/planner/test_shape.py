@@ -21,7 +21,8 @@ from peers.lab.planner.shape.writing import text_of
 from peers.lab.planner.speeds import peer_classes
 from swarmnet.identifiers import PeerId
 from swarmnet.resources.memory_estimate import needs_of
-from swarmnet.run.manifest import Manifest, ModelShape, Paths
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import ModelShape, Paths
 
 CONFIGS = Path(__file__).parents[4] / "configs"
 NEAR = (0.001, 0.01)

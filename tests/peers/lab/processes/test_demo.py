@@ -10,7 +10,8 @@ from peers.config.peer_file import DemoOptions
 from peers.lab.processes.demo import Demo
 from peers.lab.processes.demo_report import CURVE_POINTS, DemoPeerReport, build, contribution_bytes, curve
 from swarmnet.identifiers import PeerId
-from swarmnet.run.manifest import Manifest, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Sync
 
 
 class Process:

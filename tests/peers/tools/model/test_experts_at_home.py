@@ -11,7 +11,8 @@ from peers.tools.model import hf_parity
 from peers.tools.model.export import export, load_shape, load_weights, plain_shape
 from peers.tools.model.generate import generate
 from swarmnet.identifiers import PeerId
-from swarmnet.run.manifest import Data, Experts, Lora, Manifest, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Data, Experts, Lora, Sync
 
 HELD = replace(
     LLAMA, qk_norm=True, rms_norm_eps=1e-6, intermediate_size=24,

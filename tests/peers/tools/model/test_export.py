@@ -14,7 +14,7 @@ from peers.tools.model.export import export, load_end, load_shape, load_weights
 from peers.tools.model.export_folder import ExportError
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
-from swarmnet.run.manifest import Experts, ModelShape
+from swarmnet.run.schema import Experts, ModelShape
 
 QWEN = replace(LLAMA, qk_norm=True, rms_norm_eps=1e-6)
 MIXED = replace(QWEN, intermediate_size=24, experts=Experts(num_experts=5, top_k=2, aux_loss_coef=0.0))

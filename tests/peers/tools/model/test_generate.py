@@ -16,7 +16,7 @@ from peers.tools.model.evaluate import bits_per_byte, score_weights
 from peers.tools.model.generate import Continuation, generate
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import HEAD, whole
-from swarmnet.run.manifest import ModelShape
+from swarmnet.run.schema import ModelShape
 
 SHAPE = ModelShape(
     hidden_size=32,

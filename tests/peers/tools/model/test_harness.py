@@ -17,7 +17,7 @@ from peers.errors import UserError, how_to_install
 from peers.tools.model.likelihood import ModelScorer
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
-from swarmnet.run.manifest import ModelShape
+from swarmnet.run.schema import ModelShape
 
 SHAPE = ModelShape(
     hidden_size=32,

@@ -29,7 +29,8 @@ from protocols.memory.transport import Conditions
 from swarmnet.inference.inference_client import ASKED_AT_ONCE, BUSY, LEAVE_OUT_SECONDS
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
-from swarmnet.run.manifest import InitCheckpoint, Lora, Manifest, Paths
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import InitCheckpoint, Lora, Paths
 
 SKIPPING = tiny_manifest(
     (1, 1, 1, 1), model=replace(TINY_MODEL, num_hidden_layers=4), paths=Paths(skip_ratio=1 / 4)

@@ -32,17 +32,9 @@ from swarmnet.model.decoder import initial_units
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.rounds.receipt_rules import Receipt
-from swarmnet.run.manifest import (
-    Data,
-    InitCheckpoint,
-    Lora,
-    Manifest,
-    ManifestError,
-    ModelShape,
-    Paths,
-    TextSource,
-)
+from swarmnet.run.manifest import Manifest, ManifestError
 from swarmnet.run.manifest_check import check
+from swarmnet.run.schema import Data, InitCheckpoint, Lora, ModelShape, Paths, TextSource
 
 SHAPE = ModelShape(
     hidden_size=16,

@@ -23,7 +23,8 @@ from swarmnet.model.boundary import projectors
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.run.boundary_settings import Boundary
-from swarmnet.run.manifest import Data, Manifest
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Data
 
 FULL = replace(LLAMA, boundary=Boundary("token-anchored", width=8, after=(1, 2), seed=7))
 HASHED = replace(FULL, boundary=replace(FULL.boundary, anchor_rows=32))

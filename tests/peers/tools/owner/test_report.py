@@ -26,8 +26,8 @@ from protocols.signed.identity import Identity
 from protocols.signed.orders import seal_order
 from protocols.signed.peer_record import NO_STAGE
 from protocols.signed.records import seal_record
-from swarmnet.run.manifest import Data, InitCheckpoint, Lora, TextSource
 from swarmnet.run.owner_orders import OwnerOrders, Withdrawal
+from swarmnet.run.schema import Data, InitCheckpoint, Lora, TextSource
 
 SOURCES = tuple(
     TextSource(

@@ -9,7 +9,8 @@ import zstandard
 
 from peers.tools.owner.run_check import HIGHEST_RATE, LOWEST_RATE, unusual
 from swarmnet.identifiers import PeerId
-from swarmnet.run.manifest import Data, Manifest, Paths, Rounds, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Data, Paths, Rounds, Sync
 
 RUN = """
 name: tiny

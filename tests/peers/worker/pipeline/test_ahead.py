@@ -31,8 +31,8 @@ from protocols.messages.table import (
 )
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId
-from swarmnet.run.manifest import Paths
 from swarmnet.run.path_rules import begin, visit
+from swarmnet.run.schema import Paths
 
 Kind = TypeVar("Kind", bound=Swarm)
 PEERS = {"a": 0, "a2": 0, "b": 1, "b2": 1, "c": 2, "c2": 2, "d": 3}

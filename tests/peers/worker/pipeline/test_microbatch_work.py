@@ -21,9 +21,10 @@ from swarmnet.model import activation_codec
 from swarmnet.pipeline.timeouts import FIRST_DEADLINE_SECONDS
 from swarmnet.routing.skipping import Skipping
 from swarmnet.run.activation_sizes import encoded_bytes
-from swarmnet.run.manifest import Data, Manifest, ManifestError, ModelShape
+from swarmnet.run.manifest import Manifest, ManifestError
 from swarmnet.run.manifest_check import MAX_BODY_BYTES, check
 from swarmnet.run.path_rules import begin, visit
+from swarmnet.run.schema import Data, ModelShape
 
 KEY = MicrobatchId(PeerId("origin"), 1)
 

@@ -23,7 +23,7 @@ from peers.worker.pipeline import text_reader
 from peers.worker.pipeline.text_reader import TextReader
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId
-from swarmnet.run.manifest import Data, TextSource
+from swarmnet.run.schema import Data, TextSource
 
 LENGTH = 16
 

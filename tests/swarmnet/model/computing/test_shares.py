@@ -8,7 +8,7 @@ import torch
 from swarmnet.model.computing.shares import Shares
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
-from swarmnet.run.manifest import Experts, ModelShape
+from swarmnet.run.schema import Experts, ModelShape
 
 LLAMA = ModelShape(
     vocab_size=256,

@@ -15,7 +15,7 @@ from swarmnet.optimizer.device_groups.device_group import MultiDevice
 from swarmnet.optimizer.device_groups.payload import Divisible, divided, put_together
 from swarmnet.optimizer.method import method_of
 from swarmnet.optimizer.replica import Replica
-from swarmnet.run.local_step_presets import PRESETS
+from swarmnet.run.sync_methods import PRESETS
 
 LAYOUT = layout_of(shapes_of(3, width=72))
 CASES = [

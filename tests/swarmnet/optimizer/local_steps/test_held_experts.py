@@ -12,13 +12,14 @@ from method_cases import PEERS, bent, gradient_of, moved_by
 from swarmnet.model.flat_layout import expert_of, layout_of, some_planes
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.optimizer.delta_codecs.delta_codec import LARGEST_EXPONENT
-from swarmnet.optimizer.local_steps.expert_steps import BALANCE_ROUNDS, ExpertAssignment
+from swarmnet.optimizer.local_steps.group_trainers import BALANCE_ROUNDS, ExpertAssignment
 from swarmnet.optimizer.local_steps.local_steps import LocalSteps
 from swarmnet.optimizer.method import ContributionError, GradientError, method_of
 from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.step import dense
-from swarmnet.run.manifest import Experts, Manifest, ManifestError, ModelShape, Sync
+from swarmnet.run.manifest import Manifest, ManifestError
 from swarmnet.run.manifest_check import check
+from swarmnet.run.schema import Experts, ModelShape, Sync
 
 SHAPE = ModelShape(
     hidden_size=32,

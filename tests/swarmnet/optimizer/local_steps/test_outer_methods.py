@@ -13,9 +13,9 @@ from swarmnet.model.state_layout import MOMENTUM, state_of, with_zero_momentum
 from swarmnet.optimizer.replica import Replica, ReplicaError
 from swarmnet.optimizer.step import dense
 from swarmnet.optimizer.tiling import empty_padding
-from swarmnet.run.local_step_presets import PRESETS
 from swarmnet.run.manifest import Manifest, ManifestError
 from swarmnet.run.manifest_check import check
+from swarmnet.run.sync_methods import PRESETS
 
 LAYOUT = layout_of(shapes_of(1))
 ONE_STEP = 2.0**-7

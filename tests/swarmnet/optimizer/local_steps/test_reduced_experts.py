@@ -16,7 +16,8 @@ from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.model.flat_layout import expert_of, layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.optimizer.delta_codecs.delta_codec import sum_of
-from swarmnet.optimizer.local_steps.expert_steps import BALANCE_ROUNDS, ExpertShardSteps
+from swarmnet.optimizer.local_steps.expert_steps import ExpertShardSteps
+from swarmnet.optimizer.local_steps.group_trainers import BALANCE_ROUNDS
 from swarmnet.optimizer.local_steps.local_steps import rows_of
 from swarmnet.optimizer.local_steps.reduced_experts import ReducedExperts
 from swarmnet.optimizer.local_steps.reduced_steps import QuantizedMean
@@ -32,7 +33,8 @@ from swarmnet.rounds.result_table import (
     longest_head,
     tag_of,
 )
-from swarmnet.run.manifest import Experts, Manifest, ModelShape, Sync
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import Experts, ModelShape, Sync
 
 SHAPE = ModelShape(
     hidden_size=32,
@@ -209,7 +211,7 @@ def test_by_their_results_peers_know_who_trains_what_and_spread_over_the_groups(
     tally = methods[PEERS[0]].tally(99)
     tally.add(REDUCERS[0], method().reduce(cut(PAYLOADS)))
     tally.remove(REDUCERS[0])
-    assert methods[PEERS[0]].held._groups_in(99) == {}
+    assert methods[PEERS[0]].held.trainers.groups_in(99) == {}
 
 
 def test_replicas_that_hear_of_a_result_late_are_equal_to_those_that_heard_in_time():

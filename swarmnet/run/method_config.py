@@ -1,0 +1,70 @@
+"""The configuration of a sync method: the keys of `sync` that it reads, their checks, and its estimates.
+
+Each sync method has one object of this class or of a subclass (`swarmnet/run/sync_methods.py`). Code outside
+asks this object and never compares names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
+
+FLOAT_BYTES = 4
+CHUNK = 4096
+"""Number of values per chunk (`swarmnet/optimizer/sign_votes.py`)."""
+SIGN_BYTES = 1
+"""Effect of each applied open round, one sign per parameter."""
+Problem = tuple[bool, str]
+"""Whether keys are wrong, and the message. A message starts with the key and ends with what to write."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageSizes:
+    """Numbers of parameters of one stage, with padding, from which methods estimate bytes."""
+
+    all: int
+    trained: int
+    """Parameters that this peer trains."""
+    few: int
+    """Parameters of experts in groups, each of which few peers train."""
+    matrices: tuple[tuple[int, ...], ...]
+    """Shapes of the layer matrices that this peer trains."""
+
+
+@dataclass(frozen=True, slots=True)
+class MethodConfig:
+    """The configuration of one sync method. A field with the name of a key of `sync` has its value."""
+
+    meaning: str
+    """What the method sends and applies, as a sentence after its name for the documentation."""
+    value_bits: int = 1
+    """Bits of each value in a contribution."""
+    not_divisible: str = ""
+    """Why the method cannot run where a stage is divided among devices; empty if it can."""
+
+    introduction: ClassVar[str] = ""
+    """Sentence of the documentation before the first method of this class."""
+    has_outer_optimizer: ClassVar[bool] = False
+    """Whether the method reads `outer_lr` and `outer_momentum`."""
+
+    def read(self, keys: Mapping[str, Any]) -> Self:
+        """Return this configuration with the values of the keys of `sync` that it has."""
+        return replace(self, **{key.name: keys[key.name] for key in fields(self) if key.name in keys})
+
+    def key_problems(self) -> list[Problem]:
+        """Return the checks of single keys. They apply to every run, whichever method it has."""
+        return []
+
+    def problems(self) -> list[Problem]:
+        """Return the checks that apply only to a run with this method."""
+        return []
+
+    def contribution_bytes(self, sizes: StageSizes) -> float:
+        """Estimate the bytes of one contribution."""
+        return sizes.trained * self.value_bits / 8
+
+    def kept_bytes(self, sizes: StageSizes, open_rounds: int, is_small: bool) -> int:
+        """Estimate the bytes of the tensors that only this method has, without optimizer moments. `is_small`
+        means that the group has few peers, so that sums of their one-bit updates fit in one byte."""
+        return sizes.all * SIGN_BYTES * open_rounds

@@ -1,0 +1,157 @@
+"""All sync methods that a run can have, by name, with their configurations.
+
+`swarmnet/optimizer/method.py` has the class that implements each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log2
+from typing import Literal
+
+from swarmnet.run.local_step_config import LocalStepConfig, OuterStepConfig
+from swarmnet.run.method_config import CHUNK, FLOAT_BYTES, MethodConfig, Problem, StageSizes
+
+SelectionName = Literal["top-k", "group"]
+TransformName = Literal["hadamard", "dct", "fine-dct"]
+ChunkingName = Literal["flat", "tiled"]
+MAX_RANK = 1024
+"""Maximum rank for which a step's exact sums do not overflow (`swarmnet/optimizer/low_rank/exact.py`)."""
+CUT_BYTES = FLOAT_BYTES
+"""Temporary memory of tiled matrices: the gradient in tile order."""
+BOTH_BYTES = 2 * FLOAT_BYTES
+"""Temporary memory of methods with both directions and votes: the residual as weights, and what is sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoefficientConfig(MethodConfig):
+    """The configuration of a method that sends the largest momentum coefficients of each chunk."""
+
+    selection: SelectionName = "group"
+    transform: TransformName = "hadamard"
+    topk_per_chunk: int = 128
+    momentum: float = 0.95
+    chunking: ChunkingName = "flat"
+
+    def key_problems(self) -> list[Problem]:
+        return [
+            (
+                not 0 < self.topk_per_chunk <= 4096 or self.topk_per_chunk & (self.topk_per_chunk - 1) != 0,
+                f"sync.topk_per_chunk is {self.topk_per_chunk}; it must be a power of two up to 4096",
+            ),
+            (not 0 <= self.momentum < 1, f"sync.momentum is {self.momentum:g}; it must lie in [0, 1)"),
+            (
+                self.chunking == "tiled" and self.transform == "hadamard",
+                "sync.chunking: tiles have sides of any length, and hadamard needs powers of two; write "
+                "sync.transform: dct",
+            ),
+        ]
+
+    def contribution_bytes(self, sizes: StageSizes) -> float:
+        return self.coefficient_bytes(sizes.trained)
+
+    def coefficient_bytes(self, parameters: int) -> float:
+        """Estimate the bytes of the coefficients of `parameters` parameters."""
+        index_bits = {"group": log2(CHUNK / self.topk_per_chunk), "top-k": log2(CHUNK)}[self.selection]
+        return parameters / CHUNK * self.topk_per_chunk * (self.value_bits + index_bits) / 8
+
+    def kept_bytes(self, sizes: StageSizes, open_rounds: int, is_small: bool) -> int:
+        cut = CUT_BYTES if self.chunking == "tiled" else 0
+        return MethodConfig.kept_bytes(self, sizes, open_rounds, is_small) + sizes.all * cut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowRankConfig(CoefficientConfig):
+    """The configuration of a method that sends each layer matrix's momentum in a few directions."""
+
+    rank: int = 16
+    votes_on_matrices: bool
+    """Whether votes also cover what the directions leave of the matrices."""
+    not_divisible: str = "needs whole matrices, which do not lie on one device"
+
+    def key_problems(self) -> list[Problem]:
+        return [(not 0 < self.rank <= MAX_RANK, f"sync.rank is {self.rank}; it must lie in 1 to {MAX_RANK}")]
+
+    def contribution_bytes(self, sizes: StageSizes) -> float:
+        """Estimate the bytes of the directions, a byte for each of their numbers, and of the votes."""
+        directions = sum(min(shape) * min(self.rank, *shape) for shape in sizes.matrices)
+        in_matrices = sum(rows * columns for rows, columns in sizes.matrices)
+        return directions + self.coefficient_bytes(
+            sizes.trained if self.votes_on_matrices else sizes.trained - in_matrices
+        )
+
+    def kept_bytes(self, sizes: StageSizes, open_rounds: int, is_small: bool) -> int:
+        both = BOTH_BYTES if self.votes_on_matrices else 0
+        return CoefficientConfig.kept_bytes(self, sizes, open_rounds, is_small) + sizes.all * both
+
+
+MethodName = Literal[
+    "demo-sign",
+    "demo",
+    "low-rank",
+    "hybrid",
+    "local-steps",
+    "diloco",
+    "streaming-diloco",
+    "sparse-loco",
+    "sparta",
+]
+PRESETS: Mapping[MethodName, LocalStepConfig] = {
+    "local-steps": LocalStepConfig(
+        meaning="one bit per value, a fragment per round.",
+        inner_optimizer="muon",
+        fragments=4,
+        delta_codec="sign",
+        residual="local",
+        small_model_rate=8e-3,
+    ),
+    "diloco": OuterStepConfig(
+        meaning="eight bits; the group applies the mean with Nesterov momentum.", outer_lr=0.7
+    ),
+    "streaming-diloco": OuterStepConfig(
+        meaning="the same with four bits, a quarter per round.",
+        fragments=4,
+        delta_codec="e3m0",
+        is_steady=True,
+        outer_lr=0.4,
+    ),
+    "sparse-loco": LocalStepConfig(
+        meaning="the largest values, with error feedback.", delta_codec="topk-2bit", residual="error-feedback"
+    ),
+    "sparta": LocalStepConfig(
+        meaning="averages a sixteenth of the weights per round in eight bits.", fragments=16, residual="local"
+    ),
+}
+"""Methods with local steps, with the values of their papers. DiLoCo: arXiv:2311.08105 (outer rate 0.7,
+momentum 0.9), with eight bits per number, as INTELLECT-1 sent them. Streaming DiLoCo: arXiv:2501.18512 (outer
+rate 0.4, four bits). It has fragments of three layers, so their number grows with the model. It names no
+momentum, so DiLoCo's is used. SparseLoCo: 2508.15706. Partitioned averaging: SPARTA averages a twentieth at a
+time; 16 is a near power of two."""
+METHOD_CONFIGS: Mapping[MethodName, MethodConfig] = {
+    "demo-sign": CoefficientConfig(
+        meaning="one-bit votes on momentum coefficients, bit-identical on all peers."
+    ),
+    "demo": CoefficientConfig(meaning="values, as in DeMo.", value_bits=32),
+    "low-rank": LowRankConfig(
+        meaning="each matrix's momentum in `rank` random directions, applied as an orthogonal step, and "
+        "votes for other parameters.",
+        votes_on_matrices=False,
+    ),
+    "hybrid": LowRankConfig(meaning="low-rank, plus votes on the remainder.", votes_on_matrices=True),
+    **PRESETS,
+}
+DEFAULT_METHOD: MethodName = "demo-sign"
+DEFAULT_LOCAL_METHOD: MethodName = "local-steps"
+"""The method with local steps where only these were asked for."""
+OUTER_METHODS = tuple(name for name, config in METHOD_CONFIGS.items() if config.has_outer_optimizer)
+
+
+def meaning_of_methods() -> str:
+    """Return the documentation of `sync.method`: a sentence for each method."""
+    sentences: list[str] = []
+    for name, config in METHOD_CONFIGS.items():
+        if config.introduction and config.introduction not in sentences:
+            sentences.append(config.introduction)
+        sentences.append(f"`{name}`: {config.meaning}")
+    return " ".join(sentences)

@@ -1,0 +1,59 @@
+"""The configurations of sync methods: they read the keys of `sync`, and estimate a contribution."""
+
+from dataclasses import fields
+
+import pytest
+
+from swarmnet.identifiers import PeerId
+from swarmnet.model.flat_layout import sizes_of, trained_layout
+from swarmnet.optimizer.method import method_of
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import ModelShape, Sync
+from swarmnet.run.sync_methods import (
+    DEFAULT_METHOD,
+    METHOD_CONFIGS,
+    OUTER_METHODS,
+    PRESETS,
+    meaning_of_methods,
+)
+
+FACTS = {
+    "meaning", "value_bits", "not_divisible", "votes_on_matrices", "is_steady", "small_model_rate",
+}  # fmt: skip
+"""Fields of configurations that no run file can set."""
+OF_METHODS = {"inner_optimizer", "fragments", "delta_codec", "residual", "outer_lr"}
+"""Keys whose default stands for the method's own value."""
+KEYS = {key.name: key.default for key in fields(Sync)}
+
+
+@pytest.mark.parametrize("config", METHOD_CONFIGS.values(), ids=METHOD_CONFIGS)
+def test_a_field_of_a_configuration_is_a_fact_of_the_method_or_a_key_with_its_default(config):
+    read = config.read(Sync().keys)
+    names = {field.name for field in fields(config)}
+    assert names - FACTS <= set(KEYS)
+    for name in names - FACTS - OF_METHODS:
+        assert getattr(read, name) == KEYS[name]
+    assert config.read(Sync().keys) == read == config, "the defaults of keys are those of the method"
+
+
+def test_a_run_file_sets_the_fields_of_its_method():
+    assert Sync(method="hybrid", rank=8).config.rank == 8
+    assert Sync(method="sparta", fragments=2).config.fragments == 2
+    assert Sync(method="diloco", outer_momentum=0.0).config.outer_momentum == 0.0
+    assert Sync().config == METHOD_CONFIGS[DEFAULT_METHOD]
+
+
+@pytest.mark.parametrize("name", METHOD_CONFIGS)
+def test_the_estimate_of_a_contribution_is_close_to_its_bytes(name):
+    shape = ModelShape(hidden_size=256, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=8)
+    run = Manifest("size", PeerId("owner"), stages=(2,), model=shape, sync=Sync(method=name))
+    layout = trained_layout(run, 0)
+    estimated = run.sync.config.contribution_bytes(sizes_of(layout, run.model.experts))
+    assert estimated == pytest.approx(method_of(run, layout).payload_bytes, rel=0.1)
+
+
+def test_the_documentation_has_each_method_and_says_once_what_local_steps_are():
+    meaning = meaning_of_methods()
+    assert all(f"`{name}`: " in meaning for name in METHOD_CONFIGS)
+    assert meaning.count("The others are local-step methods") == 1
+    assert set(OUTER_METHODS) <= set(PRESETS) <= set(METHOD_CONFIGS)
