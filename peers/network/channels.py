@@ -30,11 +30,13 @@ LANES: tuple[Lane, ...] = ("group", "data", "bulk")
 
 @dataclass(slots=True)
 class TrafficCounters:
-    """Bytes on the wire by message kind, framing included."""
+    """Bytes on the wire by message kind, framing included; refused messages, by code."""
 
     sent: Counter[str] = field(default_factory=Counter)
     received: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
+    departures: Counter[str] = field(default_factory=Counter)
+    """Number of peers that went, by code."""
 
 
 class LinkPool:

@@ -4,23 +4,21 @@ Every `snapshot_interval` settled rounds, all peers of a group keep the same sna
 peer signs, names the round, the digest of the weights and the hash of each chunk. A joining peer asks its
 group for offers: an offer lists roots, and names the oldest round whose set of contributions is kept. The
 joining peer chooses the newest root that two thirds offer or have signed, and fetches its chunks from several
-of the peers that offer it (holders). Then it catches up with the sets of later rounds. Carriers are extra
-connections for chunks."""
+of the peers that offer it (holders). Then it catches up with the sets of later rounds."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from statistics import median_low
-from typing import Protocol
 
 import msgspec
 
-from peers.runtime.lived_clock import Clock
-from peers.runtime.timer import Timer
+from peers.network.message_router import handles
 from peers.state.checkpoint_file import state_digest
+from peers.state.chunk_fetch import ChunkFetch, FetchCounts, SnapshotPorts
 from peers.state.partial_download import Download, KeptChunks
 from peers.state.snapshot_store import (
     NOT_BEGUN,
@@ -34,45 +32,30 @@ from peers.state.snapshot_store import (
 from peers.telemetry import log_events
 from peers.telemetry.console import amount
 from peers.telemetry.log_events import Notify
-from peers.telemetry.reasons import HOLDERS
 from protocols.errors import CannotStart, Malformed, WireError
-from protocols.fields import Body
 from protocols.messages.table import (
     HEADER_LIMIT,
     Chunk,
     GetChunk,
     GetState,
-    Lane,
-    Message,
     NoChunk,
     SnapshotOffer,
     SnapshotRoot,
 )
-from protocols.ports import ChunkDownloader, Transport
+from protocols.ports import ChunkDownloader
 from protocols.signed import msgpack_guard
 from protocols.signed.envelope import EnvelopeKind, open_envelope
 from protocols.signed.token_count import tokens_in
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.membership import PeerInfo
 from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.history import START
 from swarmnet.run.manifest import Manifest
 from swarmnet.snapshots.digest_votes import Root
-from swarmnet.snapshots.fetch import (
-    ASKED_AT_ONCE,
-    Dropped,
-    RequestChunk,
-    SnapshotFetch,
-    choose_restart,
-    choose_root,
-    chunk_bytes,
-)
+from swarmnet.snapshots.fetch import choose_restart, choose_root, chunk_bytes
 
 OFFER_SECONDS = 2.0
 """Seconds that a newcomer waits for the slowest neighbour's offer."""
 ASK_AGAIN_SECONDS = 0.25
-MORE_HOLDERS_SECONDS = 2.0
-"""Interval for asking more peers during a fetch: 103 MB take 25 s from four holders on home links."""
 CARRIERS = 6
 """Number of carriers, each a p2pd that takes 60 MB during the fetch.
 
@@ -85,26 +68,6 @@ SNAPSHOTS_ALONE = -3
 CARRIED_BYTES = 8 << 20
 """A smaller state arrives before carriers would help."""
 _root_decoder: msgspec.msgpack.Decoder[SnapshotRoot] = msgspec.msgpack.Decoder(SnapshotRoot)
-
-
-class SnapshotPorts(Protocol):
-    """The part of the neighbourhood that the state path needs."""
-
-    @property
-    def clock(self) -> Clock: ...
-
-    @property
-    def transport(self) -> Transport: ...
-
-    def known(self) -> Mapping[PeerId, PeerInfo]:
-        """Return the known peers."""
-
-    def post(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> bool: ...
-
-    def answer(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> None:
-        """Send a response to a neighbour or a visitor."""
-
-    def refused(self, peer: PeerId, code: str, reason: str) -> None: ...
 
 
 def start_digest(manifest: Manifest, stage: int) -> bytes | None:
@@ -137,7 +100,16 @@ class SnapshotService:
         state_bytes: int,
         log_event: log_events.LogEvent,
         notify: Notify,
+        signed: Callable[[], Mapping[PeerId, Collection[Root]]],
+        start: bytes | None,
+        kept: KeptChunks | None = None,
+        progress: Callable[[], RoundProgress] = lambda: NOT_BEGUN,
+        vouched: Callable[[PeerId, SnapshotRoot], bool] = lambda peer, root: True,
     ) -> None:
+        """`signed()` returns the roots that each peer has signed. `start` is the digest of the initial
+        weights if the seed does not make them. `kept` has the chunks of a download that survive a restart.
+        `progress()` returns this peer's progress. `vouched` returns whether a peer may offer a root
+        (peers/state/archivists.py)."""
         self.snapshots = snapshots
         self.neighbourhood = neighbourhood
         self.state_bytes = state_bytes
@@ -145,63 +117,42 @@ class SnapshotService:
         self.log_event = log_event
         self.notify = notify
         self.clock = neighbourhood.clock
-        self.settled_now: Callable[[], RoundProgress] = lambda: NOT_BEGUN
-        """Returns the progress of this peer once it has begun."""
-        self.signed: Callable[[], Mapping[PeerId, Collection[Root]]] = dict
-        """Returns the roots that each peer has signed (worker/rounds/digest_gossip.py)."""
-        self.vouched: Callable[[PeerId, SnapshotRoot], bool] = lambda peer, root: True
-        """Returns True if a peer may offer this root (peers/state/archivists.py)."""
-        self.start: bytes | None = None
-        """Digest of the initial weights if the seed does not make them."""
+        self.progress = progress
+        self.signed = signed
+        self.vouched = vouched
+        self.start = start
         self._false_starts: set[PeerId] = set()
         """Peers whose chunk lists of the initial weights were wrong."""
-        self.kept = KeptChunks(None, notify)
-        """Chunks of a download that survive a restart of this peer."""
-        self.fetched_bytes = 0
-        """Bytes of the newest state, including those fetched before a restart of this peer."""
-        self.kept_bytes = 0
-        """The part of them that was fetched before the restart."""
-        self.chunks_refused = 0
-        """Number of chunks with a wrong hash."""
+        self.kept = kept or KeptChunks(None, notify)
+        self.counts = FetchCounts()
         self._offers: dict[PeerId, SnapshotOffer] = {}
         self._reported_tokens: dict[tuple[PeerId, bytes], int] = {}
         """Tokens in all rounds up to a snapshot, by (reporting peer, snapshot digest)."""
         self._asked: set[PeerId] = set()
         """Peers whose offers are accepted."""
         self._all_offered = asyncio.Event()
-        self._fetch: SnapshotFetch | None = None
-        self._root: SnapshotRoot | None = None
-        self._download: Download | None = None
-        self._fetch_ended = asyncio.Event()
-        self._carriers: ChunkDownloader | None = None
-        self._timer = Timer(self._drop_stalled, self.clock)
+        self._running: ChunkFetch | None = None
         neighbourhood.transport.serve_chunks(self.chunk)
 
     def close(self) -> None:
-        self._timer.close()
+        if self._running is not None:
+            self._running.close()
 
     # -- serving --------------------------------------------------------------------------------------
 
-    def message(self, peer: PeerId, message: Message, body: bytes) -> None:
-        """Handle a message: a request for offers or chunks, or the reply to one of this peer's."""
-        match message:
-            case GetState():
-                self.neighbourhood.answer(peer, "group", self._make_offer())
-            case GetChunk(digest, index):
-                self._send_chunk(peer, digest, index)
-            case SnapshotOffer():
-                self._on_offer(peer, message)
-            case Chunk(digest, index):
-                self._on_chunk(peer, digest, index, body)
-            case NoChunk(digest, index):
-                if self._root is not None and self._root.digest == digest and self._fetch is not None:
-                    reason = f"no longer has chunk {index}"
-                    self._apply_effects(self._fetch.drop(peer, "no_chunk", self.clock.time(), reason))
+    @handles(GetState)
+    def _get_state(self, peer: PeerId, _message: GetState, _body: bytes) -> None:
+        self.neighbourhood.answer(peer, "group", self._make_offer())
+
+    @handles(NoChunk)
+    def _no_chunk(self, peer: PeerId, message: NoChunk, _body: bytes) -> None:
+        if self._running is not None:
+            self._running.no_chunk(peer, message.digest, message.index)
 
     def _make_offer(self) -> SnapshotOffer:
         """Return this peer's offer: its progress, its snapshots, and the oldest round whose set it has. It
         has the sets since it began, at most those of the newest `kept_rounds` settled rounds."""
-        progress = self.settled_now()
+        progress = self.progress()
         oldest_kept = progress.settled + 1 - kept_rounds(self.snapshots.rules)
         oldest_set = max(0, progress.began + 1, oldest_kept)
         roots = [snapshot.signed for snapshot in self.snapshots.offered()]
@@ -209,12 +160,13 @@ class SnapshotService:
             self.snapshots.stage, progress.current, progress.settled, progress.digest, roots, oldest_set
         )
 
-    def _send_chunk(self, peer: PeerId, digest: bytes, index: int) -> None:
-        chunk = self.chunk(digest, index)
+    @handles(GetChunk)
+    def _send_chunk(self, peer: PeerId, request: GetChunk, _body: bytes) -> None:
+        chunk = self.chunk(request.digest, request.index)
         if chunk is None:
-            self.neighbourhood.answer(peer, "group", NoChunk(digest, index))
+            self.neighbourhood.answer(peer, "group", NoChunk(request.digest, request.index))
         else:
-            self.neighbourhood.answer(peer, "bulk", Chunk(digest, index), chunk)
+            self.neighbourhood.answer(peer, "bulk", Chunk(request.digest, request.index), chunk)
 
     # -- fetching -------------------------------------------------------------------------------------
 
@@ -308,7 +260,8 @@ class SnapshotService:
         disks = {peer: roots for peer, roots in {me: own, **named}.items() if roots}
         return choose_restart(disks, self.signed())
 
-    def _on_offer(self, peer: PeerId, state: SnapshotOffer) -> None:
+    @handles(SnapshotOffer)
+    def _on_offer(self, peer: PeerId, state: SnapshotOffer, _body: bytes) -> None:
         """Keep an offer of a peer that was asked. If it lists the snapshot that is being fetched, with the
         same chunks, the peer becomes another holder."""
         if peer not in self._asked or state.stage != self.snapshots.stage:
@@ -316,11 +269,9 @@ class SnapshotService:
         self._offers[peer] = state
         if self._offers.keys() >= self._asked:
             self._all_offered.set()
-        fetch, root = self._fetch, self._root
-        if fetch is not None and root is not None:
+        if self._running is not None:
             for offered in self._valid_roots(peer, state):
-                if offered.digest == root.digest and tuple(offered.chunks) == fetch.hashes:
-                    self._apply_effects(fetch.add(peer, self.clock.time()))
+                self._running.add(peer, offered)
 
     def _valid_roots(self, peer: PeerId, offer: SnapshotOffer) -> list[SnapshotRoot]:
         """Return the roots in a peer's offer that it has signed and that fit this stage; others are refused.
@@ -361,40 +312,38 @@ class SnapshotService:
         hashes = max(lists, key=lists.count)
         holders = [peer for peer, root in roots.items() if tuple(root.chunks) == hashes]
         root = roots[holders[0]]
-        self._root = root
         download = Download(self.kept, hashes, root.size)
-        self._download = download
         resumed = await download.resume()
-        self.kept_bytes = sum(len(download.part(index)) for index in resumed)
-        self.fetched_bytes = self.kept_bytes
-        self._fetch_ended.clear()
-        carriers = await self._open_carriers(root.size - self.kept_bytes)
-        self._carriers = carriers
-        at_once = carriers.requests_per_holder if carriers is not None else ASKED_AT_ONCE
-        self._fetch = SnapshotFetch(hashes=hashes, holders=holders, asked_at_once=at_once, here=resumed)
+        kept_bytes = sum(len(download.part(index)) for index in resumed)
+        self.counts.kept_bytes = kept_bytes
+        self.counts.fetched_bytes = kept_bytes
+        carriers = await self._open_carriers(root.size - kept_bytes)
         self.log_event(
-            log_events.Fetching(round=root.round, size=root.size, kept=self.kept_bytes, holders=len(holders))
+            log_events.Fetching(round=root.round, size=root.size, kept=kept_bytes, holders=len(holders))
         )
-        size = amount(root.size) + (f", {amount(self.kept_bytes)} of it on disk" if resumed else "")
+        size = amount(root.size) + (f", {amount(kept_bytes)} of it on disk" if resumed else "")
         which = f"of round {root.round}" if root.round >= 0 else "that the run starts from"
         self.notify("weights", f"fetches the weights {which}: {size}, holders: {len(holders)}")
+        running = ChunkFetch(
+            root=root,
+            holders=holders,
+            download=download,
+            here=resumed,
+            carriers=carriers,
+            neighbourhood=self.neighbourhood,
+            counts=self.counts,
+            log_event=self.log_event,
+            notify=self.notify,
+        )
+        self._running = running
         try:
-            self._apply_effects(self._fetch.start(self.clock.time()))
-            while not self._fetch_ended.is_set():  # Ends when complete, or without holders.
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(MORE_HOLDERS_SECONDS):
-                        await self._fetch_ended.wait()
-                self._ask_others(self._fetch)
+            is_whole = await running.run(partial(self._ask_others, running))
         finally:
-            fetch = self._fetch
-            self._fetch = None
-            self._root = None
-            self._carriers = None
-            self._download = None
+            self._running = None
             if carriers is not None:
                 await carriers.close()
             await download.close()
-        if fetch.stuck:  # No holder is left.
+        if not is_whole:  # No holder is left.
             raise NoState(f"all {len(holders)} holders of the snapshot of round {root.round} failed")
         await self.kept.remove()
         units = units_of(bytes(download.data))
@@ -407,12 +356,11 @@ class SnapshotService:
         ]
         return Weights(units, root.round, root.chain, tokens=median_low(tokens) if tokens else None)
 
-    def _ask_others(self, fetch: SnapshotFetch) -> None:
+    def _ask_others(self, running: ChunkFetch) -> None:
         """Ask the other linked peers of the group for offers, because they may have the snapshot by now.
         Peers that are holders, or were dropped as such, are not asked."""
         for peer, known in self.neighbourhood.known().items():
-            is_new = peer not in fetch.holders and peer not in fetch.dropped
-            if known.linked and known.stage == self.snapshots.stage and is_new:
+            if known.linked and known.stage == self.snapshots.stage and running.is_new(peer):
                 self._asked.add(peer)
                 self.neighbourhood.post(peer, "group", GetState())
 
@@ -430,16 +378,18 @@ class SnapshotService:
             return None
 
     def _on_carrier_progress(self, peer: PeerId) -> None:
-        if self._fetch is not None:
-            self._fetch.progressed(peer, self.clock.time())
+        if self._running is not None:
+            self._running.progressed(peer)
 
     def _on_carrier_chunk(self, peer: PeerId, digest: bytes, index: int, chunk: bytes | None) -> None:
         """Handle a chunk from a carrier. If `chunk` is None, the connection failed, and the chunk is
         requested over the normal link."""
+        if self._running is None:
+            return
         if chunk is not None:
-            self._on_chunk(peer, digest, index, chunk)
-        elif self._root is not None and digest == self._root.digest:
-            self.neighbourhood.post(peer, "group", GetChunk(digest, index))
+            self._running.received(peer, digest, index, chunk)
+        else:
+            self._running.carrier_failed(peer, digest, index)
 
     def chunk(self, digest: bytes, index: int) -> memoryview | None:
         """Return a chunk of the snapshot with this digest, or None if there is no such snapshot or chunk."""
@@ -448,58 +398,12 @@ class SnapshotService:
             return None
         return snapshot.chunk(index)
 
-    def _on_chunk(self, peer: PeerId, digest: bytes, index: int, body: bytes) -> None:
-        """Check a received chunk, store it, and continue the fetch. Its peer is dropped if the length or the
-        hash is wrong; `SnapshotFetch.chunk` checks the hash. Chunks of other snapshots are ignored."""
-        fetch, root, download = self._fetch, self._root, self._download
-        if fetch is None or root is None or download is None or digest != root.digest:
-            return
-        received = hashlib.sha256(body).digest()
-        if not 0 <= index < len(root.chunks) or received != root.chunks[index]:
-            self.chunks_refused += 1
-        size = chunk_bytes(root.size)
-        if len(body) != min(size, root.size - index * size):
-            reason = f"chunk {index} has {len(body)} bytes"
-            self.neighbourhood.refused(peer, "malformed", reason)
-            self._apply_effects(fetch.drop(peer, "wrong_length", self.clock.time(), reason))
-            return
-        is_wanted, effects = fetch.chunk(peer, index, received, self.clock.time())
-        if is_wanted:
-            download.put(index, body)
-            self.fetched_bytes += len(body)
-            if fetch.missing:  # A complete download needs no copy on disk.
-                download.keep(index)
-        self._apply_effects(effects)
-
-    def _drop_stalled(self) -> None:
-        """Drop holders that stall. Called by the timer."""
-        if self._fetch is not None:
-            self._apply_effects(self._fetch.tick(self.clock.time()))
+    @handles(Chunk)
+    def _chunk(self, peer: PeerId, message: Chunk, body: bytes) -> None:
+        if self._running is not None:
+            self._running.received(peer, message.digest, message.index, body)
 
     def unlinked(self, peer: PeerId) -> None:
         """Drop a holder whose link has ended."""
-        if self._fetch is not None:
-            self._apply_effects(self._fetch.drop(peer, "gone", self.clock.time()))
-
-    def _apply_effects(self, effects: Sequence[RequestChunk | Dropped]) -> None:
-        """Carry out what `SnapshotFetch` has decided: send its requests, and report the holders that it has
-        dropped. Wake `_fetch_root` if the fetch has ended, and set the timer for the next stall."""
-        fetch, root = self._fetch, self._root
-        if fetch is None or root is None:
-            return
-        for effect in effects:
-            match effect:
-                case RequestChunk(peer, index):
-                    known = self.neighbourhood.known().get(peer)
-                    if self._carriers is not None and known is not None:
-                        self._carriers.ask(peer, known.addresses, root.digest, index)
-                    else:
-                        self.neighbourhood.post(peer, "group", GetChunk(root.digest, index))
-                case Dropped(peer, code, reason):
-                    reason = reason or HOLDERS[code].meaning
-                    self.log_event(log_events.HolderDropped(peer=peer, code=code, reason=reason))
-                    left = len(fetch.holders)
-                    self.notify("holder", f"{peer} {reason}; it is asked no more, other holders: {left}")
-        if not fetch.missing or fetch.stuck:
-            self._fetch_ended.set()
-        self._timer.arm(fetch.next_deadline())
+        if self._running is not None:
+            self._running.drop(peer, "gone")

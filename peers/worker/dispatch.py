@@ -2,35 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
+from peers.network.message_router import MessageRouter, handles
 from peers.network.ports import HeartbeatLoad
+from peers.state.snapshot_service import SnapshotService
+from peers.worker.inference.server import Inference
 from peers.worker.order_enforcement import OrderEnforcer
+from peers.worker.pipeline.pipeline_service import PipelineService
+from peers.worker.pipeline.reservation_client import ReservationClient
+from peers.worker.rounds.audit_path import AuditPath
+from peers.worker.rounds.receipt_service import Receipts
+from peers.worker.rounds.reducer_path import ReducerPath
+from peers.worker.rounds.round_service import RoundService
 from peers.worker.worker_context import WorkerContext
-from protocols.messages.table import (
-    AUDIT_MESSAGES,
-    DATA_MESSAGES,
-    STATE_MESSAGES,
-    ForwardRequest,
-    GetState,
-    Message,
-    OrderUpdate,
-    ReceiptMessage,
-    Slices,
-    Statements,
-)
+from protocols.fields import Body
+from protocols.messages.table import GetState, Message, Statements
+from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.events import ProcessSuspended
+
+SERVICES = (
+    PipelineService,
+    ReservationClient,
+    RoundService,
+    ReducerPath,
+    AuditPath,
+    SnapshotService,
+    Receipts,
+    Inference,
+    OrderEnforcer,
+)
+"""The parts of a worker that handle messages."""
 
 
 class MessageDispatcher:
     """`Listener` of the peer links. It calls `wake()` so that waiting parts of the worker check their
     condition."""
 
-    def __init__(self, worker: WorkerContext, orders: OrderEnforcer, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        *,
+        worker: WorkerContext,
+        orders: OrderEnforcer,
+        wake: Callable[[], None],
+        see_own: Callable[[SignedRecord], None],
+    ) -> None:
+        """`see_own` is called with each record that this peer's own key has signed."""
         self.worker = worker
         self.orders = orders
         self.wake = wake
+        self.see_own = see_own
+        self.router = MessageRouter(*SERVICES)
+
+    def begin(self) -> None:
+        """Pass messages to all parts that exist once the stage is known. Those to a part that does not exist
+        yet are dropped."""
+        worker = self.worker
+        assert worker.data is not None
+        for part in (self, self.orders, worker.states, worker.receipts, worker.inference):
+            self.router.add(part)
+        worker.data.register(self.router)
+
+    def met(self) -> Collection[PeerId]:
+        return self.worker.presence.directory.met()
+
+    def own_record(self, signed: SignedRecord) -> None:
+        self.see_own(signed)
+
+    def answer_visitor(self, peer: PeerId, message: Message, body: Body) -> None:
+        self.worker.inference.visitors.post(peer, message, body)
 
     def load(self) -> HeartbeatLoad:
         return self.worker.load()
@@ -69,31 +110,19 @@ class MessageDispatcher:
             worker.data.pump()
 
     def message(self, peer: PeerId, message: Message, body: bytes) -> None:
-        """Pass a message to the part of the worker that handles its kind. A message whose part does not exist
-        yet is dropped."""
-        worker = self.worker
         self.wake()
-        if isinstance(message, DATA_MESSAGES):
-            if worker.data is not None:
-                worker.data.message(peer, message, body)
-        elif isinstance(message, STATE_MESSAGES):
-            if isinstance(message, GetState):
-                worker.digests.send_all(peer)
-                self.orders.on_state_request(peer)
-            if worker.states is not None:
-                worker.states.message(peer, message, body)
-        elif isinstance(message, Statements):
-            if worker.recovery.keepers.is_one(peer):
-                worker.recovery.keepers.receive(peer, message)
-            else:
-                worker.digests.message(peer, message)
-        elif isinstance(message, OrderUpdate):
-            self.orders.message(peer, message)
-        elif isinstance(message, ReceiptMessage):
-            worker.receipts.message(peer, message)
-        elif isinstance(message, ForwardRequest):
-            worker.inference.message(peer, message, body)
-        elif worker.update is not None and (
-            peer in worker.update.rounds.neighbours or isinstance(message, (Slices, *AUDIT_MESSAGES))
-        ):
-            worker.update.message(peer, message, body)
+        self.router.dispatch(peer, message, body)
+
+    @handles(GetState)
+    def _on_state_request(self, peer: PeerId, _message: GetState, _body: bytes) -> None:
+        """Send what proves the offers that `SnapshotService` sends next."""
+        self.worker.digests.send_all(peer)
+        self.orders.on_state_request(peer)
+
+    @handles(Statements)
+    def _statements(self, peer: PeerId, message: Statements, _body: bytes) -> None:
+        keepers = self.worker.recovery.keepers
+        if keepers.is_one(peer):
+            keepers.receive(peer, message)
+        else:
+            self.worker.digests.message(peer, message)

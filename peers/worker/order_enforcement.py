@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from peers.errors import UserError
+from peers.network.message_router import handles
 from peers.network.orders.exclusion import first_look
 from peers.network.orders.gatekeeper import Gatekeeper
 from peers.network.orders.order_book import OrderBook
@@ -81,9 +82,6 @@ class OrderEnforcer:
     def begin(self) -> None:
         """Start to enforce orders. Called when the worker's parts are assembled."""
         self.book.heard.append(self._on_order)
-        neighbourhood = self.worker.neighbourhood
-        assert neighbourhood is not None
-        neighbourhood.admission = self.gatekeeper
         self._bar()
         self.steer()
 
@@ -111,7 +109,8 @@ class OrderEnforcer:
         if held is not None and neighbourhood is not None and peer not in neighbourhood.known():
             neighbourhood.answer(peer, "group", OrderUpdate(held.data))
 
-    def message(self, peer: PeerId, message: OrderUpdate) -> None:
+    @handles(OrderUpdate)
+    def message(self, peer: PeerId, message: OrderUpdate, _body: bytes) -> None:
         """Accept an order from any peer, also before its handshake is complete."""
         neighbourhood = self.worker.neighbourhood
         assert neighbourhood is not None

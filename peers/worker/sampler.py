@@ -234,7 +234,7 @@ class WorkerSampler:
         own = len(neighbourhood.membership.live(neighbourhood.membership.stage))
         neighbours.group.set(own + self.ready)
         neighbours.split.set(self.worker.looking.split.suspected)
-        for reason, count in by_code(neighbourhood.departures, DEPARTURES).items():
+        for reason, count in by_code(traffic.departures, DEPARTURES).items():
             neighbours.departures(reason).inc(growth.of("departures", count, reason))
 
     def _training(self, worker: Worker, ledger: MicrobatchLedger) -> None:

@@ -25,9 +25,10 @@ from peers.network.orders.order_book import OrderBook
 from peers.network.peer_links import PeerLinks
 from peers.runtime.supervision import Left, until_left
 from peers.state.archive_restore import Restoring
+from peers.state.archivists import ArchivistClients
 from peers.state.checkpoint_writer import CheckpointWriter
 from peers.state.snapshot_service import SnapshotService, start_digest
-from peers.state.snapshot_store import RoundProgress, Snapshots
+from peers.state.snapshot_store import NOT_BEGUN, Snapshots
 from peers.telemetry import log_events
 from peers.telemetry.log_events import Notify
 from peers.telemetry.snapshot import IN_STEP
@@ -46,9 +47,8 @@ from peers.worker.settings import Settings
 from peers.worker.stage_moves import StageMover, first_stage
 from peers.worker.starting_state import StateRecovery, combine_requests
 from peers.worker.worker_context import WorkerContext
-from protocols.messages.body_limits import bodies_for_workers
+from protocols.fields import RunSizes
 from protocols.messages.table import PeerRecords
-from protocols.messages.terms import Bodies
 from protocols.ports import Directory, Transport
 from protocols.signed.identity import Identity
 from protocols.signed.records import SignedRecord
@@ -252,17 +252,19 @@ class Worker(WorkerContext):
         )
         self.contributors.convicted = self.audits.convicted
         self.orders.gatekeeper.convicted = self.contributors.convicted
+        self.messages = MessageDispatcher(
+            worker=self, orders=self.orders, wake=self._changed.set, see_own=self._see_own
+        )
         self.neighbourhood = PeerLinks(
             transport=self.transport,
             run_id=self.signed.run_id,
             membership=membership,
-            listener=MessageDispatcher(self, self.orders, self._changed.set),
+            listener=self.messages,
             signed_manifest=self.signed.wire(),
             log_event=self.log_event,
-            bodies=self._longest_bodies(),
+            bodies=self.messages.router.bodies(self._sizes()),
+            admission=self.orders.gatekeeper,
         )
-        self.neighbourhood.own_record = self._see_own
-        self.neighbourhood.met = self.presence.directory.met
         self.looking = PeerDiscovery(
             presence=self.presence,
             neighbourhood=self.neighbourhood,
@@ -304,19 +306,23 @@ class Worker(WorkerContext):
             rules=manifest.rounds,
             folder=self.settings.checkpoints,
         )
+        keepers = ArchivistClients(self.presence, self.neighbourhood, self.stage)
         self.states = SnapshotService(
             snapshots=self.snapshots,
             neighbourhood=self.neighbourhood,
             state_bytes=self.part.state.size * 4,
             log_event=self.log_event,
             notify=self.notify,
+            signed=self.digests.roots,
+            start=start_digest(manifest, self.stage),
+            kept=self.disk.chunks,
+            progress=lambda: self.update.progress() if self.update is not None else NOT_BEGUN,
+            vouched=keepers.vouched,
         )
-        self.states.signed = self.digests.roots
-        self.states.start = start_digest(manifest, self.stage)
         self.recovery = StateRecovery(
             disk=self.disk,
             states=self.states,
-            presence=self.presence,
+            keepers=keepers,
             neighbourhood=self.neighbourhood,
             compute=self.compute,
             log_event=self.log_event,
@@ -349,7 +355,6 @@ class Worker(WorkerContext):
             log_event=self.log_event,
             chance=self.chance,
         )
-        self.neighbourhood.answer_visitor = self.inference.visitors.post
         # A restarted peer keeps its identity and must not reuse names of microbatches, which other peers
         # would take for duplicates. No peer starts a thousand in a second.
         self.data.next_counter = int(self.presence.directory.now() * 1000)
@@ -361,6 +366,7 @@ class Worker(WorkerContext):
             log_event=self.log_event,
             notify=self.notify,
         )
+        self.messages.begin()
         self._record()
         self.transport.on_address_change(self.presence.announce_now)
         self.orders.begin()
@@ -481,15 +487,14 @@ class Worker(WorkerContext):
             audits=self.audits,
         )
         self.update = update
+        update.register(self.messages.router)
         if old is not None:
             update.take_over(old)
-        rounds, began = update.rounds, weights.settled_round
         update.settled, update.made = self._on_settled, self.receipts.made
         update.took_up = lambda took_up: self.notify("experts", experts_line(took_up))
         self.digests.took_up(weights)
         update.sign_history = self.digests.sign
         self.digests.heard = lambda said: update.feed(ChainSigned(said.peer, said.round, said.chain))
-        self.states.settled_now = lambda: RoundProgress(rounds.current, rounds.settled, update.digest, began)
         self.ending.on_change()
         update.start()
         update.counted(self.neighbourhood.membership.group_size())
@@ -497,12 +502,13 @@ class Worker(WorkerContext):
             update.linked(peer)
         await self._in_step()
 
-    def _longest_bodies(self) -> Bodies:
+    def _sizes(self) -> RunSizes:
+        """Return the sizes in this stage that bound the bodies of messages."""
         state, method = self.part.state.size * 4, self.part.method
         if method.reduced is None:
-            return bodies_for_workers(self.manifest, method.payload_bytes, state)
+            return RunSizes(self.manifest, method.payload_bytes, state)
         slices = sum(method.reduced.slice_bytes)
-        return bodies_for_workers(self.manifest, method.reduced.longest_result, state, slices)
+        return RunSizes(self.manifest, method.reduced.longest_result, state, slices)
 
     def _may_be_empty(self) -> bool:
         """Return whether microbatches can skip this stage, so that perhaps no peer ever served it."""
@@ -546,7 +552,9 @@ class Worker(WorkerContext):
             self.neighbourhood.beat_now()
             self.data.pump()
             if self.settings.moves and self.states is not None:
-                self.moving.begin(self.states.fetched_bytes, self.states.state_bytes, self.settings.moved)
+                self.moving.begin(
+                    self.states.counts.fetched_bytes, self.states.state_bytes, self.settings.moved
+                )
 
     async def _until_leaving_or_behind(self) -> None:
         """Save checkpoints until the peer is to leave or has fallen behind its group. Raises the error of a

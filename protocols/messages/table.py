@@ -114,24 +114,6 @@ AnyMessage = (
     | FraudProof
 )
 
-DATA_MESSAGES = (
-    Act,
-    Grad,
-    Busy,
-    Nack,
-    Cancel,
-    Credit,
-    Prospect,
-    ReservationRequest,
-    ReservationReply,
-    HoldTime,
-)
-"""Messages of the data path."""
-AUDIT_MESSAGES = (GetSlices, Evidence, FraudProof)
-"""Messages about results, in runs with reducers."""
-STATE_MESSAGES = (GetState, SnapshotOffer, GetChunk, Chunk, NoChunk)
-"""Messages of the state path."""
-
 encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder().encode
 """Encode a message header as MessagePack bytes."""
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)

@@ -15,6 +15,7 @@ from torch import Tensor
 from peers.compute.executor import BACKWARD, FORWARD, Compute
 from peers.compute.process_memory import memory_bytes
 from peers.compute.stage_part import StagePart
+from peers.network.message_router import MessageRouter, handles
 from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
 from peers.telemetry import log_events
@@ -35,7 +36,6 @@ from protocols.messages.table import (
     Cancel,
     Credit,
     Grad,
-    Message,
     Nack,
     Path,
 )
@@ -143,7 +143,12 @@ class PipelineService:
         if skipping is not None:
             wake = partial(self.feed, events.PipelineTick())
             self.ahead = ReservationClient(
-                ways=skipping, pipeline=self.pipeline, neighbourhood=neighbourhood, compute=compute, wake=wake
+                ways=skipping,
+                pipeline=self.pipeline,
+                neighbourhood=neighbourhood,
+                compute=compute,
+                wake=wake,
+                serving=lambda: self.serving,
             )
             self.pipeline.guide = self.ahead
         self.bodies: dict[MicrobatchId, MicrobatchState] = {}
@@ -285,39 +290,43 @@ class PipelineService:
 
     # -- messages -------------------------------------------------------------------------------------
 
-    def message(self, peer: PeerId, message: Message, body: bytes) -> None:
-        """Handle a linked peer's message about microbatches, then start new ones if there is room."""
-        if body:
-            self._senders.add(peer)
-        match message:
-            case Act():
-                self._act(peer, message, body)
-            case Grad():
-                self._grad(peer, message, body)
-            case Busy(origin, counter, attempt):
-                self.feed(events.BusyArrived(peer, MicrobatchId(PeerId(origin), counter), attempt))
-            case Nack(origin, counter, attempt, code, reason):
-                key = MicrobatchId(PeerId(origin), counter)
-                code = code if code in NACK_CODES else "other"
-                self.log_event(
-                    log_events.MicrobatchRefused(peer=peer, counter=counter, code=code, reason=reason[:200])
-                )
-                self.feed(events.NackArrived(peer, key, attempt, code))
-            case Cancel(origin, counter, attempt):
-                key = MicrobatchId(PeerId(origin), counter)
-                if self.ahead is not None:
-                    self.ahead.given_back(peer, key)
-                if attempt != NO_ATTEMPT:
-                    self.feed(events.CancelArrived(peer, key, attempt))
-            case Credit(slots, service_seconds, waiting):
-                self.router.on_credit(peer, slots, service_seconds, waiting)
-                self.feed(events.PipelineTick())
-            case _ if self.ahead is not None:
-                self.ahead.message(peer, message, self.serving)
-            case _:
-                reason = "a path-reservation message, but this run skips no stages (paths.skip_ratio: 0)"
-                self.neighbourhood.refused(peer, "malformed", reason)
-        self.pump()
+    def register(self, router: MessageRouter) -> None:
+        """Handle messages about microbatches from now on. After each, new ones start if there is room."""
+        router.add(self, after=self.pump)
+        if self.ahead is not None:
+            router.add(self.ahead, after=self.pump)
+        else:
+            router.refuse(ReservationClient, self._refuse_reservation)
+
+    def _refuse_reservation(self, peer: PeerId) -> None:
+        reason = "a path-reservation message, but this run skips no stages (paths.skip_ratio: 0)"
+        self.neighbourhood.refused(peer, "malformed", reason)
+
+    @handles(Busy)
+    def _busy(self, peer: PeerId, busy: Busy, _body: bytes) -> None:
+        self.feed(events.BusyArrived(peer, MicrobatchId(PeerId(busy.origin), busy.counter), busy.attempt))
+
+    @handles(Nack)
+    def _nack(self, peer: PeerId, nack: Nack, _body: bytes) -> None:
+        key = MicrobatchId(PeerId(nack.origin), nack.counter)
+        code = nack.code if nack.code in NACK_CODES else "other"
+        self.log_event(
+            log_events.MicrobatchRefused(peer=peer, counter=key.counter, code=code, reason=nack.reason[:200])
+        )
+        self.feed(events.NackArrived(peer, key, nack.attempt, code))
+
+    @handles(Cancel)
+    def _cancel(self, peer: PeerId, cancel: Cancel, _body: bytes) -> None:
+        key = MicrobatchId(PeerId(cancel.origin), cancel.counter)
+        if self.ahead is not None:
+            self.ahead.given_back(peer, key)
+        if cancel.attempt != NO_ATTEMPT:
+            self.feed(events.CancelArrived(peer, key, cancel.attempt))
+
+    @handles(Credit)
+    def _credit(self, peer: PeerId, credit: Credit, _body: bytes) -> None:
+        self.router.on_credit(peer, credit.slots, credit.service_seconds, credit.waiting)
+        self.feed(events.PipelineTick())
 
     def unlinked(self, peer: PeerId) -> None:
         self._look_at = 0.0  # Perhaps no peer is left whose heartbeats would trigger the check.
@@ -329,9 +338,11 @@ class PipelineService:
         self.feed(events.PeerLost(peer))
         self.pump()
 
+    @handles(Act)
     def _act(self, peer: PeerId, act: Act, body: bytes) -> None:
         """Check a microbatch that came from a previous stage, store it, and feed it to the machine. Answers
         with a Nack if it is malformed or not wanted."""
+        self._senders.add(peer)
         came = checked_act(self.neighbourhood.membership, self.ways, self.form, peer, act, body)
         if isinstance(came, ComputeError):
             self._refuse(peer, act, came)
@@ -375,9 +386,11 @@ class PipelineService:
             return ComputeError("outlier", "most tensors that this peer sent lately were outliers")
         return None
 
+    @handles(Grad)
     def _grad(self, peer: PeerId, grad: Grad, body: bytes) -> None:
         """Store the gradient that came back for a microbatch, and feed it to the machine. One of a wrong size
         is refused."""
+        self._senders.add(peer)
         key = MicrobatchId(PeerId(grad.origin), grad.counter)
         kept = self.bodies.get(key)
         if kept is not None and self.pipeline.expects_answer(key, peer):

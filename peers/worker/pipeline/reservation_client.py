@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 
 from peers.compute.executor import Compute
+from peers.network.message_router import handles
 from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
 from peers.worker.pipeline.validate_act import unfit_way
@@ -19,7 +20,6 @@ from protocols.messages.table import (
     NO_ATTEMPT,
     Cancel,
     HoldTime,
-    Message,
     Path,
     Prospect,
     ReservationReply,
@@ -53,13 +53,16 @@ class ReservationClient:
         neighbourhood: PeerLinks,
         compute: Compute,
         wake: Callable[[], None],
+        serving: Callable[[], bool],
     ) -> None:
-        """`wake()` is called when a waiting microbatch may have a path now."""
+        """`wake()` is called when a waiting microbatch may have a path now. `serving()` returns whether this
+        peer accepts microbatches."""
         self.ways = ways
         self.pipeline = pipeline
         self.neighbourhood = neighbourhood
         self.compute = compute
         self.wake = wake
+        self.serving = serving
         self.clock = neighbourhood.clock
         self.is_last = ways.stage == ways.rules.last
         self.places = ReservationTable(pipeline.slots, self.is_last)
@@ -181,33 +184,29 @@ class ReservationClient:
 
     # -- requests and responses ------------------------------------------------------------------------
 
-    def message(self, peer: PeerId, message: Message, serving: bool) -> None:
-        known = self.neighbourhood.membership.peers.get(peer)
-        match message:
-            case Prospect() if known is not None and known.stage > self.ways.stage:
-                self._prospect(peer, message)
-            case ReservationRequest():
-                self._ask(peer, message, serving)
-            case ReservationReply(origin, counter, question, taken, start_seconds):
-                key = MicrobatchId(PeerId(origin), counter)
-                self._answer(peer, key, question, taken, start_seconds)
-            case HoldTime(origin, counter, attempt, seconds):
-                key = MicrobatchId(PeerId(origin), counter)
-                if self.pipeline.expects_answer(key, peer):
-                    self._held[key] = (peer, attempt, seconds)
-
     def given_back(self, peer: PeerId, key: MicrobatchId) -> None:
         """Drop the place of a microbatch that the requesting peer no longer needs."""
         if self.places.expects(key, peer):
             self.drop(key)
 
-    def _prospect(self, peer: PeerId, told: Prospect) -> None:
+    @handles(HoldTime)
+    def _hold_time(self, peer: PeerId, told: HoldTime, _body: bytes) -> None:
+        key = MicrobatchId(PeerId(told.origin), told.counter)
+        if self.pipeline.expects_answer(key, peer):
+            self._held[key] = (peer, told.attempt, told.seconds)
+
+    @handles(Prospect)
+    def _prospect(self, peer: PeerId, told: Prospect, _body: bytes) -> None:
+        known = self.neighbourhood.membership.peers.get(peer)
+        if known is None or known.stage <= self.ways.stage:
+            return
         bookings = tuple(Booking(b.start, max(b.start, b.release)) for b in told.bookings)
         load = Load(max(1, told.memory), told.forward_seconds, told.backward_seconds, bookings)
         costs = {(cost.frontier, cost.hops_left): cost.seconds for cost in told.costs}
         self.scouting.on_load_report(peer, load, costs, self._latency(peer), self.clock.time())
 
-    def _ask(self, peer: PeerId, ask: ReservationRequest, serving: bool) -> None:
+    @handles(ReservationRequest)
+    def _ask(self, peer: PeerId, ask: ReservationRequest, _body: bytes) -> None:
         """Answer a peer's request to reserve a place for a microbatch here. If it is granted and the path
         continues, request a place at the next stage."""
         key, header, now = MicrobatchId(PeerId(ask.origin), ask.counter), ask.path.header(), self.clock.time()
@@ -217,7 +216,7 @@ class ReservationClient:
             return
         start, was = None, self.places.held.get(key)
         self._requested_at[peer] = now
-        if serving and key not in self.pipeline.jobs:
+        if self.serving() and key not in self.pipeline.jobs:
             since = now - self._latency(peer)
             start = self.places.ask(
                 key,
@@ -249,13 +248,15 @@ class ReservationClient:
             self.scouting.quests[key] = PathQuery(header, ready)
             self._seek(key)
 
-    def _answer(self, peer: PeerId, key: MicrobatchId, question: int, taken: bool, seconds: float) -> None:
-        start = self.clock.time() - self._latency(peer) + seconds
-        quest = self.scouting.answered(peer, key, question, start if taken else None)
+    @handles(ReservationReply)
+    def _answer(self, peer: PeerId, reply: ReservationReply, _body: bytes) -> None:
+        key = MicrobatchId(PeerId(reply.origin), reply.counter)
+        start = self.clock.time() - self._latency(peer) + reply.start_seconds
+        quest = self.scouting.answered(peer, key, reply.question, start if reply.taken else None)
         if quest is None:
-            if taken:
+            if reply.taken:
                 self.neighbourhood.post(peer, "data", Cancel(*key, NO_ATTEMPT))
-        elif not taken:
+        elif not reply.taken:
             self._seek(key)
         else:
             self.places.answered_at(key, self.scouting.back(quest, start))
@@ -351,4 +352,4 @@ class ReservationClient:
         return [(peer, stage) for stage in below for peer in self.neighbourhood.membership.live(stage)]
 
     def _latency(self, peer: PeerId) -> float:
-        return self.neighbourhood.echoes.round_trips.get(peer, 0.0) / 2
+        return self.neighbourhood.heartbeats.echoes.round_trips.get(peer, 0.0) / 2

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from peers.compute.executor import Compute
+from peers.network.message_router import handles
 from peers.network.peer_links import PeerLinks
 from peers.state.unnamed_file import store_unnamed
 from peers.telemetry import log_events
 from peers.worker.rounds.upload_scheduler import UploadQueue
 from protocols.errors import WireError
-from protocols.messages.table import Evidence, FraudProof, GetSlices, Message
+from protocols.messages.table import Evidence, FraudProof, GetSlices
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.optimizer.method import ContributionError
 from swarmnet.rounds import events
@@ -87,7 +88,9 @@ class Proofs(ABC, Generic[Asked]):
         for given in [given for given in self._sent if given[1] in results]:
             del self._sent[given]
 
-    def _on_query(self, peer: PeerId, name: Name) -> None:
+    @handles(GetSlices)
+    def _on_query(self, peer: PeerId, request: GetSlices, _body: bytes) -> None:
+        name = (ContributionId(request.result), request.shard)
         kept = self.kept.get(name)
         if kept is None or self._sent[peer, name[0]] >= MAX_OF_RESULT:
             return
@@ -120,18 +123,6 @@ class Proofs(ABC, Generic[Asked]):
     def close(self) -> None:
         self.giving.close()
 
-    def message(self, peer: PeerId, message: Message, body: bytes) -> None:
-        """Handle a message of a group member; messages of other peers are ignored."""
-        if not self.rounds.has_weight(peer, self.rounds.current):
-            return
-        match message:
-            case GetSlices(result, shard):
-                self._on_query(peer, (ContributionId(result), shard))
-            case Evidence(result, shard):
-                self._evidence(peer, (ContributionId(result), shard), body)
-            case FraudProof():
-                self._on_fraud_proof(peer, message)
-
     def until(self) -> float:
         """Return the deadline of a query sent now, without the extra time that a slow link needs."""
         return self.clock.time() + self.rounds.rules.contribution_timeout_seconds
@@ -145,8 +136,9 @@ class Proofs(ABC, Generic[Asked]):
             return False
         return True
 
-    def _evidence(self, peer: PeerId, name: Name, body: bytes) -> None:
-        found = self.audits.pending_query(peer, name)
+    @handles(Evidence)
+    def _evidence(self, peer: PeerId, message: Evidence, body: bytes) -> None:
+        found = self.audits.pending_query(peer, (ContributionId(message.result), message.shard))
         if found is None or found.is_whole:
             return  # It came too late.
         question = self.own(found)
@@ -196,7 +188,8 @@ class Proofs(ABC, Generic[Asked]):
         for name in self.audits.proves(question):
             self.kept.pop(name, None)
 
-    def _on_fraud_proof(self, peer: PeerId, message: FraudProof) -> None:
+    @handles(FraudProof)
+    def _on_fraud_proof(self, peer: PeerId, message: FraudProof, _body: bytes) -> None:
         liar = PeerId(message.peer)
         if not self.audits.is_news(liar, message.round):
             if self.audits.knows(peer, liar, message.round):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from peers.network.message_router import MessageRouter, handles
 from peers.network.peer_links import PeerLinks
 from peers.telemetry import log_events
 from peers.worker.rounds.audit_path import AuditPath
@@ -79,8 +80,16 @@ class ReducerPath:
             self._keep(cut.round, Contributor.of(self.me, cut.id, cut.tokens, grant), cut.head, mine)
         self.feed(events.SlicesArrived(self.me, cut.round, bool(mine)))
 
-    def take(self, peer: PeerId, round: int, shards: Sequence[int], body: bytes) -> None:
+    def register(self, router: MessageRouter) -> None:
+        """Handle messages about slices from now on. Only group members may request or send evidence."""
+        router.add(self)
+        has_weight = self.rounds.has_weight
+        router.add(self.audits, accepts=lambda peer: has_weight(peer, self.rounds.current))
+
+    @handles(Slices)
+    def _slices(self, peer: PeerId, message: Slices, body: bytes) -> None:
         """Accept slices of a contribution that this peer reduces. Raises BadSignature."""
+        round, shards = message.round, message.shards
         if not shards and not body:
             self.feed(events.SlicesArrived(peer, round, False))
             return

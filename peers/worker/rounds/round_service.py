@@ -13,9 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from peers.compute.executor import UPDATE, Compute
+from peers.network.message_router import MessageRouter, handles
 from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
-from peers.state.snapshot_store import Weights
+from peers.state.snapshot_store import RoundProgress, Weights
 from peers.state.unnamed_file import store_unnamed
 from peers.telemetry import log_events
 from peers.worker.rounds.audit_path import AuditPath
@@ -44,15 +45,10 @@ from protocols.messages.table import (
     Announce,
     ChainResponse,
     Contribution,
-    Evidence,
-    FraudProof,
     GetChain,
     GetContributions,
     GetIds,
-    GetSlices,
-    Message,
     Progress,
-    Slices,
 )
 from protocols.signed.envelope import ENVELOPE_BYTES, claimed
 from protocols.signed.grants import Reduction, contributors_of, require_grants
@@ -143,6 +139,7 @@ class RoundService:
         """Called with the peers on another branch while there are two."""
         self.digest = b""
         """Digest of the newest settled weights."""
+        self._began = weights.settled_round
         self.tokens = weights.tokens
         work.tokens = self.tokens
         """Tokens in all settled rounds, of all peers; None if the count before `weights` is unknown."""
@@ -202,6 +199,10 @@ class RoundService:
         chain = self.rounds.chain.at(replica.settled_round)
         assert chain is not None, "the chain runs ahead of the replica, never behind"
         return Weights(replica.settled_units().cpu(), replica.settled_round, chain, tokens=self.work.tokens)
+
+    def progress(self) -> RoundProgress:
+        """Return the progress of this peer, as reported to peers that need a snapshot."""
+        return RoundProgress(self.rounds.current, self.rounds.settled, self.digest, self._began)
 
     def past(self, until: int) -> RestartState:
         """Return what is known of the rounds up to `until`, for a later process or service."""
@@ -372,39 +373,48 @@ class RoundService:
 
     # -- messages -------------------------------------------------------------------------------------
 
-    def message(self, peer: PeerId, message: Message, body: bytes) -> None:
-        """Handle a group-lane message of a neighbour, or a message about slices of any peer."""
-        match message:
-            case Progress():
-                self.feed(read_progress(peer, message))
-            case Announce(references, complete):
-                known = tuple(read_reference(reference) for reference in references)
-                if not all(map(self._has_size, known)):  # Peers wait longer for large ones.
-                    self._refused(peer, "malformed", "contributions of other sizes than the run's")
-                else:
-                    self.feed(events.Announced(peer, known, tuple(complete)))
-            case GetContributions(ids):
-                wanted = (ContributionId(identity) for identity in ids[:REFERENCES_PER_MESSAGE])
-                kept = (identity for identity in wanted if identity in self.stored or identity in self.heads)
-                self.giving.wanted(peer, kept)
-            case GetChain(last):
-                if self._chains.spend(peer, self.clock.time()):
-                    self.feed(events.ChainAsked(peer, last))
-            case ChainResponse():
-                self._chain(peer, message)
-            case GetIds(asked):
-                rounds = dict.fromkeys(asked[:REFERENCES_PER_MESSAGE])
-                told = tuple(each for each in rounds if self._tells_ids(peer, each))
-                self.feed(events.IdsAsked(peer, told))
-            case Contribution():
-                self._take(peer, body)
-            case Slices(round, shards) if self.reducers is not None:
-                self.reducers.take(peer, round, shards, body)
-            case GetSlices() | Evidence() | FraudProof() if self.reducers is not None:
-                self.reducers.audits.message(peer, message, body)
-            case Slices() | GetSlices() | Evidence() | FraudProof():
-                reason = "a message about slices, but this run has no reducers (sync.topology: all-gather)"
-                self._refused(peer, "malformed", reason)
+    def register(self, router: MessageRouter) -> None:
+        """Handle messages of the neighbours in the rounds from now on, and messages about slices of any
+        peer."""
+        router.add(self, accepts=lambda peer: peer in self.rounds.neighbours)
+        if self.reducers is not None:
+            self.reducers.register(router)
+        else:
+            for part in (ReducerPath, AuditPath):
+                router.refuse(part, self._refuse_slices)
+
+    def _refuse_slices(self, peer: PeerId) -> None:
+        reason = "a message about slices, but this run has no reducers (sync.topology: all-gather)"
+        self._refused(peer, "malformed", reason)
+
+    @handles(Progress)
+    def _progress(self, peer: PeerId, progress: Progress, _body: bytes) -> None:
+        self.feed(read_progress(peer, progress))
+
+    @handles(Announce)
+    def _announced(self, peer: PeerId, announce: Announce, _body: bytes) -> None:
+        known = tuple(read_reference(reference) for reference in announce.references)
+        if not all(map(self._has_size, known)):  # Peers wait longer for large ones.
+            self._refused(peer, "malformed", "contributions of other sizes than the run's")
+        else:
+            self.feed(events.Announced(peer, known, tuple(announce.complete)))
+
+    @handles(GetContributions)
+    def _get_contributions(self, peer: PeerId, request: GetContributions, _body: bytes) -> None:
+        wanted = (ContributionId(identity) for identity in request.ids[:REFERENCES_PER_MESSAGE])
+        kept = (identity for identity in wanted if identity in self.stored or identity in self.heads)
+        self.giving.wanted(peer, kept)
+
+    @handles(GetChain)
+    def _get_chain(self, peer: PeerId, request: GetChain, _body: bytes) -> None:
+        if self._chains.spend(peer, self.clock.time()):
+            self.feed(events.ChainAsked(peer, request.last))
+
+    @handles(GetIds)
+    def _get_ids(self, peer: PeerId, request: GetIds, _body: bytes) -> None:
+        rounds = dict.fromkeys(request.rounds[:REFERENCES_PER_MESSAGE])
+        told = tuple(each for each in rounds if self._tells_ids(peer, each))
+        self.feed(events.IdsAsked(peer, told))
 
     def _tells_ids(self, peer: PeerId, round: int) -> bool:
         """Return whether to answer a request for a round's ids. An honest peer requests a round's set from
@@ -415,7 +425,8 @@ class RoundService:
             return False  # There is no answer, and each key costs memory.
         return self._ids.spend((peer, round), self.clock.time())
 
-    def _chain(self, peer: PeerId, message: ChainResponse) -> None:
+    @handles(ChainResponse)
+    def _chain(self, peer: PeerId, message: ChainResponse, _body: bytes) -> None:
         size = len(message.digests) // max(1, len(message.counts))
         if size * len(message.counts) != len(message.digests) or len(message.before) != len(START):
             self._refused(peer, "malformed", "a chain whose lengths do not fit")
@@ -492,7 +503,8 @@ class RoundService:
         if body is not None and self._bodies.spend((peer, identity), self.clock.time()):
             self.neighbourhood.post(peer, "group", Contribution(), body)
 
-    def _take(self, peer: PeerId, body: bytes) -> None:
+    @handles(Contribution)
+    def _take(self, peer: PeerId, _message: Contribution, body: bytes) -> None:
         """Accept a contribution from any sender: the contributor's signature counts, not the sender. One that
         would not count is not verified. Raises BadSignature."""
         try:

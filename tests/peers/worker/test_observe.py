@@ -162,7 +162,7 @@ async def test_faults_have_series_of_their_own():
     worker.update.counts.not_finite += 2
     worker.data.missing = (2,)
     worker.data.ledger.rerouted["deadline"] = 7
-    worker.neighbourhood.departures["made up"] += 1
+    worker.neighbourhood.traffic.departures["made up"] += 1
     worker.inference.outcomes.update({"done": 2, "made up": 1})
     worker.audits.outcomes["lied"] += 1
     for _ in range(MISSED_LOOKS):

@@ -11,6 +11,7 @@ import pytest
 from clocks import on_virtual_clock
 
 from peers.lab.world.virtual_time import run
+from peers.state.chunk_fetch import FetchCounts
 from peers.state.snapshot_service import NoState
 from peers.state.snapshot_store import Weights
 from peers.worker.starting_state import AGREE_SECONDS, StateRecovery, combine_requests
@@ -82,7 +83,7 @@ class Apart:
     """`StatePath` of whoever is asked: those who have begun hold different states."""
 
     def __init__(self) -> None:
-        self.state_bytes = self.fetched_bytes = self.kept_bytes = 0
+        self.state_bytes, self.counts = 0, FetchCounts()
         self.asked: list[bool] = []
         self.snapshots = SimpleNamespace(held=(), hold=lambda weights: None, forget_after=lambda round: None)
 
@@ -117,14 +118,13 @@ def starting(ready: bool) -> tuple[StateRecovery, Apart]:
     recovery = StateRecovery(
         disk=disk,
         states=states,
-        presence=None,
+        keepers=SimpleNamespace(linked=list),
         neighbourhood=around,
         compute=None,
         log_event=nothing,
         notify=nothing,
         elsewhere=nobody_elsewhere,
     )
-    recovery.keepers = SimpleNamespace(linked=list)
     return recovery, states
 
 

@@ -10,6 +10,7 @@ import pytest
 from clocks import on_virtual_clock
 from swarm import tiny_manifest
 
+from peers.network.message_router import MessageRouter
 from peers.state.snapshot_store import Weights
 from peers.worker.rounds import round_service, update_compute
 from peers.worker.rounds.round_service import RoundService
@@ -68,20 +69,22 @@ class World:
             resynchronise=lambda wish: None,
             log_event=lambda *_, **__: None,
         )
+        self.router = MessageRouter()
+        self.path.register(self.router)
         for peer in (B, C):
             self.path.joined(peer)
-            self.path.message(peer, Progress(9, 0, [], -1, True, -1, START, []), b"")
+            self.router.dispatch(peer, Progress(9, 0, [], -1, True, -1, START, []), b"")
 
 
 @on_virtual_clock
 async def test_a_body_that_left_the_set_enters_it_again_when_it_belongs_to_it_after_all():
     world = World()
-    world.path.message(B, Contribution(), DATA)
+    world.router.dispatch(B, Contribution(), DATA)
     assert world.path.rounds.rounds[0].held.keys() == {MAKER.peer_id}
     world.path.rounds.rounds[0].remove(MAKER.peer_id)  # As when others had settled the round without it.
-    world.path.message(C, Contribution(), DATA)
+    world.router.dispatch(C, Contribution(), DATA)
     assert world.path.rounds.rounds[0].held.keys() == {MAKER.peer_id}
-    world.path.message(B, Contribution(), DATA)
+    world.router.dispatch(B, Contribution(), DATA)
     assert world.path.outcomes == {"accepted": 2, "repeated": 1}
     world.path.close()
 
@@ -90,11 +93,11 @@ async def test_a_body_that_left_the_set_enters_it_again_when_it_belongs_to_it_af
 @on_virtual_clock
 async def test_names_of_contributions_of_another_size_are_refused(size):
     world = World()
-    world.path.message(B, Announce([WireReference(0, MAKER.peer_id, b"i" * 16, size)], []), b"")
+    world.router.dispatch(B, Announce([WireReference(0, MAKER.peer_id, b"i" * 16, size)], []), b"")
     assert world.refused == [(B, "malformed")]
     assert not len(world.path.rounds.pulls)
     right = WireReference(0, MAKER.peer_id, b"i" * 16, ENVELOPE_BYTES + len(PAYLOAD))
-    world.path.message(B, Announce([right], []), b"")
+    world.router.dispatch(B, Announce([right], []), b"")
     assert len(world.path.rounds.pulls) == 1
     world.path.close()
 
@@ -102,9 +105,9 @@ async def test_names_of_contributions_of_another_size_are_refused(size):
 @on_virtual_clock
 async def test_who_asks_for_one_round_many_times_is_told_once():
     world = World()
-    world.path.message(B, Contribution(), DATA)
+    world.router.dispatch(B, Contribution(), DATA)
     world.posted.clear()
-    world.path.message(C, GetIds([0] * 256), b"")
+    world.router.dispatch(C, GetIds([0] * 256), b"")
     told = [message for peer, message in world.posted if isinstance(message, Announce) and peer == C]
     assert [len(message.references) for message in told] == [1]
     world.path.close()
@@ -149,12 +152,12 @@ async def test_long_bodies_of_a_settled_round_are_read_from_the_disk(tmp_path, m
     monkeypatch.setattr(round_service, "MIN_ON_DISK", 1)
     world = World()
     world.path.folder = tmp_path
-    world.path.message(B, Contribution(), DATA)
+    world.router.dispatch(B, Contribution(), DATA)
     (reference,) = references = tuple(world.path.rounds.rounds[0].held.values())
     world.path._carry_out(events.SettleRound(0, references, START), [])
     stored = world.path.stored[reference.id]
     assert isinstance(stored.data, memoryview)
     assert stored.data == DATA
-    world.path.message(C, GetContributions([reference.id]), b"")
+    world.router.dispatch(C, GetContributions([reference.id]), b"")
     assert (C, Contribution()) in world.posted
     world.path.close()
