@@ -8,18 +8,17 @@ A visitor is a peer without such links, like an inference client."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from peers.network.channels import DIAL_SECONDS, LinkPool, TrafficCounters
 from peers.network.handshakes import Handshakes
 from peers.network.heartbeats import Heartbeats
-from peers.network.introductions import Introductions
 from peers.network.message_router import MessageRouter, handles
 from peers.network.one_off_replies import OneOffReplies
 from peers.network.ports import Admission, Listener, OpenToAll
 from peers.runtime.lived_clock import Clock
-from peers.runtime.task_set import TaskSet
-from peers.runtime.timer import Throttle, Timer
+from peers.runtime.timer import Timer
 from peers.telemetry import log_events
 from peers.telemetry.counters import Timings
 from peers.telemetry.reasons import refusal
@@ -39,7 +38,7 @@ from protocols.messages.table import (
 from protocols.messages.terms import ANYTHING, Bodies, Terms
 from protocols.ports import Transport
 from protocols.signed.envelope import run_bytes
-from protocols.signed.records import SignedRecord, open_record
+from protocols.signed.records import ANNOUNCE_SECONDS, SignedRecord, open_record
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.membership.address_ranges import dialable
 from swarmnet.membership.membership import MANY, SILENT_SECONDS, Membership
@@ -50,6 +49,8 @@ RECORDS_TOLD = 32
 """Maximum number of records of other peers that are sent to a new neighbour, and accepted in a message."""
 CROWDED_SECONDS = 0.25
 """With more than MANY known peers, choosing whom to dial runs at most once in this many seconds."""
+INTRODUCED_SECONDS = 2 * ANNOUNCE_SECONDS
+"""Seconds for which a peer counts as a newcomer; later the directory has its record."""
 GOODBYES = {"moving": "moved", "pausing": "paused"}
 """Maps the reason in a `Bye` to the code of the departure; others have `left`."""
 
@@ -84,26 +85,26 @@ class PeerLinks:
         self.clock = Clock(self._on_stall)
         """Measures silence and timeouts, here and in the peer's other parts. It excludes time while the
         process was stopped."""
-        self._tasks = TaskSet()
         self._link_pool = LinkPool(
             transport=transport,
             sent=self.traffic.sent,
             hello=self._make_hello,
             addresses=self._addresses,
-            spawn=self._tasks.spawn,
             log_event=log_event,
         )
-        self._handshakes = Handshakes(membership.peers)
+        self._handshakes = Handshakes()
         self._terms = Terms(bodies, self._handshakes.greeted.__contains__)
         self.heartbeats = Heartbeats(
             membership=membership, links=self._link_pool, listener=listener, sent=self._look_after_links
         )
-        self._introductions = Introductions(membership.peers, self._link_pool.post)
+        self._introduced: dict[PeerId, set[PeerId]] = {}
+        """Maps neighbour to the newcomers whose records were sent to it."""
         self._one_off_replies = OneOffReplies(
             transport=transport, sent=self.traffic.sent, log_event=log_event, deadline_seconds=DIAL_SECONDS
         )
         self._silence = Timer(self._drop_silent, self.clock)
-        self._dials = Throttle(CROWDED_SECONDS, self._dial_due)
+        self._dials = Timer(self._dial_due)
+        self._dialled_at = float("-inf")
         self._router = MessageRouter()
         self._router.add(self)
 
@@ -115,14 +116,12 @@ class PeerLinks:
     async def close(self, reason: str) -> None:
         """Send the newest record and `Bye` with `reason`, end all links and stop all tasks. An empty `reason`
         sends neither. Peers that find the record in the directory later then know it already."""
-        self._tasks.stop()
         self.heartbeats.close()
         self._silence.close()
         self._dials.close()
         self.clock.close()
         own_record = [PeerRecords([self.record])] if self.record else []
         await self._link_pool.close([*own_record, Bye(reason)] if reason else [])
-        await self._tasks.close()
 
     def _on_stall(self, seconds: float) -> None:
         self.log_event(log_events.ProcessStalled(seconds=round(seconds, 3)))
@@ -240,18 +239,30 @@ class PeerLinks:
             self._unlink(signed.peer, "moved", f"it is in stage {before.stage} now")
 
     def introduce(self, contributor: PeerId, peers: Iterable[PeerId]) -> None:
-        """Send these peers the record of `contributor` if it is a newcomer."""
-        self._introductions.introduce(contributor, peers, self.clock.time())
+        """Send these peers the record of `contributor`, once each, because they ignore contributions of
+        unknown peers. Does nothing if this peer met the contributor over `INTRODUCED_SECONDS` ago: its record
+        is then in the directory. Peers that sent that record here (`tellers`) do not get it."""
+        known = self.membership.peers.get(contributor)
+        if known is None or known.stage < 0 or self.clock.time() > known.met_at + INTRODUCED_SECONDS:
+            return
+        for peer in peers:
+            introduced = self._introduced.setdefault(peer, set())
+            if contributor not in introduced and peer not in (contributor, *known.tellers):
+                introduced.add(contributor)
+                self.post(peer, "group", PeerRecords([known.record]))
 
     def _dial_due(self) -> None:
         """Dial the peers that the membership chooses now. With more than `MANY` known peers, do so at most
         once in `CROWDED_SECONDS`. Without an own record, nothing is dialled."""
-        if self._tasks.stopped or not self.record:
+        if self._link_pool.closed or not self.record:
             return
-        if not self._dials.begin(is_limited=len(self.membership.peers) > MANY):
+        now = asyncio.get_running_loop().time()
+        if len(self.membership.peers) > MANY and now < self._dialled_at + CROWDED_SECONDS:
+            self._dials.arm(self._dialled_at + CROWDED_SECONDS)
             return
+        self._dialled_at = now
         for peer in self.membership.begin_dials(self.clock.time()):
-            self._tasks.spawn(self._dial(peer))
+            self._link_pool.spawn(self._dial(peer))
 
     async def _dial(self, peer: PeerId) -> None:
         try:
@@ -294,7 +305,8 @@ class PeerLinks:
         """Open the lanes to a peer of that stage and wait for its first message. Returns an empty string, or
         the code of the failure. During the wait, the other peer may close its links, which ends this peer's
         as well. Lanes that are closed by then are opened a second time."""
-        self._handshakes.await_hello(peer)
+        if peer not in self.greeted:  # Its `Hello` will show that it is alive and in this run.
+            self._handshakes.setdefault(peer, asyncio.Event())
         is_adjacent_stage = stage >= 0 and stage != self.membership.stage
         lanes: Sequence[Lane] = ("group", "data") if is_adjacent_stage else ("group",)
         for attempt in (1, 2):
@@ -316,13 +328,14 @@ class PeerLinks:
         """Drop all links to a peer and notify the listener of the reason. With `left`, the peer is forgotten
         and not dialled again. Else a link that no side needs counts as released, unless the peer moved."""
         self._link_pool.drop(peer)
-        self._introductions.forget(peer)
+        self._introduced.pop(peer, None)
         known = self.membership.peers.get(peer)
         was_linked = known is not None and known.linked
         released = not left and code != "moved" and was_linked and not self.membership.needs(peer)
         self.heartbeats.echoes.forget(peer)
         if left:
-            self._handshakes.forget(peer)
+            self._handshakes.pop(peer, None)
+            self._handshakes.greeted.pop(peer, None)
             self.membership.left(peer)
         elif released:
             self.membership.released(peer)
@@ -339,7 +352,7 @@ class PeerLinks:
     def part_from(self, peer: PeerId, code: str, reason: str) -> None:
         """End the links to a peer that is no longer accepted, and send it code and reason. Unless the owner
         has banned the peer, it is accepted again when it announces a newer record."""
-        self._handshakes.part(peer)
+        self._handshakes.greeted.pop(peer, None)
         if peer in self.membership.peers:
             self._unlink(peer, code, reason, left=True)
             self._send_refusal(peer, code, reason)
@@ -349,7 +362,7 @@ class PeerLinks:
         self.refused(peer, code, reason)
         evidence = self.admission.evidence() if code in ("banned", "not_invited") else []
         for message in (Refuse(code, reason), *evidence):
-            self._tasks.spawn(self._one_off_replies.answer(peer, message))
+            self._link_pool.spawn(self._one_off_replies.answer(peer, message))
 
     # -- Receiver -------------------------------------------------------------------------------------
 
@@ -357,7 +370,7 @@ class PeerLinks:
         """Handle a message of `wire_bytes`. Before its `Hello`, a peer may only request the manifest or send
         an order of the run's owner. Messages that are not about links go to the listener."""
         self.traffic.received[message.kind] += wire_bytes
-        if self._tasks.stopped:
+        if self._link_pool.closed:
             return
         is_greeted = peer in self.greeted
         if not is_greeted and not message.before_hello:
@@ -370,7 +383,7 @@ class PeerLinks:
 
     @handles(GetManifest)
     def _send_manifest(self, peer: PeerId, _message: GetManifest, _body: bytes) -> None:
-        self._tasks.spawn(self._one_off_replies.answer(peer, ManifestResponse(), self.signed_manifest))
+        self._link_pool.spawn(self._one_off_replies.answer(peer, ManifestResponse(), self.signed_manifest))
 
     @handles(PeerRecords)
     def _learn_records(self, peer: PeerId, message: PeerRecords, _body: bytes) -> None:
@@ -387,7 +400,7 @@ class PeerLinks:
         self._unlink(peer, "refused_us", f"refused us: {refuse.code[:40]}")
 
     def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
-        if not self._tasks.stopped and self._link_pool.ended(peer, lane):
+        if not self._link_pool.closed and self._link_pool.ended(peer, lane):
             self._unlink(peer, "connection_lost", reason)
 
     def _mark_alive(self, peer: PeerId) -> None:
@@ -414,7 +427,7 @@ class PeerLinks:
             return
         if hello.record and open_record(hello.record, self.run_id).peer != peer:
             raise BadSignature("the record in its greeting is not its own")
-        self._handshakes.greet(peer)
+        self._handshakes.greet(peer, self.membership.peers)
         self._mark_alive(peer)
         if hello.record:
             self.learn(hello.record, peer)
@@ -432,7 +445,7 @@ class PeerLinks:
         """Forget old peers, end links that no side needs, and dial the peers that are due. Called once a
         second."""
         self.membership.forget_old(self.clock.time())
-        self._handshakes.forget_unknown()
+        self._handshakes.keep(self.membership.peers)
         for peer in self.membership.surplus(self.clock.time()):
             self._unlink(peer, "released")
         self.listener.counted(self.membership.group_size())
@@ -444,7 +457,7 @@ class PeerLinks:
         be dropped. It is the exact time, because microbatches wait at a silent peer."""
         now = self.clock.time()
         for peer in self.membership.silent(now):
-            self._handshakes.await_message(peer)  # Only one from now on counts.
+            self._handshakes[peer] = asyncio.Event()  # Only a message from now on counts.
             self._unlink(peer, "silent")
         self._silence.arm(self.membership.next_silence(now))
 

@@ -53,26 +53,3 @@ class Timer:
         self._closed = True
         if self._handle is not None:
             self._handle.cancel()
-
-
-class Throttle:
-    """Limits how often something is done."""
-
-    def __init__(self, interval_seconds: float, again: Callable[[], None]) -> None:
-        """`again()` is called when it may be done that had to wait."""
-        self._interval_seconds = interval_seconds
-        self._timer = Timer(again)
-        self._done_at = float("-inf")
-
-    def begin(self, is_limited: bool) -> bool:
-        """Return whether it is to be done now. While it `is_limited`, it has to wait until the interval since
-        the last time is over."""
-        now, due_at = asyncio.get_running_loop().time(), self._done_at + self._interval_seconds
-        if is_limited and now < due_at:
-            self._timer.arm(due_at)
-            return False
-        self._done_at = now
-        return True
-
-    def close(self) -> None:
-        self._timer.close()

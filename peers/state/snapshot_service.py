@@ -4,21 +4,25 @@ Every `snapshot_interval` settled rounds, all peers of a group keep the same sna
 peer signs, names the round, the digest of the weights and the hash of each chunk. A joining peer asks its
 group for offers: an offer lists roots, and names the oldest round whose set of contributions is kept. The
 joining peer chooses the newest root that two thirds offer or have signed, and fetches its chunks from several
-of the peers that offer it (holders). Then it catches up with the sets of later rounds."""
+of the peers that offer it (holders). Then it catches up with the sets of later rounds. Carriers are extra
+connections for chunks."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
 from statistics import median_low
+from typing import Protocol
 
 import msgspec
 
 from peers.network.message_router import handles
+from peers.runtime.lived_clock import Clock
+from peers.runtime.timer import Timer
 from peers.state.checkpoint_file import state_digest
-from peers.state.chunk_fetch import ChunkFetch, FetchCounts, SnapshotPorts
 from peers.state.partial_download import Download, KeptChunks
 from peers.state.snapshot_store import (
     NOT_BEGUN,
@@ -32,30 +36,45 @@ from peers.state.snapshot_store import (
 from peers.telemetry import log_events
 from peers.telemetry.console import amount
 from peers.telemetry.log_events import Notify
+from peers.telemetry.reasons import HOLDERS
 from protocols.errors import CannotStart, Malformed, WireError
+from protocols.fields import Body
 from protocols.messages.table import (
     HEADER_LIMIT,
     Chunk,
     GetChunk,
     GetState,
+    Lane,
+    Message,
     NoChunk,
     SnapshotOffer,
     SnapshotRoot,
 )
-from protocols.ports import ChunkDownloader
+from protocols.ports import ChunkDownloader, Transport
 from protocols.signed import msgpack_guard
 from protocols.signed.envelope import EnvelopeKind, open_envelope
 from protocols.signed.token_count import tokens_in
 from swarmnet.identifiers import PeerId
+from swarmnet.membership.membership import PeerInfo
 from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.history import START
 from swarmnet.run.manifest import Manifest
 from swarmnet.snapshots.digest_votes import Root
-from swarmnet.snapshots.fetch import choose_restart, choose_root, chunk_bytes
+from swarmnet.snapshots.fetch import (
+    ASKED_AT_ONCE,
+    Dropped,
+    RequestChunk,
+    SnapshotFetch,
+    choose_restart,
+    choose_root,
+    chunk_bytes,
+)
 
 OFFER_SECONDS = 2.0
 """Seconds that a newcomer waits for the slowest neighbour's offer."""
 ASK_AGAIN_SECONDS = 0.25
+MORE_HOLDERS_SECONDS = 2.0
+"""Interval for asking more peers during a fetch: 103 MB take 25 s from four holders on home links."""
 CARRIERS = 6
 """Number of carriers, each a p2pd that takes 60 MB during the fetch.
 
@@ -68,6 +87,26 @@ SNAPSHOTS_ALONE = -3
 CARRIED_BYTES = 8 << 20
 """A smaller state arrives before carriers would help."""
 _root_decoder: msgspec.msgpack.Decoder[SnapshotRoot] = msgspec.msgpack.Decoder(SnapshotRoot)
+
+
+class SnapshotPorts(Protocol):
+    """The part of the neighbourhood that the state path needs."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def transport(self) -> Transport: ...
+
+    def known(self) -> Mapping[PeerId, PeerInfo]:
+        """Return the known peers."""
+
+    def post(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> bool: ...
+
+    def answer(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> None:
+        """Send a response to a neighbour or a visitor."""
+
+    def refused(self, peer: PeerId, code: str, reason: str) -> None: ...
 
 
 def start_digest(manifest: Manifest, stage: int) -> bytes | None:
@@ -87,6 +126,18 @@ class FalseRoot(NoState):
     def __init__(self, round: int, holders: Sequence[PeerId]) -> None:
         super().__init__(f"the chunks of the snapshot of round {round} do not make up its digest")
         self.holders = tuple(holders)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningFetch:
+    """The snapshot that is being fetched."""
+
+    root: SnapshotRoot
+    fetch: SnapshotFetch
+    download: Download
+    carriers: ChunkDownloader | None
+    ended: asyncio.Event
+    """Set when the fetch is complete, or has no holders left."""
 
 
 class SnapshotService:
@@ -116,7 +167,6 @@ class SnapshotService:
         """Size in bytes of this stage's weights, known from the manifest."""
         self.log_event = log_event
         self.notify = notify
-        self.clock = neighbourhood.clock
         self.progress = progress
         self.signed = signed
         self.vouched = vouched
@@ -124,19 +174,27 @@ class SnapshotService:
         self._false_starts: set[PeerId] = set()
         """Peers whose chunk lists of the initial weights were wrong."""
         self.kept = kept or KeptChunks(None, notify)
-        self.counts = FetchCounts()
+        self.fetched_bytes = 0
+        """Bytes of the newest state, including those fetched before a restart of this peer."""
+        self.kept_bytes = 0
+        """The part of them that was fetched before the restart."""
+        self.chunks_refused = 0
+        """Number of chunks with a wrong hash."""
         self._offers: dict[PeerId, SnapshotOffer] = {}
         self._reported_tokens: dict[tuple[PeerId, bytes], int] = {}
         """Tokens in all rounds up to a snapshot, by (reporting peer, snapshot digest)."""
         self._asked: set[PeerId] = set()
         """Peers whose offers are accepted."""
         self._all_offered = asyncio.Event()
-        self._running: ChunkFetch | None = None
+        self._running: RunningFetch | None = None
+        self._timer = Timer(self._drop_stalled, neighbourhood.clock)
         neighbourhood.transport.serve_chunks(self.chunk)
 
     def close(self) -> None:
-        if self._running is not None:
-            self._running.close()
+        self._timer.close()
+
+    def _now(self) -> float:
+        return self.neighbourhood.clock.time()
 
     # -- serving --------------------------------------------------------------------------------------
 
@@ -146,8 +204,9 @@ class SnapshotService:
 
     @handles(NoChunk)
     def _no_chunk(self, peer: PeerId, message: NoChunk, _body: bytes) -> None:
-        if self._running is not None:
-            self._running.no_chunk(peer, message.digest, message.index)
+        if self._running is not None and self._running.root.digest == message.digest:
+            reason = f"no longer has chunk {message.index}"
+            self._apply_effects(self._running.fetch.drop(peer, "no_chunk", self._now(), reason))
 
     def _make_offer(self) -> SnapshotOffer:
         """Return this peer's offer: its progress, its snapshots, and the oldest round whose set it has. It
@@ -184,8 +243,8 @@ class SnapshotService:
         self._asked = set(holders)
         self._reported_tokens = {}
         self._all_offered.clear()
-        deadline = self.clock.time() + OFFER_SECONDS
-        while self._offers.keys() < self._asked and self.clock.time() < deadline:
+        deadline = self._now() + OFFER_SECONDS
+        while self._offers.keys() < self._asked and self._now() < deadline:
             # Ask again each time: a peer may have had no link to reply.
             for holder in sorted(self._asked - self._offers.keys()):
                 self.neighbourhood.post(holder, "group", GetState())
@@ -269,9 +328,11 @@ class SnapshotService:
         self._offers[peer] = state
         if self._offers.keys() >= self._asked:
             self._all_offered.set()
-        if self._running is not None:
+        running = self._running
+        if running is not None:
             for offered in self._valid_roots(peer, state):
-                self._running.add(peer, offered)
+                if offered.digest == running.root.digest and tuple(offered.chunks) == running.fetch.hashes:
+                    self._apply_effects(running.fetch.add(peer, self._now()))
 
     def _valid_roots(self, peer: PeerId, offer: SnapshotOffer) -> list[SnapshotRoot]:
         """Return the roots in a peer's offer that it has signed and that fit this stage; others are refused.
@@ -314,36 +375,32 @@ class SnapshotService:
         root = roots[holders[0]]
         download = Download(self.kept, hashes, root.size)
         resumed = await download.resume()
-        kept_bytes = sum(len(download.part(index)) for index in resumed)
-        self.counts.kept_bytes = kept_bytes
-        self.counts.fetched_bytes = kept_bytes
-        carriers = await self._open_carriers(root.size - kept_bytes)
+        self.kept_bytes = sum(len(download.part(index)) for index in resumed)
+        self.fetched_bytes = self.kept_bytes
+        carriers = await self._open_carriers(root.size - self.kept_bytes)
+        at_once = carriers.requests_per_holder if carriers is not None else ASKED_AT_ONCE
+        fetch = SnapshotFetch(hashes=hashes, holders=holders, asked_at_once=at_once, here=resumed)
+        ended = asyncio.Event()
         self.log_event(
-            log_events.Fetching(round=root.round, size=root.size, kept=kept_bytes, holders=len(holders))
+            log_events.Fetching(round=root.round, size=root.size, kept=self.kept_bytes, holders=len(holders))
         )
-        size = amount(root.size) + (f", {amount(kept_bytes)} of it on disk" if resumed else "")
+        size = amount(root.size) + (f", {amount(self.kept_bytes)} of it on disk" if resumed else "")
         which = f"of round {root.round}" if root.round >= 0 else "that the run starts from"
         self.notify("weights", f"fetches the weights {which}: {size}, holders: {len(holders)}")
-        running = ChunkFetch(
-            root=root,
-            holders=holders,
-            download=download,
-            here=resumed,
-            carriers=carriers,
-            neighbourhood=self.neighbourhood,
-            counts=self.counts,
-            log_event=self.log_event,
-            notify=self.notify,
-        )
-        self._running = running
+        self._running = RunningFetch(root, fetch, download, carriers, ended)
         try:
-            is_whole = await running.run(partial(self._ask_others, running))
+            self._apply_effects(fetch.start(self._now()))
+            while not ended.is_set():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(MORE_HOLDERS_SECONDS):
+                        await ended.wait()
+                self._ask_others(fetch)
         finally:
             self._running = None
             if carriers is not None:
                 await carriers.close()
             await download.close()
-        if not is_whole:  # No holder is left.
+        if fetch.stuck:  # No holder is left.
             raise NoState(f"all {len(holders)} holders of the snapshot of round {root.round} failed")
         await self.kept.remove()
         units = units_of(bytes(download.data))
@@ -356,11 +413,12 @@ class SnapshotService:
         ]
         return Weights(units, root.round, root.chain, tokens=median_low(tokens) if tokens else None)
 
-    def _ask_others(self, running: ChunkFetch) -> None:
+    def _ask_others(self, fetch: SnapshotFetch) -> None:
         """Ask the other linked peers of the group for offers, because they may have the snapshot by now.
         Peers that are holders, or were dropped as such, are not asked."""
         for peer, known in self.neighbourhood.known().items():
-            if known.linked and known.stage == self.snapshots.stage and running.is_new(peer):
+            is_new = peer not in fetch.holders and peer not in fetch.dropped
+            if known.linked and known.stage == self.snapshots.stage and is_new:
                 self._asked.add(peer)
                 self.neighbourhood.post(peer, "group", GetState())
 
@@ -379,17 +437,15 @@ class SnapshotService:
 
     def _on_carrier_progress(self, peer: PeerId) -> None:
         if self._running is not None:
-            self._running.progressed(peer)
+            self._running.fetch.progressed(peer, self._now())
 
     def _on_carrier_chunk(self, peer: PeerId, digest: bytes, index: int, chunk: bytes | None) -> None:
         """Handle a chunk from a carrier. If `chunk` is None, the connection failed, and the chunk is
         requested over the normal link."""
-        if self._running is None:
-            return
         if chunk is not None:
-            self._running.received(peer, digest, index, chunk)
-        else:
-            self._running.carrier_failed(peer, digest, index)
+            self._on_chunk(peer, Chunk(digest, index), chunk)
+        elif self._running is not None and digest == self._running.root.digest:
+            self.neighbourhood.post(peer, "group", GetChunk(digest, index))
 
     def chunk(self, digest: bytes, index: int) -> memoryview | None:
         """Return a chunk of the snapshot with this digest, or None if there is no such snapshot or chunk."""
@@ -399,11 +455,60 @@ class SnapshotService:
         return snapshot.chunk(index)
 
     @handles(Chunk)
-    def _chunk(self, peer: PeerId, message: Chunk, body: bytes) -> None:
+    def _on_chunk(self, peer: PeerId, message: Chunk, body: bytes) -> None:
+        """Check a received chunk, store it, and continue the fetch. Its peer is dropped if the length or the
+        hash is wrong; `SnapshotFetch.chunk` checks the hash. Chunks of other snapshots are ignored."""
+        running, index = self._running, message.index
+        if running is None or message.digest != running.root.digest:
+            return
+        fetch, root = running.fetch, running.root
+        received = hashlib.sha256(body).digest()
+        if not 0 <= index < len(root.chunks) or received != root.chunks[index]:
+            self.chunks_refused += 1
+        size = chunk_bytes(root.size)
+        if len(body) != min(size, root.size - index * size):
+            reason = f"chunk {index} has {len(body)} bytes"
+            self.neighbourhood.refused(peer, "malformed", reason)
+            self._apply_effects(fetch.drop(peer, "wrong_length", self._now(), reason))
+            return
+        is_wanted, effects = fetch.chunk(peer, index, received, self._now())
+        if is_wanted:
+            running.download.put(index, body)
+            self.fetched_bytes += len(body)
+            if fetch.missing:  # A complete download needs no copy on disk.
+                running.download.keep(index)
+        self._apply_effects(effects)
+
+    def _drop_stalled(self) -> None:
+        """Drop holders that stall. Called by the timer."""
         if self._running is not None:
-            self._running.received(peer, message.digest, message.index, body)
+            self._apply_effects(self._running.fetch.tick(self._now()))
 
     def unlinked(self, peer: PeerId) -> None:
         """Drop a holder whose link has ended."""
         if self._running is not None:
-            self._running.drop(peer, "gone")
+            self._apply_effects(self._running.fetch.drop(peer, "gone", self._now()))
+
+    def _apply_effects(self, effects: Sequence[RequestChunk | Dropped]) -> None:
+        """Carry out what `SnapshotFetch` has decided: send its requests, and report the holders that it has
+        dropped. Wake `_fetch_root` if the fetch has ended, and set the timer for the next stall."""
+        running = self._running
+        if running is None:
+            return
+        fetch, root = running.fetch, running.root
+        for effect in effects:
+            match effect:
+                case RequestChunk(peer, index):
+                    known = self.neighbourhood.known().get(peer)
+                    if running.carriers is not None and known is not None:
+                        running.carriers.ask(peer, known.addresses, root.digest, index)
+                    else:
+                        self.neighbourhood.post(peer, "group", GetChunk(root.digest, index))
+                case Dropped(peer, code, reason):
+                    reason = reason or HOLDERS[code].meaning
+                    self.log_event(log_events.HolderDropped(peer=peer, code=code, reason=reason))
+                    left = len(fetch.holders)
+                    self.notify("holder", f"{peer} {reason}; it is asked no more, other holders: {left}")
+        if not fetch.missing or fetch.stuck:
+            running.ended.set()
+        self._timer.arm(fetch.next_deadline())

@@ -142,7 +142,7 @@ class StateRecovery:
                 first = self.disk.first_weights(self.states.snapshots)
                 assert first is not None, "likewise"
                 return first
-            bytes_now = self.states.counts.fetched_bytes - self.states.counts.kept_bytes
+            bytes_now = self.states.fetched_bytes - self.states.kept_bytes
             self.log_event(log_events.Fetched(round=weights.settled_round, bytes=bytes_now))
             if weights.settled_round < 0:  # Now it has what a seed would give, and tries again.
                 self.states.snapshots.hold(weights)

@@ -552,9 +552,7 @@ class Worker(WorkerContext):
             self.neighbourhood.beat_now()
             self.data.pump()
             if self.settings.moves and self.states is not None:
-                self.moving.begin(
-                    self.states.counts.fetched_bytes, self.states.state_bytes, self.settings.moved
-                )
+                self.moving.begin(self.states.fetched_bytes, self.states.state_bytes, self.settings.moved)
 
     async def _until_leaving_or_behind(self) -> None:
         """Save checkpoints until the peer is to leave or has fallen behind its group. Raises the error of a

@@ -7,18 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from protocols.fields import (
-    BodyLimit,
-    Message,
-    Name,
-    Nats,
-    Number,
-    Path,
-    Reason,
-    Seconds,
-    Shape,
-    StageNumber,
-)
+from protocols.fields import BodyLimit, Message, Name, Nats, Number, Path, Reason, Seconds, Shape, StageNumber
 
 
 class Act(Message, frozen=True, tag=10):

@@ -76,12 +76,10 @@ async def killed_at(swarm: Swarm, folder: Path | None, share: float) -> tuple[in
     before = len(swarm.of("fetching", "d"))
     await swarm.until(lambda: len(swarm.of("fetching", "d")) > before, 20.0)
     states = member.worker.states
-    await swarm.until(lambda: states.counts.fetched_bytes >= share * STATE_BYTES, 60.0)
-    assert states.counts.fetched_bytes < STATE_BYTES
+    await swarm.until(lambda: states.fetched_bytes >= share * STATE_BYTES, 60.0)
+    assert states.fetched_bytes < STATE_BYTES
     await swarm.crash("d")
-    return swarm.of("fetching", "d")[-1].fields[
-        "round"
-    ], states.counts.fetched_bytes - states.counts.kept_bytes
+    return swarm.of("fetching", "d")[-1].fields["round"], states.fetched_bytes - states.kept_bytes
 
 
 async def in_step(swarm: Swarm) -> None:
@@ -113,7 +111,7 @@ def test_a_newcomer_that_is_killed_in_its_download_comes_back_and_fetches_only_t
         assert (began["round"], began["kept"]) == (round, first)
         assert fetched.fields["round"] == round
         assert fetched.fields["bytes"] == STATE_BYTES - first
-        assert member.worker.states.counts.fetched_bytes == STATE_BYTES, "for the metrics it is whole"
+        assert member.worker.states.fetched_bytes == STATE_BYTES, "for the metrics it is whole"
         assert STATE_BYTES - first < received(member)
         if share > 0.5:  # With the roots of all holders, and what two of them were asked for at the end.
             assert received(member) < STATE_BYTES
@@ -131,8 +129,8 @@ def test_where_all_holders_fail_it_goes_on_when_they_are_back(tmp_path):
     async def story(swarm: Swarm) -> None:
         member = comes(swarm, tmp_path)
         await swarm.until(lambda: swarm.of("fetching", "d"), 20.0)
-        await swarm.until(lambda: member.worker.states.counts.fetched_bytes > STATE_BYTES // 2, 60.0)
-        first = member.worker.states.counts.fetched_bytes
+        await swarm.until(lambda: member.worker.states.fetched_bytes > STATE_BYTES // 2, 60.0)
+        first = member.worker.states.fetched_bytes
         swarm.network.partition([member.peer], [swarm.members[name].peer for name in OTHERS])
         await swarm.until(lambda: "no_weights" in dict(member.said), 20.0)
         swarm.network.heal()
@@ -181,7 +179,7 @@ def test_a_newcomer_told_to_leave_in_its_download_goes_at_once_and_comes_back_fo
     async def story(swarm: Swarm) -> None:
         worker = comes(swarm, tmp_path).worker
         await swarm.until(lambda: swarm.of("fetching", "d"), 20.0)
-        await swarm.until(lambda: worker.states.counts.fetched_bytes >= STATE_BYTES // 2, 60.0)
+        await swarm.until(lambda: worker.states.fetched_bytes >= STATE_BYTES // 2, 60.0)
         told_at = swarm.loop.time()
         await swarm.leave("d")
         assert swarm.loop.time() - told_at < 1.0, "the lines would take seconds for the other half"

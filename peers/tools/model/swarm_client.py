@@ -156,9 +156,6 @@ class StageLinks:
         """Send a message to a linked peer. Raises WireError."""
         self.sent_bytes += self._links[peer].post(message, body)
 
-    def is_linked(self, peer: PeerId) -> bool:
-        return peer in self._links
-
     def is_broken(self, peer: PeerId) -> bool:
         """Return whether the link to a peer has ended. A link that the peer opened does not matter: it opens
         another with its next answer."""
@@ -416,7 +413,7 @@ class SwarmClient:
         """Count a peer's refusal, close the link, and notify the user of the first one of each code."""
         code = refusal(refuse.code)
         reason = "".join(filter(str.isprintable, refuse.reason[:200]))
-        if self.links.is_linked(peer) and not self._refused[code]:  # Others will give the same reason.
+        if peer in self.links.stages and not self._refused[code]:  # Others will give the same reason.
             self.notify("turned_away", f"a peer refused this client ({code}): {reason}")
         self._refused[code] += 1
         self._lose(peer)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from peers.network.one_off_replies import OneOffReplies
 from peers.network.peer_links import PeerLinks
-from peers.runtime.task_set import TaskSet
 from peers.runtime.timer import Timer
 from peers.telemetry import log_events
 from protocols.errors import WireError
@@ -54,7 +55,7 @@ class ClientLinks:
             transport=neighbourhood.transport, sent=sent, log_event=log_event, deadline_seconds=OPEN_SECONDS
         )
         self._visitors: dict[PeerId, _Visitor] = {}
-        self._tasks = TaskSet()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._timer = Timer(self._look)
 
     def __len__(self) -> int:
@@ -69,7 +70,7 @@ class ClientLinks:
         if peer not in self._visitors and len(self._visitors) >= MAX_VISITORS:
             loser = self._loser(peer) if is_answer else None
             if loser is None:
-                self._tasks.spawn(self._strangers.answer(peer, message, body))
+                self._spawn(self._strangers.answer(peer, message, body))
                 return
             self._forget(loser)
         visitor = self._visitors.setdefault(peer, _Visitor(self._loop.time()))
@@ -81,7 +82,7 @@ class ClientLinks:
         if len(visitor.waiting) < MAX_WAITING:
             visitor.waiting.append((message, body))
         if len(visitor.waiting) == 1:
-            self._tasks.spawn(self._open(peer, visitor))
+            self._spawn(self._open(peer, visitor))
         self._timer.arm(visitor.used_at + LOOK_SECONDS)
 
     def is_gone(self, peer: PeerId) -> bool:
@@ -91,7 +92,8 @@ class ClientLinks:
 
     def close(self) -> None:
         self._timer.close()
-        self._tasks.cancel()
+        for task in self._tasks:
+            task.cancel()
         for visitor in self._visitors.values():
             if visitor.link is not None:
                 visitor.link.close()
@@ -148,3 +150,8 @@ class ClientLinks:
         link = self._visitors.pop(peer).link
         if link is not None:
             link.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

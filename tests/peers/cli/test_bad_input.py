@@ -389,7 +389,7 @@ def test_holders_that_send_a_wrong_chunk_are_named_and_it_is_fetched_from_anothe
         await swarm.until(lambda: swarm.of("in_step", "d"), 30.0)
         await swarm.during(5.0)
         assert swarm.of("fetched", "d")
-        assert newcomer.worker.states.counts.chunks_refused >= 2, "what was asked for before counts too"
+        assert newcomer.worker.states.chunks_refused >= 2, "what was asked for before counts too"
         said = [text for event, text in newcomer.said if event == "holder"]
         for liar in ("a", "b"):
             peer = swarm.members[liar].peer

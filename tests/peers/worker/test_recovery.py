@@ -11,7 +11,6 @@ import pytest
 from clocks import on_virtual_clock
 
 from peers.lab.world.virtual_time import run
-from peers.state.chunk_fetch import FetchCounts
 from peers.state.snapshot_service import NoState
 from peers.state.snapshot_store import Weights
 from peers.worker.starting_state import AGREE_SECONDS, StateRecovery, combine_requests
@@ -83,7 +82,7 @@ class Apart:
     """`StatePath` of whoever is asked: those who have begun hold different states."""
 
     def __init__(self) -> None:
-        self.state_bytes, self.counts = 0, FetchCounts()
+        self.state_bytes = self.fetched_bytes = self.kept_bytes = 0
         self.asked: list[bool] = []
         self.snapshots = SimpleNamespace(held=(), hold=lambda weights: None, forget_after=lambda round: None)
 
