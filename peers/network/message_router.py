@@ -72,7 +72,7 @@ class MessageRouter:
     def refuse(self, service: type, refuse: Callable[[PeerId], None]) -> None:
         """Call `refuse` with the sender of each message of a service that this run does without."""
         for kind, _ in handled(service):
-            self._handlers[kind] = {service: lambda peer, _message, _body: refuse(peer)}
+            self._handlers.setdefault(kind, {})[service] = lambda peer, _message, _body: refuse(peer)
 
     def dispatch(self, peer: PeerId, message: Message, body: bytes) -> bool:
         """Pass a message to its handlers. Returns False if messages of its kind are not expected."""

@@ -40,10 +40,16 @@ def disk(monkeypatch, tmp_path):
 
     monkeypatch.setattr(checkpoint_file, "write", write)
     made = Full(
-        tmp_path, Nothing(), 0, Nothing(), None, lambda *_, **__: None,
-        lambda event, _: said.append((round(asyncio.get_running_loop().time()), event)), Nothing(),
-        lambda round: None,
-    )  # fmt: skip
+        folder=tmp_path,
+        signed=Nothing(),
+        stage=0,
+        part=Nothing(),
+        compute=None,
+        log_event=lambda *_, **__: None,
+        notify=lambda event, _: said.append((round(asyncio.get_running_loop().time()), event)),
+        digests=Nothing(),
+        past=lambda round: None,
+    )
     return made, said
 
 
