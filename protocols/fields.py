@@ -6,10 +6,13 @@ visits one of those late, below the highest stage visited so far (the frontier).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Self
 
 from msgspec import Meta, Struct
 
+from swarmnet.run.manifest import Manifest
 from swarmnet.run.path_rules import PathHeader
 
 Body = bytes | bytearray | memoryview
@@ -39,14 +42,33 @@ Digest = Annotated[bytes, Meta(max_length=32)]
 SetDigest = Annotated[bytes, Meta(max_length=12)]
 
 
+@dataclass(frozen=True, slots=True)
+class RunSizes:
+    """The run, and sizes in bytes in one of its stages, from which the largest bodies of messages follow."""
+
+    manifest: Manifest
+    payload_bytes: int = 0
+    """Size of a contribution to the stage, or of a reducer's result."""
+    state_bytes: int = 0
+    """Size of the stage's settled weights."""
+    slices_bytes: int = 0
+    """Size of a contribution that is cut for reducers; 0 without reducers."""
+
+
+BodyLimit = Callable[[RunSizes], int]
+"""Returns the largest body of a message in bytes."""
+
+
 class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t"):
     """Base class of all messages. `kind` groups the bytes in the metrics. On one link, a message with a
     smaller `priority` is sent first."""
 
     kind: ClassVar[str] = "control"
     priority: ClassVar[int] = 0
-    body: ClassVar[bool] = False
-    """True if a body may follow. A body on any other message is malformed."""
+    body: ClassVar[BodyLimit | None] = None
+    """The largest body that may follow. None: a body is malformed."""
+    before_hello: ClassVar[bool] = False
+    """True if a peer may send this message before its `Hello`."""
 
 
 class Path(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

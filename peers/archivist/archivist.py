@@ -125,9 +125,10 @@ class Archivist:
                 state_bytes=self._layouts[stage].size * 4,
                 log_event=log_event,
                 notify=notify,
+                signed=stage_links.roots,
+                start=start_digest(self.manifest, stage),
             )
-            service.signed = stage_links.roots
-            service.start = start_digest(self.manifest, stage)
+            stage_links.router.add(service)
             circle.states[stage] = (stage_links, service)
             circle.serving.snapshots[stage] = (snapshots, self._layouts[stage])
 

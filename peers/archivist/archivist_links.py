@@ -13,6 +13,7 @@ from random import Random
 
 from peers.archivist.serve import NewcomerService
 from peers.network.discovery.announcer import OPERATION_SECONDS
+from peers.network.message_router import MessageRouter, handles
 from peers.network.orders.order_book import OrderBook
 from peers.runtime.lived_clock import Clock
 from peers.state.checkpoint_file import STATEMENT_BYTES
@@ -20,10 +21,8 @@ from peers.state.snapshot_service import SnapshotService
 from peers.telemetry import log_events
 from peers.telemetry.reasons import refusal
 from protocols.errors import WireError
-from protocols.fields import Body
+from protocols.fields import Body, RunSizes
 from protocols.messages.table import (
-    STATE_MESSAGES,
-    Chunk,
     GetChunk,
     GetState,
     Hello,
@@ -31,7 +30,6 @@ from protocols.messages.table import (
     Message,
     OrderUpdate,
     Refuse,
-    SnapshotOffer,
     Statements,
 )
 from protocols.messages.terms import Terms
@@ -43,7 +41,6 @@ from swarmnet.membership.membership import PeerInfo
 from swarmnet.rounds.history import START
 from swarmnet.run.schema import WIRE_VERSION
 from swarmnet.snapshots.digest_votes import ROUNDS_KEPT
-from swarmnet.snapshots.fetch import chunk_bytes
 
 MAX_ASKED = 8
 """Peers of a stage that are asked at a time; two thirds of them must agree on a snapshot."""
@@ -63,6 +60,9 @@ class LinkContext:
         """Maps signer to round to (chain + digest, envelope)."""
         self.told: set[PeerId] = set()
         """Peers of this stage by the directory. Only their statements count."""
+        self.router = MessageRouter()
+        """Passes on the messages of this stage's peers, and of newcomers to it."""
+        self.router.add(self)
 
     @property
     def transport(self) -> Transport:
@@ -102,7 +102,8 @@ class LinkContext:
         self.told = peers
         self.statements = {peer: by_round for peer, by_round in self.statements.items() if peer in peers}
 
-    def receive(self, message: Statements) -> None:
+    @handles(Statements)
+    def receive(self, _peer: PeerId, message: Statements, _body: bytes) -> None:
         """Keep the statements that peers of this stage have signed, about the newest ROUNDS_KEPT rounds of
         each signer. Raises WireError for an invalid statement."""
         for data in message.statements:
@@ -145,10 +146,14 @@ class ArchivistLinks:
         """Stage of each peer in `_links`."""
         self._dialled_or_served: set[PeerId] = set()
         """Peers that the archivist dialled or responded to."""
+        self._router = MessageRouter()
+        self._router.add(self)
 
     def listen(self) -> None:
-        longest = max((chunk_bytes(service.state_bytes) for _, service in self.states.values()), default=0)
-        self.transport.listen(self, Terms({Chunk: longest}, lambda peer: peer in self._dialled_or_served))
+        longest = max((service.state_bytes for _, service in self.states.values()), default=0)
+        sizes = RunSizes(self.book.signed.manifest, state_bytes=longest)
+        bodies = MessageRouter(SnapshotService).bodies(sizes)
+        self.transport.listen(self, Terms(bodies, lambda peer: peer in self._dialled_or_served))
         self.transport.serve_chunks(self._chunk_of_any_stage)
 
     def _chunk_of_any_stage(self, digest: bytes, index: int) -> memoryview | None:
@@ -242,43 +247,45 @@ class ArchivistLinks:
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
         """Handle a message of any peer. Orders are accepted from all peers, and requests from newcomers.
         Statements, snapshots and refusals are accepted only from peers that the archivist dialled."""
+        if lane != "group" and type(message) is Hello:
+            return  # The peer only answers this archivist's own `Hello`, over a link of another lane.
         dialled_stage = self._stages.get(peer)
-        if isinstance(message, OrderUpdate):
-            self.book.take(message.order)
-        elif isinstance(message, Hello):
-            if lane != "group":
-                return  # The peer only answers this archivist's own `Hello`, over a link of another lane.
-            link = self._remove_link(peer)  # From now on `serving` uses or closes the link.
-            if self.serving.greeted(peer, message, link):
-                self._dialled_or_served.add(peer)
-        elif isinstance(message, (GetState, GetChunk)):
-            self._handle_request(peer, message)
-        elif dialled_stage is None:
-            return  # The archivist did not dial this peer.
-        elif isinstance(message, Statements):
+        if not self._router.dispatch(peer, message, body) and dialled_stage is not None:
             stage_links, _ = self.states[dialled_stage]
-            stage_links.receive(message)
-        elif isinstance(message, STATE_MESSAGES):
-            is_of_other_stage = isinstance(message, SnapshotOffer) and message.stage != dialled_stage
-            if not is_of_other_stage:
-                _, snapshots = self.states[dialled_stage]
-                snapshots.message(peer, message, body)
-        elif isinstance(message, Refuse):
-            self.log_event(
-                log_events.RefusedBy(peer=peer, code=refusal(message.code), reason=message.reason[:200])
-            )
+            stage_links.router.dispatch(peer, message, body)
+
+    @handles(OrderUpdate)
+    def _on_order(self, _peer: PeerId, message: OrderUpdate, _body: bytes) -> None:
+        self.book.take(message.order)
+
+    @handles(Hello)
+    def _on_hello(self, peer: PeerId, hello: Hello, _body: bytes) -> None:
+        link = self._remove_link(peer)  # From now on `serving` uses or closes the link.
+        if self.serving.greeted(peer, hello, link):
+            self._dialled_or_served.add(peer)
+
+    @handles(Refuse)
+    def _on_refusal(self, peer: PeerId, refuse: Refuse, _body: bytes) -> None:
+        if peer in self._stages:
+            self.log_event(log_events.RefusedBy(peer, refusal(refuse.code), refuse.reason[:200]))
             self._close_link(peer)
 
-    def _handle_request(self, peer: PeerId, message: GetState | GetChunk) -> None:
+    @handles(GetState)
+    def _on_state_request(self, peer: PeerId, message: GetState, body: bytes) -> None:
         """Answer a newcomer's request if the weights of its stage are in memory. If they are not, they are
         being loaded, and the newcomer repeats its request. Requests of other peers are ignored."""
         stage = self.serving.stage_of(peer)
-        if stage is None or not self.serving.on_request(peer, message):
-            return
-        if isinstance(message, GetState):  # The signed statements go first: they prove the snapshot.
+        if stage is not None and self.serving.on_request(peer, message):
+            # The signed statements go first: they prove the snapshot.
             self.serving.post(peer, self.serving.statements(peer))
-        _, snapshots = self.states[stage]
-        snapshots.message(peer, message, b"")
+            self.states[stage][0].router.dispatch(peer, message, body)
+
+    @handles(GetChunk)
+    def _on_chunk_request(self, peer: PeerId, message: GetChunk, body: bytes) -> None:
+        """Likewise for a chunk."""
+        stage = self.serving.stage_of(peer)
+        if stage is not None and self.serving.on_request(peer, message):
+            self.states[stage][0].router.dispatch(peer, message, body)
 
     def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
         """Handle the end of a link in either direction. A newcomer is no longer served."""

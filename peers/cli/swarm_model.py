@@ -94,7 +94,7 @@ def generate(
             for line in dict.fromkeys(lines):  # Each line once.
                 notify("told", line)
             # Traffic between this client and the run's peers.
-            per_token = (client.sent_bytes + client.received_bytes) / count
+            per_token = (client.links.sent_bytes + client.links.received_bytes) / count
             notify("rate", f"{count / seconds:.1f} tokens/s, {per_token:,.0f} bytes per token on this link")
 
     with as_user_errors(*EXPECTED):

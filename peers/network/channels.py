@@ -30,11 +30,13 @@ LANES: tuple[Lane, ...] = ("group", "data", "bulk")
 
 @dataclass(slots=True)
 class TrafficCounters:
-    """Bytes on the wire by message kind, framing included."""
+    """Bytes on the wire by message kind, framing included; refused messages, by code."""
 
     sent: Counter[str] = field(default_factory=Counter)
     received: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
+    departures: Counter[str] = field(default_factory=Counter)
+    """Number of peers that went, by code."""
 
 
 class LinkPool:
@@ -47,22 +49,20 @@ class LinkPool:
         sent: Counter[str],
         hello: Callable[[], Hello],
         addresses: Callable[[PeerId], Sequence[str]],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
         log_event: log_events.LogEvent,
     ) -> None:
-        """Create without links. `sent` counts bytes by message kind; `spawn` runs a task until the
-        neighbourhood closes."""
+        """Create without links. `sent` counts bytes by message kind."""
         self.transport = transport
         self.sent = sent
         self.hello = hello
         self.addresses = addresses
-        self.spawn = spawn
         self.log_event = log_event
         self.waiting: dict[PeerId, list[tuple[Message, Body]]] = {}
         """Long bodies that wait for their lane to open."""
         self._links: dict[tuple[PeerId, Lane], Link] = {}
         self._opening: set[tuple[PeerId, Lane]] = set()
-        self._closed = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.closed = False
 
     def peers(self) -> list[PeerId]:
         """Return the peers to which messages can be sent."""
@@ -103,7 +103,7 @@ class LinkPool:
             return False
         finally:
             self._opening.discard((peer, lane))
-        if self._closed:
+        if self.closed:
             link.close()
             return False
         if self._is_open(peer, lane):  # Another call has opened one meanwhile.
@@ -132,9 +132,19 @@ class LinkPool:
             if link is not None:
                 link.close()
 
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine as a task until this pool closes; once it is closed, do nothing."""
+        if self.closed:
+            work.close()
+            return
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def close(self, last: Sequence[Message]) -> None:
-        """Send the messages `last` to all peers, wait at most `DRAIN_SECONDS` for them, and end all links."""
-        self._closed = True
+        """Send the messages `last` to all peers, wait at most `DRAIN_SECONDS` for them, end all links and
+        cancel all tasks."""
+        self.closed = True
         for peer in self.peers():
             for message in last:
                 self._post(self._links[peer, "group"], message)
@@ -145,6 +155,9 @@ class LinkPool:
             for link in self._links.values():
                 link.close()
             self._links.clear()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _post(self, link: Link, message: Message, body: Body = b"") -> bool:
         """Send a message on this link and count its bytes. Returns False, and logs why, if that fails."""

@@ -9,15 +9,14 @@ A visitor is a peer without such links, like an inference client."""
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from peers.network.channels import DIAL_SECONDS, LinkPool, TrafficCounters
+from peers.network.handshakes import Handshakes
+from peers.network.heartbeats import Heartbeats
+from peers.network.message_router import MessageRouter, handles
 from peers.network.one_off_replies import OneOffReplies
-from peers.network.pending_handshakes import PendingHandshakes
 from peers.network.ports import Admission, Listener, OpenToAll
-from peers.network.rtt_tracker import RttTracker
 from peers.runtime.lived_clock import Clock
 from peers.runtime.timer import Timer
 from peers.telemetry import log_events
@@ -33,7 +32,6 @@ from protocols.messages.table import (
     Lane,
     ManifestResponse,
     Message,
-    OrderUpdate,
     PeerRecords,
     Refuse,
 )
@@ -43,14 +41,12 @@ from protocols.signed.envelope import run_bytes
 from protocols.signed.records import ANNOUNCE_SECONDS, SignedRecord, open_record
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.membership.address_ranges import dialable
-from swarmnet.membership.membership import BEAT_SECONDS, MANY, MAX_PEERS, SILENT_SECONDS, Membership
+from swarmnet.membership.membership import MANY, SILENT_SECONDS, Membership
 from swarmnet.membership.membership import PeerInfo as KnownPeer
 from swarmnet.run.schema import WIRE_VERSION
 
 RECORDS_TOLD = 32
 """Maximum number of records of other peers that are sent to a new neighbour, and accepted in a message."""
-MAX_GREETED = MAX_PEERS
-"""Maximum number of peers whose messages are accepted, visitors included. An entry takes about 200 bytes."""
 CROWDED_SECONDS = 0.25
 """With more than MANY known peers, choosing whom to dial runs at most once in this many seconds."""
 INTRODUCED_SECONDS = 2 * ANNOUNCE_SECONDS
@@ -72,76 +68,60 @@ class PeerLinks:
         signed_manifest: bytes,
         log_event: log_events.LogEvent,
         bodies: Bodies = ANYTHING.bodies,
+        admission: Admission | None = None,
     ) -> None:
         """Create the neighbourhood. `log_event` writes to the peer's event log; `bodies` has the largest
-        accepted bodies."""
+        accepted bodies. Without `admission`, the run is open to all."""
         self.transport = transport
         self.run_id = run_id
         self.membership = membership
         self.listener = listener
         self.signed_manifest = signed_manifest
         self.log_event = log_event
-        self._terms = Terms(bodies, lambda peer: peer in self._greeted)
+        self.admission = admission or OpenToAll()
         self.record = b""
         """This peer's own signed record; empty until the peer knows its stage."""
         self.traffic = TrafficCounters()
-        self.departures: Counter[str] = Counter()
-        self.timings = Timings()
         self.clock = Clock(self._on_stall)
         """Measures silence and timeouts, here and in the peer's other parts. It excludes time while the
         process was stopped."""
-        self._loop = asyncio.get_running_loop()
         self._link_pool = LinkPool(
             transport=transport,
             sent=self.traffic.sent,
             hello=self._make_hello,
             addresses=self._addresses,
-            spawn=self._spawn,
             log_event=log_event,
         )
-        self.post = self._link_pool.post
-        self._greeted: dict[PeerId, None] = {}
-        """Peers that have sent `Hello`, in order of arrival."""
-        self._pending_handshakes = PendingHandshakes()
-        """Peers that must send a message before they count as linked."""
-        self.echoes = RttTracker(self.timings)
-        self.answer_visitor: Callable[[PeerId, Message, Body], None] = lambda peer, message, body: None
-        self.admission: Admission = OpenToAll()
-        self.met: Callable[[], Collection[PeerId]] = tuple
-        """Returns peers known to answer by other means. Dialling them contacts no new address."""
-        self.own_record: Callable[[SignedRecord], None] = lambda signed: None
-        """Called with each record that this peer's own key has signed."""
+        self._handshakes = Handshakes()
+        self._terms = Terms(bodies, self._handshakes.greeted.__contains__)
+        self.heartbeats = Heartbeats(
+            membership=membership, links=self._link_pool, listener=listener, sent=self._look_after_links
+        )
         self._introduced: dict[PeerId, set[PeerId]] = {}
         """Maps neighbour to the newcomers whose records were sent to it."""
         self._one_off_replies = OneOffReplies(
             transport=transport, sent=self.traffic.sent, log_event=log_event, deadline_seconds=DIAL_SECONDS
         )
-        self._tasks: set[asyncio.Task[Any]] = set()
-        # On the plain clock: other peers do not know that this process was stopped.
-        self._timer = Timer(self._send_heartbeats)
         self._silence = Timer(self._drop_silent, self.clock)
         self._dials = Timer(self._dial_due)
         self._dialled_at = float("-inf")
-        self._closed = False
+        self._router = MessageRouter()
+        self._router.add(self)
 
     def start(self) -> None:
         self.transport.listen(self, self._terms)
-        self._timer.arm(self._loop.time())
+        self.heartbeats.start()
         self._drop_silent()
 
     async def close(self, reason: str) -> None:
         """Send the newest record and `Bye` with `reason`, end all links and stop all tasks. An empty `reason`
         sends neither. Peers that find the record in the directory later then know it already."""
-        self._closed = True
-        self._timer.close()
+        self.heartbeats.close()
         self._silence.close()
         self._dials.close()
         self.clock.close()
         own_record = [PeerRecords([self.record])] if self.record else []
         await self._link_pool.close([*own_record, Bye(reason)] if reason else [])
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _on_stall(self, seconds: float) -> None:
         self.log_event(log_events.ProcessStalled(seconds=round(seconds, 3)))
@@ -150,14 +130,23 @@ class PeerLinks:
     @property
     def greeted(self) -> Collection[PeerId]:
         """The peers whose messages are accepted."""
-        return self._greeted.keys()
+        return self._handshakes.greeted.keys()
+
+    @property
+    def timings(self) -> Timings:
+        """The measured round trips."""
+        return self.heartbeats.timings
 
     # -- sending --------------------------------------------------------------------------------------
+
+    def post(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> bool:
+        """Send a message to a linked peer, as `LinkPool.post`. Returns False if it cannot be sent."""
+        return self._link_pool.post(peer, lane, message, body)
 
     def answer(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> None:
         """Send a response to a neighbour, or to a visitor over a link that is opened back."""
         if self.is_visitor(peer):
-            self.answer_visitor(peer, message, body)
+            self.listener.answer_visitor(peer, message, body)
         else:
             self.post(peer, lane, message, body)
 
@@ -196,12 +185,12 @@ class PeerLinks:
                 self._verify_and_add(data, sender)
         finally:
             if sender is None:
-                self.membership.met(self.met())
+                self.membership.met(self.listener.met())
             self._dial_due()  # Once: in a large group, choosing whom to dial takes long.
 
     def _verify_and_add(self, data: bytes, sender: PeerId | None) -> PeerId | None:
         """Verify a record, and add its peer to the membership unless it is excluded. A record of this peer's
-        own key goes to `own_record` instead. Returns the peer; None or WireError as in `learn`."""
+        own key goes to the listener instead. Returns the peer; None or WireError as in `learn`."""
         try:
             signed = open_record(data, self.run_id)
         except WireError as error:
@@ -210,7 +199,7 @@ class PeerLinks:
             self.traffic.refused[error.code] += 1  # From the directory, where anyone can store.
             return None
         if signed.peer == self.membership.me:
-            self.own_record(signed)
+            self.listener.own_record(signed)
         elif not self.admission.shuns(signed.peer):
             self._add_record(signed, data, sender)
         return signed.peer
@@ -265,15 +254,15 @@ class PeerLinks:
     def _dial_due(self) -> None:
         """Dial the peers that the membership chooses now. With more than `MANY` known peers, do so at most
         once in `CROWDED_SECONDS`. Without an own record, nothing is dialled."""
-        if self._closed or not self.record:
+        if self._link_pool.closed or not self.record:
             return
-        now = self._loop.time()
+        now = asyncio.get_running_loop().time()
         if len(self.membership.peers) > MANY and now < self._dialled_at + CROWDED_SECONDS:
             self._dials.arm(self._dialled_at + CROWDED_SECONDS)
             return
         self._dialled_at = now
         for peer in self.membership.begin_dials(self.clock.time()):
-            self._spawn(self._dial(peer))
+            self._link_pool.spawn(self._dial(peer))
 
     async def _dial(self, peer: PeerId) -> None:
         try:
@@ -310,21 +299,21 @@ class PeerLinks:
             self.listener.counted(self.membership.group_size())
             records = [record for record in self.membership.records(RECORDS_TOLD) if record != known.record]
             self.post(peer, "group", PeerRecords(records))
-            self._send_heartbeat(peer)
+            self.heartbeats.send(peer)
 
     async def _open_lanes(self, peer: PeerId, stage: int) -> str:
         """Open the lanes to a peer of that stage and wait for its first message. Returns an empty string, or
         the code of the failure. During the wait, the other peer may close its links, which ends this peer's
         as well. Lanes that are closed by then are opened a second time."""
-        if peer not in self._greeted:  # Its `Hello` will show that it is alive and in this run.
-            self._pending_handshakes.setdefault(peer, asyncio.Event())
+        if peer not in self.greeted:  # Its `Hello` will show that it is alive and in this run.
+            self._handshakes.setdefault(peer, asyncio.Event())
         is_adjacent_stage = stage >= 0 and stage != self.membership.stage
         lanes: Sequence[Lane] = ("group", "data") if is_adjacent_stage else ("group",)
         for attempt in (1, 2):
             for lane in lanes:
                 if not await self._link_pool.open(peer, lane):
                     return "not_reached"
-            if attempt == 1 and not await self._pending_handshakes.speaks(peer, SILENT_SECONDS):
+            if attempt == 1 and not await self._handshakes.speaks(peer, SILENT_SECONDS):
                 return "still_silent"
         return ""
 
@@ -343,17 +332,17 @@ class PeerLinks:
         known = self.membership.peers.get(peer)
         was_linked = known is not None and known.linked
         released = not left and code != "moved" and was_linked and not self.membership.needs(peer)
-        self.echoes.forget(peer)
+        self.heartbeats.echoes.forget(peer)
         if left:
-            self._pending_handshakes.pop(peer, None)
-            self._greeted.pop(peer, None)
+            self._handshakes.pop(peer, None)
+            self._handshakes.greeted.pop(peer, None)
             self.membership.left(peer)
         elif released:
             self.membership.released(peer)
         else:
             self.membership.unlinked(peer, self.clock.time())
         if was_linked:
-            self.departures[code] += 1
+            self.traffic.departures[code] += 1
             self.log_event(
                 log_events.Unlinked(peer=peer, code=code, reason=reason or code, released=released)
             )
@@ -363,7 +352,7 @@ class PeerLinks:
     def part_from(self, peer: PeerId, code: str, reason: str) -> None:
         """End the links to a peer that is no longer accepted, and send it code and reason. Unless the owner
         has banned the peer, it is accepted again when it announces a newer record."""
-        self._greeted.pop(peer, None)
+        self._handshakes.greeted.pop(peer, None)
         if peer in self.membership.peers:
             self._unlink(peer, code, reason, left=True)
             self._send_refusal(peer, code, reason)
@@ -373,7 +362,7 @@ class PeerLinks:
         self.refused(peer, code, reason)
         evidence = self.admission.evidence() if code in ("banned", "not_invited") else []
         for message in (Refuse(code, reason), *evidence):
-            self._spawn(self._one_off_replies.answer(peer, message))
+            self._link_pool.spawn(self._one_off_replies.answer(peer, message))
 
     # -- Receiver -------------------------------------------------------------------------------------
 
@@ -381,48 +370,49 @@ class PeerLinks:
         """Handle a message of `wire_bytes`. Before its `Hello`, a peer may only request the manifest or send
         an order of the run's owner. Messages that are not about links go to the listener."""
         self.traffic.received[message.kind] += wire_bytes
-        if self._closed:
+        if self._link_pool.closed:
             return
-        if isinstance(message, Hello):
-            self._handle_hello(peer, message)
-            return
-        if isinstance(message, GetManifest):
-            self._spawn(self._one_off_replies.answer(peer, ManifestResponse(), self.signed_manifest))
-            return
-        # An order is signed by the owner, whoever sends it.
-        if peer not in self._greeted and not isinstance(message, OrderUpdate):
+        is_greeted = peer in self.greeted
+        if not is_greeted and not message.before_hello:
             self.traffic.refused["malformed"] += 1
             return
-        if peer in self._greeted:
+        if is_greeted:
             self._mark_alive(peer)
-        match message:
-            case Heartbeat():
-                self._handle_heartbeat(peer, message)
-            case PeerRecords(records):
-                self.learn_all(records[:RECORDS_TOLD], peer)
-            case Bye(reason):
-                self._unlink(peer, GOODBYES.get(reason, "left"), f"left: {reason[:200]}", left=True)
-            case Refuse(code, reason):
-                self.log_event(log_events.RefusedBy(peer=peer, code=refusal(code), reason=reason[:200]))
-                self._unlink(peer, "refused_us", f"refused us: {code[:40]}")
-            case _:
-                self.listener.message(peer, message, body)
+        if not self._router.dispatch(peer, message, body):
+            self.listener.message(peer, message, body)
+
+    @handles(GetManifest)
+    def _send_manifest(self, peer: PeerId, _message: GetManifest, _body: bytes) -> None:
+        self._link_pool.spawn(self._one_off_replies.answer(peer, ManifestResponse(), self.signed_manifest))
+
+    @handles(PeerRecords)
+    def _learn_records(self, peer: PeerId, message: PeerRecords, _body: bytes) -> None:
+        self.learn_all(message.records[:RECORDS_TOLD], peer)
+
+    @handles(Bye)
+    def _on_bye(self, peer: PeerId, bye: Bye, _body: bytes) -> None:
+        code = GOODBYES.get(bye.reason, "left")
+        self._unlink(peer, code, f"left: {bye.reason[:200]}", left=True)
+
+    @handles(Refuse)
+    def _on_refusal(self, peer: PeerId, refuse: Refuse, _body: bytes) -> None:
+        self.log_event(log_events.RefusedBy(peer, refusal(refuse.code), refuse.reason[:200]))
+        self._unlink(peer, "refused_us", f"refused us: {refuse.code[:40]}")
 
     def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
-        if not self._closed and self._link_pool.ended(peer, lane):
+        if not self._link_pool.closed and self._link_pool.ended(peer, lane):
             self._unlink(peer, "connection_lost", reason)
 
     def _mark_alive(self, peer: PeerId) -> None:
         self.membership.on_heartbeat(peer, self.clock.time())
-        message_arrived = self._pending_handshakes.pop(peer, None)
-        if message_arrived is not None:
-            message_arrived.set()
+        self._handshakes.message_arrived(peer)
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
         self.traffic.refused[code] += 1
         self.log_event(log_events.Refused(peer=peer, code=code, reason=reason))
 
-    def _handle_hello(self, peer: PeerId, hello: Hello) -> None:
+    @handles(Hello)
+    def _handle_hello(self, peer: PeerId, hello: Hello, _body: bytes) -> None:
         """Handle `Hello`: refuse the peer, or accept its messages, learn its record and dial it. Raises
         BadSignature if the record is another peer's."""
         code = reason = ""
@@ -437,7 +427,7 @@ class PeerLinks:
             return
         if hello.record and open_record(hello.record, self.run_id).peer != peer:
             raise BadSignature("the record in its greeting is not its own")
-        self._accept_messages_of(peer)
+        self._handshakes.greet(peer, self.membership.peers)
         self._mark_alive(peer)
         if hello.record:
             self.learn(hello.record, peer)
@@ -449,31 +439,17 @@ class PeerLinks:
             known.dial_at = 0.0  # The peer reached this one, so it is alive: dial at once.
             self._dial_due()
 
-    def _accept_messages_of(self, peer: PeerId) -> None:
-        """Accept this peer's messages from now on. Beyond `MAX_GREETED` peers, forget the oldest one without
-        a link, or `peer` itself if all have links."""
-        self._greeted[peer] = None
-        if len(self._greeted) > MAX_GREETED:
-            known = self.membership.peers
-            unlinked = (each for each in self._greeted if each not in known or not known[each].linked)
-            oldest_unlinked = next(unlinked, peer)
-            del self._greeted[oldest_unlinked]
-
     # -- heartbeats -----------------------------------------------------------------------------------
 
-    def _send_heartbeats(self) -> None:
-        """Send heartbeats to the neighbours. Forget old peers, end links that no side needs, and dial the
-        peers that are due. Called once a second."""
-        now = self._loop.time()
-        self._timer.arm(now + BEAT_SECONDS)
-        self.echoes.beat(now)
-        self.beat_now()
+    def _look_after_links(self) -> None:
+        """Forget old peers, end links that no side needs, and dial the peers that are due. Called once a
+        second."""
         self.membership.forget_old(self.clock.time())
-        self._pending_handshakes.keep(self.membership.peers)
+        self._handshakes.keep(self.membership.peers)
         for peer in self.membership.surplus(self.clock.time()):
             self._unlink(peer, "released")
         self.listener.counted(self.membership.group_size())
-        self.membership.met(self.met())
+        self.membership.met(self.listener.met())
         self._dial_due()
 
     def _drop_silent(self) -> None:
@@ -481,43 +457,21 @@ class PeerLinks:
         be dropped. It is the exact time, because microbatches wait at a silent peer."""
         now = self.clock.time()
         for peer in self.membership.silent(now):
-            self._pending_handshakes[peer] = asyncio.Event()  # Only a message from now on counts.
+            self._handshakes[peer] = asyncio.Event()  # Only a message from now on counts.
             self._unlink(peer, "silent")
         self._silence.arm(self.membership.next_silence(now))
-
-    def _send_heartbeat(self, peer: PeerId) -> None:
-        """Send one neighbour a heartbeat. It has this peer's load, echoes the neighbour's last heartbeat, and
-        says whether this peer wants the link."""
-        load = self.listener.load()
-        echo, echo_delay = self.echoes.of(peer, self._loop.time())
-        self.post(
-            peer,
-            "group",
-            Heartbeat(
-                self.echoes.sequence,
-                echo,
-                echo_delay,
-                load.stage,
-                load.ready,
-                load.slots,
-                load.service_seconds,
-                load.round,
-                peer in self.membership.wanted(),
-                load.moving_to,
-            ),
-        )
 
     @property
     def next_beat(self) -> int:
         """Sequence of the next heartbeat."""
-        return self.echoes.sequence + 1
+        return self.heartbeats.next
 
     def beat_now(self) -> None:
         """Send heartbeats at once, because this peer's readiness changed."""
-        for peer in self._link_pool.peers():
-            self._send_heartbeat(peer)
+        self.heartbeats.send_all()
 
-    def _handle_heartbeat(self, peer: PeerId, beat: Heartbeat) -> None:
+    @handles(Heartbeat)
+    def _handle_heartbeat(self, peer: PeerId, beat: Heartbeat, _body: bytes) -> None:
         """Handle a heartbeat: measure the round trip, and pass on the peer's load. A heartbeat is refused if
         it names another stage than the peer's record; a linked peer is then linked anew."""
         known = self.membership.peers.get(peer)
@@ -526,21 +480,4 @@ class PeerLinks:
             if known.linked:  # The peer moved while the link was opened: link again.
                 self._unlink(peer, "moved", f"its record says stage {known.stage}, its beat {beat.stage}")
             return
-        self.echoes.on_echo(peer, beat.sequence, beat.echo, beat.echo_delay, self._loop.time())
-        now = self.clock.time()
-        self.membership.beat(
-            peer, beat.stage, beat.ready, beat.round, beat.service_seconds, now, beat.moving_to, beat.echo
-        )
-        self.membership.keeps_us(peer, beat.wanted)
-        self.listener.beat(peer)
-
-    # -- tasks ----------------------------------------------------------------------------------------
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine as a task until this neighbourhood closes; once it is closed, do nothing."""
-        if self._closed:
-            work.close()
-            return
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.heartbeats.received(peer, beat, self.clock.time())

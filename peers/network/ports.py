@@ -4,10 +4,13 @@ A neighbour is a peer to which this one keeps a link. An invite, signed by the o
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
+from protocols.fields import Body
 from protocols.messages.table import Message
+from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
 
 
@@ -25,6 +28,15 @@ class HeartbeatLoad:
 
 class Listener(Protocol):
     """The peer's roles, as the neighbourhood sees them."""
+
+    def met(self) -> Collection[PeerId]:
+        """Return peers known to answer by other means. Dialling them contacts no new address."""
+
+    def own_record(self, signed: SignedRecord) -> None:
+        """Called with each record that this peer's own key has signed."""
+
+    def answer_visitor(self, peer: PeerId, message: Message, body: Body) -> None:
+        """Send a response to a peer without links, over a link that is opened back."""
 
     def load(self) -> HeartbeatLoad: ...
 

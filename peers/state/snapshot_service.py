@@ -13,11 +13,13 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from statistics import median_low
 from typing import Protocol
 
 import msgspec
 
+from peers.network.message_router import handles
 from peers.runtime.lived_clock import Clock
 from peers.runtime.timer import Timer
 from peers.state.checkpoint_file import state_digest
@@ -126,6 +128,18 @@ class FalseRoot(NoState):
         self.holders = tuple(holders)
 
 
+@dataclass(frozen=True, slots=True)
+class RunningFetch:
+    """The snapshot that is being fetched."""
+
+    root: SnapshotRoot
+    fetch: SnapshotFetch
+    download: Download
+    carriers: ChunkDownloader | None
+    ended: asyncio.Event
+    """Set when the fetch is complete, or has no holders left."""
+
+
 class SnapshotService:
     """Serves snapshots, and fetches one when this peer needs it."""
 
@@ -137,26 +151,29 @@ class SnapshotService:
         state_bytes: int,
         log_event: log_events.LogEvent,
         notify: Notify,
+        signed: Callable[[], Mapping[PeerId, Collection[Root]]],
+        start: bytes | None,
+        kept: KeptChunks | None = None,
+        progress: Callable[[], RoundProgress] = lambda: NOT_BEGUN,
+        vouched: Callable[[PeerId, SnapshotRoot], bool] = lambda peer, root: True,
     ) -> None:
+        """`signed()` returns the roots that each peer has signed. `start` is the digest of the initial
+        weights if the seed does not make them. `kept` has the chunks of a download that survive a restart.
+        `progress()` returns this peer's progress. `vouched` returns whether a peer may offer a root
+        (peers/state/archivists.py)."""
         self.snapshots = snapshots
         self.neighbourhood = neighbourhood
         self.state_bytes = state_bytes
         """Size in bytes of this stage's weights, known from the manifest."""
         self.log_event = log_event
         self.notify = notify
-        self.clock = neighbourhood.clock
-        self.settled_now: Callable[[], RoundProgress] = lambda: NOT_BEGUN
-        """Returns the progress of this peer once it has begun."""
-        self.signed: Callable[[], Mapping[PeerId, Collection[Root]]] = dict
-        """Returns the roots that each peer has signed (worker/rounds/digest_gossip.py)."""
-        self.vouched: Callable[[PeerId, SnapshotRoot], bool] = lambda peer, root: True
-        """Returns True if a peer may offer this root (peers/state/archivists.py)."""
-        self.start: bytes | None = None
-        """Digest of the initial weights if the seed does not make them."""
+        self.progress = progress
+        self.signed = signed
+        self.vouched = vouched
+        self.start = start
         self._false_starts: set[PeerId] = set()
         """Peers whose chunk lists of the initial weights were wrong."""
-        self.kept = KeptChunks(None, notify)
-        """Chunks of a download that survive a restart of this peer."""
+        self.kept = kept or KeptChunks(None, notify)
         self.fetched_bytes = 0
         """Bytes of the newest state, including those fetched before a restart of this peer."""
         self.kept_bytes = 0
@@ -169,39 +186,32 @@ class SnapshotService:
         self._asked: set[PeerId] = set()
         """Peers whose offers are accepted."""
         self._all_offered = asyncio.Event()
-        self._fetch: SnapshotFetch | None = None
-        self._root: SnapshotRoot | None = None
-        self._download: Download | None = None
-        self._fetch_ended = asyncio.Event()
-        self._carriers: ChunkDownloader | None = None
-        self._timer = Timer(self._drop_stalled, self.clock)
+        self._running: RunningFetch | None = None
+        self._timer = Timer(self._drop_stalled, neighbourhood.clock)
         neighbourhood.transport.serve_chunks(self.chunk)
 
     def close(self) -> None:
         self._timer.close()
 
+    def _now(self) -> float:
+        return self.neighbourhood.clock.time()
+
     # -- serving --------------------------------------------------------------------------------------
 
-    def message(self, peer: PeerId, message: Message, body: bytes) -> None:
-        """Handle a message: a request for offers or chunks, or the reply to one of this peer's."""
-        match message:
-            case GetState():
-                self.neighbourhood.answer(peer, "group", self._make_offer())
-            case GetChunk(digest, index):
-                self._send_chunk(peer, digest, index)
-            case SnapshotOffer():
-                self._on_offer(peer, message)
-            case Chunk(digest, index):
-                self._on_chunk(peer, digest, index, body)
-            case NoChunk(digest, index):
-                if self._root is not None and self._root.digest == digest and self._fetch is not None:
-                    reason = f"no longer has chunk {index}"
-                    self._apply_effects(self._fetch.drop(peer, "no_chunk", self.clock.time(), reason))
+    @handles(GetState)
+    def _get_state(self, peer: PeerId, _message: GetState, _body: bytes) -> None:
+        self.neighbourhood.answer(peer, "group", self._make_offer())
+
+    @handles(NoChunk)
+    def _no_chunk(self, peer: PeerId, message: NoChunk, _body: bytes) -> None:
+        if self._running is not None and self._running.root.digest == message.digest:
+            reason = f"no longer has chunk {message.index}"
+            self._apply_effects(self._running.fetch.drop(peer, "no_chunk", self._now(), reason))
 
     def _make_offer(self) -> SnapshotOffer:
         """Return this peer's offer: its progress, its snapshots, and the oldest round whose set it has. It
         has the sets since it began, at most those of the newest `kept_rounds` settled rounds."""
-        progress = self.settled_now()
+        progress = self.progress()
         oldest_kept = progress.settled + 1 - kept_rounds(self.snapshots.rules)
         oldest_set = max(0, progress.began + 1, oldest_kept)
         roots = [snapshot.signed for snapshot in self.snapshots.offered()]
@@ -209,12 +219,13 @@ class SnapshotService:
             self.snapshots.stage, progress.current, progress.settled, progress.digest, roots, oldest_set
         )
 
-    def _send_chunk(self, peer: PeerId, digest: bytes, index: int) -> None:
-        chunk = self.chunk(digest, index)
+    @handles(GetChunk)
+    def _send_chunk(self, peer: PeerId, request: GetChunk, _body: bytes) -> None:
+        chunk = self.chunk(request.digest, request.index)
         if chunk is None:
-            self.neighbourhood.answer(peer, "group", NoChunk(digest, index))
+            self.neighbourhood.answer(peer, "group", NoChunk(request.digest, request.index))
         else:
-            self.neighbourhood.answer(peer, "bulk", Chunk(digest, index), chunk)
+            self.neighbourhood.answer(peer, "bulk", Chunk(request.digest, request.index), chunk)
 
     # -- fetching -------------------------------------------------------------------------------------
 
@@ -232,8 +243,8 @@ class SnapshotService:
         self._asked = set(holders)
         self._reported_tokens = {}
         self._all_offered.clear()
-        deadline = self.clock.time() + OFFER_SECONDS
-        while self._offers.keys() < self._asked and self.clock.time() < deadline:
+        deadline = self._now() + OFFER_SECONDS
+        while self._offers.keys() < self._asked and self._now() < deadline:
             # Ask again each time: a peer may have had no link to reply.
             for holder in sorted(self._asked - self._offers.keys()):
                 self.neighbourhood.post(holder, "group", GetState())
@@ -308,7 +319,8 @@ class SnapshotService:
         disks = {peer: roots for peer, roots in {me: own, **named}.items() if roots}
         return choose_restart(disks, self.signed())
 
-    def _on_offer(self, peer: PeerId, state: SnapshotOffer) -> None:
+    @handles(SnapshotOffer)
+    def _on_offer(self, peer: PeerId, state: SnapshotOffer, _body: bytes) -> None:
         """Keep an offer of a peer that was asked. If it lists the snapshot that is being fetched, with the
         same chunks, the peer becomes another holder."""
         if peer not in self._asked or state.stage != self.snapshots.stage:
@@ -316,11 +328,11 @@ class SnapshotService:
         self._offers[peer] = state
         if self._offers.keys() >= self._asked:
             self._all_offered.set()
-        fetch, root = self._fetch, self._root
-        if fetch is not None and root is not None:
+        running = self._running
+        if running is not None:
             for offered in self._valid_roots(peer, state):
-                if offered.digest == root.digest and tuple(offered.chunks) == fetch.hashes:
-                    self._apply_effects(fetch.add(peer, self.clock.time()))
+                if offered.digest == running.root.digest and tuple(offered.chunks) == running.fetch.hashes:
+                    self._apply_effects(running.fetch.add(peer, self._now()))
 
     def _valid_roots(self, peer: PeerId, offer: SnapshotOffer) -> list[SnapshotRoot]:
         """Return the roots in a peer's offer that it has signed and that fit this stage; others are refused.
@@ -361,36 +373,30 @@ class SnapshotService:
         hashes = max(lists, key=lists.count)
         holders = [peer for peer, root in roots.items() if tuple(root.chunks) == hashes]
         root = roots[holders[0]]
-        self._root = root
         download = Download(self.kept, hashes, root.size)
-        self._download = download
         resumed = await download.resume()
         self.kept_bytes = sum(len(download.part(index)) for index in resumed)
         self.fetched_bytes = self.kept_bytes
-        self._fetch_ended.clear()
         carriers = await self._open_carriers(root.size - self.kept_bytes)
-        self._carriers = carriers
         at_once = carriers.requests_per_holder if carriers is not None else ASKED_AT_ONCE
-        self._fetch = SnapshotFetch(hashes=hashes, holders=holders, asked_at_once=at_once, here=resumed)
+        fetch = SnapshotFetch(hashes=hashes, holders=holders, asked_at_once=at_once, here=resumed)
+        ended = asyncio.Event()
         self.log_event(
             log_events.Fetching(round=root.round, size=root.size, kept=self.kept_bytes, holders=len(holders))
         )
         size = amount(root.size) + (f", {amount(self.kept_bytes)} of it on disk" if resumed else "")
         which = f"of round {root.round}" if root.round >= 0 else "that the run starts from"
         self.notify("weights", f"fetches the weights {which}: {size}, holders: {len(holders)}")
+        self._running = RunningFetch(root, fetch, download, carriers, ended)
         try:
-            self._apply_effects(self._fetch.start(self.clock.time()))
-            while not self._fetch_ended.is_set():  # Ends when complete, or without holders.
+            self._apply_effects(fetch.start(self._now()))
+            while not ended.is_set():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(MORE_HOLDERS_SECONDS):
-                        await self._fetch_ended.wait()
-                self._ask_others(self._fetch)
+                        await ended.wait()
+                self._ask_others(fetch)
         finally:
-            fetch = self._fetch
-            self._fetch = None
-            self._root = None
-            self._carriers = None
-            self._download = None
+            self._running = None
             if carriers is not None:
                 await carriers.close()
             await download.close()
@@ -430,15 +436,15 @@ class SnapshotService:
             return None
 
     def _on_carrier_progress(self, peer: PeerId) -> None:
-        if self._fetch is not None:
-            self._fetch.progressed(peer, self.clock.time())
+        if self._running is not None:
+            self._running.fetch.progressed(peer, self._now())
 
     def _on_carrier_chunk(self, peer: PeerId, digest: bytes, index: int, chunk: bytes | None) -> None:
         """Handle a chunk from a carrier. If `chunk` is None, the connection failed, and the chunk is
         requested over the normal link."""
         if chunk is not None:
-            self._on_chunk(peer, digest, index, chunk)
-        elif self._root is not None and digest == self._root.digest:
+            self._on_chunk(peer, Chunk(digest, index), chunk)
+        elif self._running is not None and digest == self._running.root.digest:
             self.neighbourhood.post(peer, "group", GetChunk(digest, index))
 
     def chunk(self, digest: bytes, index: int) -> memoryview | None:
@@ -448,12 +454,14 @@ class SnapshotService:
             return None
         return snapshot.chunk(index)
 
-    def _on_chunk(self, peer: PeerId, digest: bytes, index: int, body: bytes) -> None:
+    @handles(Chunk)
+    def _on_chunk(self, peer: PeerId, message: Chunk, body: bytes) -> None:
         """Check a received chunk, store it, and continue the fetch. Its peer is dropped if the length or the
         hash is wrong; `SnapshotFetch.chunk` checks the hash. Chunks of other snapshots are ignored."""
-        fetch, root, download = self._fetch, self._root, self._download
-        if fetch is None or root is None or download is None or digest != root.digest:
+        running, index = self._running, message.index
+        if running is None or message.digest != running.root.digest:
             return
+        fetch, root = running.fetch, running.root
         received = hashlib.sha256(body).digest()
         if not 0 <= index < len(root.chunks) or received != root.chunks[index]:
             self.chunks_refused += 1
@@ -461,38 +469,39 @@ class SnapshotService:
         if len(body) != min(size, root.size - index * size):
             reason = f"chunk {index} has {len(body)} bytes"
             self.neighbourhood.refused(peer, "malformed", reason)
-            self._apply_effects(fetch.drop(peer, "wrong_length", self.clock.time(), reason))
+            self._apply_effects(fetch.drop(peer, "wrong_length", self._now(), reason))
             return
-        is_wanted, effects = fetch.chunk(peer, index, received, self.clock.time())
+        is_wanted, effects = fetch.chunk(peer, index, received, self._now())
         if is_wanted:
-            download.put(index, body)
+            running.download.put(index, body)
             self.fetched_bytes += len(body)
             if fetch.missing:  # A complete download needs no copy on disk.
-                download.keep(index)
+                running.download.keep(index)
         self._apply_effects(effects)
 
     def _drop_stalled(self) -> None:
         """Drop holders that stall. Called by the timer."""
-        if self._fetch is not None:
-            self._apply_effects(self._fetch.tick(self.clock.time()))
+        if self._running is not None:
+            self._apply_effects(self._running.fetch.tick(self._now()))
 
     def unlinked(self, peer: PeerId) -> None:
         """Drop a holder whose link has ended."""
-        if self._fetch is not None:
-            self._apply_effects(self._fetch.drop(peer, "gone", self.clock.time()))
+        if self._running is not None:
+            self._apply_effects(self._running.fetch.drop(peer, "gone", self._now()))
 
     def _apply_effects(self, effects: Sequence[RequestChunk | Dropped]) -> None:
         """Carry out what `SnapshotFetch` has decided: send its requests, and report the holders that it has
         dropped. Wake `_fetch_root` if the fetch has ended, and set the timer for the next stall."""
-        fetch, root = self._fetch, self._root
-        if fetch is None or root is None:
+        running = self._running
+        if running is None:
             return
+        fetch, root = running.fetch, running.root
         for effect in effects:
             match effect:
                 case RequestChunk(peer, index):
                     known = self.neighbourhood.known().get(peer)
-                    if self._carriers is not None and known is not None:
-                        self._carriers.ask(peer, known.addresses, root.digest, index)
+                    if running.carriers is not None and known is not None:
+                        running.carriers.ask(peer, known.addresses, root.digest, index)
                     else:
                         self.neighbourhood.post(peer, "group", GetChunk(root.digest, index))
                 case Dropped(peer, code, reason):
@@ -501,5 +510,5 @@ class SnapshotService:
                     left = len(fetch.holders)
                     self.notify("holder", f"{peer} {reason}; it is asked no more, other holders: {left}")
         if not fetch.missing or fetch.stuck:
-            self._fetch_ended.set()
+            running.ended.set()
         self._timer.arm(fetch.next_deadline())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from peers.compute.stage_part import HasReplica
-from peers.state.snapshot_store import RoundProgress, Weights
+from peers.state.snapshot_store import Weights
 from peers.worker.rounds.operations import RoundSettled, experts_line
 from peers.worker.rounds.round_counts import RoundCounts
 from peers.worker.rounds.round_service import RoundObservers, RoundService
@@ -81,10 +81,7 @@ def join_rounds(
     services.round_service = service
     if former.has_weights:
         service.take_over(former)
-    rounds, began = service.rounds, weights.settled_round
     services.digests.took_up(weights)
     services.digests.heard = lambda said: service.feed(ChainSigned(said.peer, said.round, said.chain))
-    services.snapshot_service.settled_now = lambda: RoundProgress(
-        rounds.current, rounds.settled, service.digest, began
-    )
+    service.register(services.router)
     return service

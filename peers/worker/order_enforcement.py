@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from peers.errors import UserError
+from peers.network.message_router import handles
 from peers.worker.run_end import RunShutdown
 from peers.worker.run_orders import RunOrders
 from peers.worker.stage_services import StageServices
@@ -62,7 +63,8 @@ class OrderEnforcer:
         if held is not None and peer not in links.known():
             links.answer(peer, "group", OrderUpdate(held.data))
 
-    def message(self, peer: PeerId, message: OrderUpdate) -> None:
+    @handles(OrderUpdate)
+    def message(self, peer: PeerId, message: OrderUpdate, _body: bytes) -> None:
         """Accept an order from any peer, also before its handshake is complete."""
         book = self._orders.book
         held = book.held

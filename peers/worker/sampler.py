@@ -237,7 +237,7 @@ class WorkerSampler:
         own = len(links.membership.live(services.stage))
         neighbours.group.set(own + self.ready)
         neighbours.split.set(services.looking.split.suspected)
-        for reason, count in by_code(links.departures, DEPARTURES).items():
+        for reason, count in by_code(traffic.departures, DEPARTURES).items():
             neighbours.departures(reason).inc(growth.of("departures", count, reason))
 
     def _training(self, services: StageServices, ledger: MicrobatchLedger) -> None:

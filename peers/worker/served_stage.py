@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from peers.compute.stage_part import MakePart
 from peers.errors import IdentityInUse
 from peers.network.discovery.height import RemoteProgressGuard
+from peers.network.message_router import MessageRouter, handles
 from peers.network.ports import HeartbeatLoad
+from peers.state.snapshot_service import SnapshotService
 from peers.telemetry.snapshot import IN_STEP
+from peers.worker.inference.server import Inference
 from peers.worker.lifecycle import Lifecycle
 from peers.worker.order_enforcement import OrderEnforcer
+from peers.worker.pipeline.pipeline_service import PipelineService
+from peers.worker.pipeline.reservation_client import ReservationClient
 from peers.worker.record_fields import claims_of
+from peers.worker.rounds.audit_path import AuditPath
+from peers.worker.rounds.exchange import ReducerPath
+from peers.worker.rounds.receipt_service import Receipts
+from peers.worker.rounds.round_service import RoundService
 from peers.worker.run_end import RunShutdown
 from peers.worker.run_orders import RunOrders
 from peers.worker.stage_moves import StageMover
 from peers.worker.stage_services import StageServices
 from peers.worker.worker_context import WorkerContext
-from protocols.messages.table import (
-    AUDIT_MESSAGES,
-    DATA_MESSAGES,
-    STATE_MESSAGES,
-    ForwardRequest,
-    GetState,
-    Message,
-    OrderUpdate,
-    PeerRecords,
-    ReceiptMessage,
-    Slices,
-    Statements,
-)
+from protocols.fields import Body
+from protocols.messages.table import GetState, Message, PeerRecords, Statements
 from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
+
+SERVICES = (
+    PipelineService,
+    ReservationClient,
+    RoundService,
+    ReducerPath,
+    AuditPath,
+    SnapshotService,
+    Receipts,
+    Inference,
+    OrderEnforcer,
+)
+"""The services of a stage that handle messages."""
 
 
 class ServedStage:
@@ -51,12 +62,15 @@ class ServedStage:
         """`leave()` ends the worker."""
         self.lifecycle = lifecycle
         self.orders = orders
+        router = MessageRouter(*SERVICES)
+        router.add(self)  # Proofs of a snapshot are sent before `SnapshotService` offers it.
         self.services = StageServices(
             context=context,
             lifecycle=lifecycle,
             orders=orders,
             elsewhere=elsewhere,
             listener=self,
+            router=router,
             make_part=make_part,
             stage=stage,
         )
@@ -71,7 +85,7 @@ class ServedStage:
         self.enforcer = OrderEnforcer(
             services=self.services, orders=orders, ending=self.ending, stands=self.announce_standing
         )
-        self.services.links.own_record = self._see_own
+        router.add(self.enforcer)
         self._answered_own = 0
         """Sequence number of the newest record of a later process with this identity."""
         self.make_record()
@@ -101,7 +115,7 @@ class ServedStage:
             standing = "paused_by_owner" if self.orders.paused else "training"
             self.lifecycle.enter(standing if self.ending.round is None else "ended")
 
-    def _see_own(self, signed: SignedRecord) -> None:
+    def own_record(self, signed: SignedRecord) -> None:
         """End if an earlier process uses this identity. Answer a later process's record with a new own
         record."""
         services, context = self.services, self.services.context
@@ -152,26 +166,27 @@ class ServedStage:
         self.services.pipeline_service.pump()
 
     def message(self, peer: PeerId, message: Message, body: bytes) -> None:
-        """Pass a message to the service that handles its kind."""
-        services = self.services
         self.lifecycle.wake()
-        if isinstance(message, DATA_MESSAGES):
-            services.pipeline_service.message(peer, message, body)
-        elif isinstance(message, STATE_MESSAGES):
-            if isinstance(message, GetState):
-                services.digests.send_all(peer)
-                self.enforcer.on_state_request(peer)
-            services.snapshot_service.message(peer, message, body)
-        elif isinstance(message, Statements):
-            if services.recovery.keepers.is_one(peer):
-                services.recovery.keepers.receive(peer, message)
-            else:
-                services.digests.message(peer, message)
-        elif isinstance(message, OrderUpdate):
-            self.enforcer.message(peer, message)
-        elif isinstance(message, ReceiptMessage):
-            services.receipts.message(peer, message)
-        elif isinstance(message, ForwardRequest):
-            services.inference.message(peer, message, body)
-        elif isinstance(message, (Slices, *AUDIT_MESSAGES)) or services.round_service.is_neighbour(peer):
-            services.round_service.message(peer, message, body)
+        self.services.router.dispatch(peer, message, body)
+
+    @handles(GetState)
+    def _on_state_request(self, peer: PeerId, _message: GetState, _body: bytes) -> None:
+        """Send what proves the offers that `SnapshotService` sends next."""
+        self.services.digests.send_all(peer)
+        self.enforcer.on_state_request(peer)
+
+    @handles(Statements)
+    def _on_statements(self, peer: PeerId, message: Statements, _body: bytes) -> None:
+        keepers = self.services.recovery.keepers
+        if keepers.is_one(peer):
+            keepers.receive(peer, message)
+        else:
+            self.services.digests.message(peer, message)
+
+    # -- what the links ask ---------------------------------------------------------------------------
+
+    def met(self) -> Collection[PeerId]:
+        return self.services.context.presence.directory.met()
+
+    def answer_visitor(self, peer: PeerId, message: Message, body: Body) -> None:
+        self.services.inference.visitors.post(peer, message, body)

@@ -9,8 +9,10 @@ from __future__ import annotations
 from peers.compute.stage_part import MakePart, StagePart
 from peers.network.discovery.discovery import PeerDiscovery
 from peers.network.discovery.height import RemoteProgressGuard
+from peers.network.message_router import MessageRouter
 from peers.network.peer_links import PeerLinks
 from peers.network.ports import HeartbeatLoad, Listener
+from peers.state.archivists import ArchivistClients
 from peers.state.checkpoint_writer import CheckpointWriter
 from peers.state.snapshot_service import SnapshotService, start_digest
 from peers.state.snapshot_store import Snapshots
@@ -25,8 +27,7 @@ from peers.worker.rounds.round_service import RoundService
 from peers.worker.run_orders import RunOrders
 from peers.worker.starting_state import StateRecovery
 from peers.worker.worker_context import WorkerContext
-from protocols.messages.body_limits import bodies_for_workers
-from protocols.messages.terms import Bodies
+from protocols.fields import RunSizes
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.membership import Membership
 from swarmnet.rounds.audits import Audits
@@ -50,15 +51,18 @@ class StageServices:
         orders: RunOrders,
         elsewhere: RemoteProgressGuard,
         listener: Listener,
+        router: MessageRouter,
         make_part: MakePart,
         stage: int,
     ) -> None:
         """`elsewhere` tells whether absent peers have the run's weights. `listener` receives what the links
-        report. `make_part` builds the part that computes the stage."""
+        report, and `router` passes messages to the services. `make_part` builds the part that computes the
+        stage."""
         manifest, settings = context.manifest, context.settings
         self.context = context
         self.lifecycle = lifecycle
         self.stage = stage
+        self.router = router
         self.part = make_part(manifest, stage)
         self.round_service: RoundService | NoRounds = NoRounds()
         by_invite = manifest.access == "invite"
@@ -80,10 +84,9 @@ class StageServices:
             listener=listener,
             signed_manifest=context.signed.wire(),
             log_event=context.log_event,
-            bodies=_longest_bodies(manifest, self.part),
+            bodies=router.bodies(_sizes(manifest, self.part)),
+            admission=orders.gatekeeper,
         )
-        self.links.met = context.presence.directory.met
-        self.links.admission = orders.gatekeeper
         self.looking = PeerDiscovery(
             presence=context.presence,
             neighbourhood=self.links,
@@ -125,19 +128,23 @@ class StageServices:
             rules=manifest.rounds,
             folder=settings.checkpoints,
         )
+        keepers = ArchivistClients(context.presence, self.links, stage)
         self.snapshot_service = SnapshotService(
             snapshots=self.snapshots,
             neighbourhood=self.links,
             state_bytes=self.part.state.size * 4,
             log_event=context.log_event,
             notify=context.notify,
+            signed=self.digests.roots,
+            start=start_digest(manifest, stage),
+            kept=self.disk.chunks,
+            progress=lambda: self.round_service.progress(),
+            vouched=keepers.vouched,
         )
-        self.snapshot_service.signed = self.digests.roots
-        self.snapshot_service.start = start_digest(manifest, stage)
         self.recovery = StateRecovery(
             disk=self.disk,
             states=self.snapshot_service,
-            presence=context.presence,
+            keepers=keepers,
             neighbourhood=self.links,
             compute=context.compute,
             log_event=context.log_event,
@@ -173,7 +180,9 @@ class StageServices:
             log_event=context.log_event,
             chance=context.chance,
         )
-        self.links.answer_visitor = self.inference.visitors.post
+        for service in (self.snapshot_service, self.receipts, self.inference):
+            router.add(service)
+        self.pipeline_service.register(router)
 
     def load(self, moving_to: int) -> HeartbeatLoad:
         """Return this peer's load, as sent in heartbeats. `moving_to` is the stage to which it moves, or
@@ -222,10 +231,9 @@ class StageServices:
         await self.receipts.close()
 
 
-def _longest_bodies(manifest: Manifest, part: StagePart) -> Bodies:
-    """Return the largest bodies that this stage's messages can have."""
+def _sizes(manifest: Manifest, part: StagePart) -> RunSizes:
+    """Return the sizes in this stage that bound the bodies of messages."""
     state, method = part.state.size * 4, part.method
     if method.reduced is None:
-        return bodies_for_workers(manifest, method.payload_bytes, state)
-    slices = sum(method.reduced.slice_bytes)
-    return bodies_for_workers(manifest, method.reduced.longest_result, state, slices)
+        return RunSizes(manifest, method.payload_bytes, state)
+    return RunSizes(manifest, method.reduced.longest_result, state, sum(method.reduced.slice_bytes))

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from peers.compute.executor import UPDATE, Compute
-from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.peer_links import PeerLinks
 from peers.state.archivists import PATIENCE_SECONDS, ArchivistClients
 from peers.state.checkpoint_writer import CheckpointWriter
@@ -57,7 +56,7 @@ class StateRecovery:
         *,
         disk: CheckpointWriter,
         states: SnapshotService,
-        presence: RecordAnnouncer,
+        keepers: ArchivistClients,
         neighbourhood: PeerLinks,
         compute: Compute,
         log_event: log_events.LogEvent,
@@ -75,9 +74,7 @@ class StateRecovery:
         """What is known of earlier rounds, by round and chain value of this peer's checkpoints."""
         self._own: Weights | None = None
         """The newest of these checkpoints, until this peer has started."""
-        self.keepers = ArchivistClients(presence, neighbourhood, neighbourhood.membership.stage)
-        states.vouched = self.keepers.vouched
-        states.kept = disk.chunks
+        self.keepers = keepers
         self.elsewhere = elsewhere
         self.compute = compute
         self.log_event = log_event

@@ -60,7 +60,7 @@ def priority_of(piece: bytes) -> int:
 
 def body_limit(message: Message) -> int:
     """Return the default limit of a message's body: 0 if it may have none."""
-    return BODY_LIMIT if message.body else 0
+    return BODY_LIMIT if type(message).body else 0
 
 
 class Outgoing:
@@ -124,7 +124,7 @@ class FrameWriter:
         view = memoryview(body).cast("B") if len(body) else memoryview(b"")
         if len(header) > self._header_limit:
             raise TooLarge(f"a {type(message).__name__} header of {len(header)} bytes; cut it up")
-        if (len(view) and not message.body) or len(view) > BODY_LIMIT:
+        if (len(view) and not type(message).body) or len(view) > BODY_LIMIT:
             raise TooLarge(f"a body of {len(view)} bytes does not fit a {type(message).__name__}")
         outgoing = Outgoing(message, header, view)
         self._queues[message.priority].append(outgoing)

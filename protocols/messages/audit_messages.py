@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from protocols.fields import Identifier, Message, Name, Number, RoundNumber
+from protocols.fields import BodyLimit, Identifier, Message, Name, Number, RoundNumber, RunSizes
+from protocols.messages.round_messages import contribution_bytes, slices_bytes
+
+
+def longest_evidence(run: RunSizes) -> int:
+    """Return the largest body of evidence in bytes: a result, or slices; 0 without reducers."""
+    return max(contribution_bytes(run), slices_bytes(run)) if run.slices_bytes else 0
 
 
 class GetSlices(Message, frozen=True, tag=80):
@@ -22,7 +28,7 @@ class Evidence(Message, frozen=True, tag=81):
 
     kind: ClassVar[str] = "audit"
     priority: ClassVar[int] = 1
-    body: ClassVar[bool] = True
+    body: ClassVar[BodyLimit] = longest_evidence
     result: Identifier
     shard: Number
 

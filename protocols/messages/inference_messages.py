@@ -7,7 +7,34 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from protocols.fields import Message, Name, Nats, Number, Reason, RoundNumber, Seconds, StageNumber
+from protocols.fields import (
+    BodyLimit,
+    Message,
+    Name,
+    Nats,
+    Number,
+    Reason,
+    RoundNumber,
+    RunSizes,
+    Seconds,
+    StageNumber,
+)
+from swarmnet.inference.inference_client import MAX_SEQUENCES
+from swarmnet.run.activation_sizes import LABEL_BYTES, encoded_bytes
+
+
+def longest_request(run: RunSizes) -> int:
+    """Return the largest body of a request in bytes. The inputs are hidden states (with their tokens at
+    narrow boundaries) or tokens alone; the labels follow."""
+    labels = LABEL_BYTES * run.manifest.microbatch_tokens  # Tokens have the same size.
+    beside = labels if run.manifest.model.boundary.is_narrow else 0
+    return max(encoded_bytes(run.manifest.hidden_shape, "fp32") + beside, labels) + labels
+
+
+def longest_answer(run: RunSizes) -> int:
+    """Return the largest body of an answer in bytes: hidden states, or logits in fp32."""
+    logits = LABEL_BYTES * MAX_SEQUENCES * run.manifest.model.vocab_size  # fp32, the size of a label
+    return max(encoded_bytes(run.manifest.hidden_shape, "fp32"), logits)
 
 
 class ForwardRequest(Message, frozen=True, tag=50):
@@ -17,7 +44,7 @@ class ForwardRequest(Message, frozen=True, tag=50):
 
     kind: ClassVar[str] = "inference"
     priority: ClassVar[int] = 3
-    body: ClassVar[bool] = True
+    body: ClassVar[BodyLimit] = longest_request
     request: Number
     attempt: Number
     """Counts the client's attempts of this request, so that late answers to old attempts are recognized."""
@@ -45,7 +72,7 @@ class Forwarded(Message, frozen=True, tag=51):
 
     kind: ClassVar[str] = "inference"
     priority: ClassVar[int] = 3
-    body: ClassVar[bool] = True
+    body: ClassVar[BodyLimit] = longest_answer
     request: Number
     attempt: Number
     round: RoundNumber

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from protocols.fields import (
+    BodyLimit,
     Digest,
     Invite,
     Message,
@@ -19,11 +20,13 @@ from protocols.fields import (
     Seconds,
     StageNumber,
 )
+from swarmnet.run.canonical_form import MANIFEST_LIMIT
 
 
 class Hello(Message, frozen=True, tag=1):
     """The first message on every link."""
 
+    before_hello: ClassVar[bool] = True
     wire_version: Number
     run_id: Digest
     record: bytes
@@ -76,11 +79,12 @@ class Bye(Message, frozen=True, tag=5):
 
 
 class GetManifest(Message, frozen=True, tag=40):
-    """Request the manifest. It is allowed before `Hello` is answered, so that a newcomer can learn the
-    run."""
+    """Request the manifest. It is allowed before `Hello`, so that a newcomer can learn the run."""
+
+    before_hello: ClassVar[bool] = True
 
 
 class ManifestResponse(Message, frozen=True, tag=41):
     """The manifest. Body: the canonical manifest, then the owner's 64-byte signature."""
 
-    body: ClassVar[bool] = True
+    body: ClassVar[BodyLimit] = lambda run: MANIFEST_LIMIT

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from protocols.fields import Message, Name, Nats, Number, Path, Reason, Seconds, Shape, StageNumber
+from protocols.fields import BodyLimit, Message, Name, Nats, Number, Path, Reason, Seconds, Shape, StageNumber
 
 
 class Act(Message, frozen=True, tag=10):
@@ -16,7 +16,7 @@ class Act(Message, frozen=True, tag=10):
 
     kind: ClassVar[str] = "activation"
     priority: ClassVar[int] = 2
-    body: ClassVar[bool] = True
+    body: ClassVar[BodyLimit] = lambda run: run.manifest.body_bytes
     origin: Name
     counter: Number
     attempt: Number
@@ -36,7 +36,7 @@ class Grad(Message, frozen=True, tag=11):
 
     kind: ClassVar[str] = "gradient"
     priority: ClassVar[int] = 1
-    body: ClassVar[bool] = True
+    body: ClassVar[BodyLimit] = lambda run: run.manifest.gradient_bytes
     origin: Name
     counter: Number
     attempt: Number

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta, Struct
 
 from protocols.fields import (
+    BodyLimit,
     Count,
     Digest,
     Identifier,
@@ -18,8 +19,12 @@ from protocols.fields import (
     Name,
     Number,
     RoundNumber,
+    RunSizes,
     SetDigest,
 )
+from protocols.signed.envelope import ENVELOPE_BYTES
+from protocols.signed.identity import SIGNATURE_BYTES
+from protocols.signed.slices import head_bytes
 
 MAX_STATEMENTS = 256
 """Maximum number of statements in one message; each takes 164 bytes."""
@@ -87,12 +92,24 @@ class GetContributions(Message, frozen=True, tag=22):
     ids: list[Identifier]
 
 
+def contribution_bytes(run: RunSizes) -> int:
+    """Return the size in bytes of a signed contribution. A contribution is a peer's compressed update of a
+    round."""
+    return ENVELOPE_BYTES + run.payload_bytes
+
+
+def slices_bytes(run: RunSizes) -> int:
+    """Return the size in bytes of all slices of a contribution, with their signed head. With reducers, peers
+    that sum one shard of the weights each, a contribution is cut into one slice for each shard."""
+    return head_bytes(run.manifest.sync.shards) + run.slices_bytes
+
+
 class Contribution(Message, frozen=True, tag=23):
     """A contribution. Body: the signed envelope with the payload."""
 
     kind: ClassVar[str] = "contribution"
     priority: ClassVar[int] = 1
-    body: ClassVar[bool] = True
+    body: ClassVar[BodyLimit] = contribution_bytes
 
 
 class Slices(Message, frozen=True, tag=28):
@@ -102,7 +119,7 @@ class Slices(Message, frozen=True, tag=28):
 
     kind: ClassVar[str] = "contribution"
     priority: ClassVar[int] = 1
-    body: ClassVar[bool] = True
+    body: ClassVar[BodyLimit] = lambda run: SIGNATURE_BYTES + slices_bytes(run) if run.slices_bytes else 0
     round: RoundNumber
     shards: list[Number]
 

@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from protocols.fields import Digest, Message, Number, RoundNumber, StageNumber
+from protocols.fields import BodyLimit, Digest, Message, Number, RoundNumber, StageNumber
+from swarmnet.snapshots.fetch import chunk_bytes
 
 
 class GetState(Message, frozen=True, tag=30):
@@ -61,7 +62,7 @@ class Chunk(Message, frozen=True, tag=33):
 
     kind: ClassVar[str] = "snapshot"
     priority: ClassVar[int] = 3
-    body: ClassVar[bool] = True
+    body: ClassVar[BodyLimit] = lambda run: min(run.state_bytes, chunk_bytes(run.state_bytes))
     digest: Digest
     index: Number
 

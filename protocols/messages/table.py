@@ -8,6 +8,8 @@ docs/wire.md has the table. Durations are in seconds, sizes in bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
+from operator import or_
 from typing import Literal
 
 import msgspec
@@ -72,69 +74,14 @@ HEADER_LIMIT = 64 * 1024
 BODY_LIMIT = 64 * 1024 * 1024
 """Largest body in bytes if the receiver knows no tighter bound."""
 
-AnyMessage = (
-    Hello
-    | Refuse
-    | PeerRecords
-    | Heartbeat
-    | Bye
-    | Act
-    | Grad
-    | Busy
-    | Nack
-    | Cancel
-    | Credit
-    | Prospect
-    | ReservationRequest
-    | ReservationReply
-    | HoldTime
-    | Progress
-    | Announce
-    | GetContributions
-    | Contribution
-    | GetIds
-    | GetChain
-    | ChainResponse
-    | Statements
-    | Slices
-    | GetState
-    | SnapshotOffer
-    | GetChunk
-    | Chunk
-    | NoChunk
-    | GetManifest
-    | ManifestResponse
-    | ForwardRequest
-    | Forwarded
-    | ForwardDeclined
-    | OrderUpdate
-    | ReceiptMessage
-    | GetSlices
-    | Evidence
-    | FraudProof
+MESSAGES: tuple[type[Message], ...] = tuple(
+    sorted(Message.__subclasses__(), key=lambda kind: int(str(kind.__struct_config__.tag)))
 )
-
-DATA_MESSAGES = (
-    Act,
-    Grad,
-    Busy,
-    Nack,
-    Cancel,
-    Credit,
-    Prospect,
-    ReservationRequest,
-    ReservationReply,
-    HoldTime,
-)
-"""Messages of the data path."""
-AUDIT_MESSAGES = (GetSlices, Evidence, FraudProof)
-"""Messages about results, in runs with reducers."""
-STATE_MESSAGES = (GetState, SnapshotOffer, GetChunk, Chunk, NoChunk)
-"""Messages of the state path."""
+"""All messages that the modules above define, in the order of their tags."""
 
 encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder().encode
 """Encode a message header as MessagePack bytes."""
-_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(reduce(or_, MESSAGES))
 
 
 def decode(data: bytes) -> Message:

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import get_args
 
-from protocols.messages.table import BODY_LIMIT, AnyMessage, Message
+from protocols.messages.table import BODY_LIMIT, MESSAGES, Message
 from swarmnet.identifiers import PeerId
 
 Bodies = Mapping[type[Message], int]
@@ -34,5 +33,5 @@ class Terms:
         return max(self.bodies.values(), default=0)
 
 
-ANYTHING = Terms({kind: BODY_LIMIT for kind in get_args(AnyMessage) if kind.body})
+ANYTHING = Terms({kind: BODY_LIMIT for kind in MESSAGES if kind.body})
 """Terms of a receiver that knows no run, such as measurements and tests between a user's own peers."""

@@ -118,7 +118,7 @@ class Delayed:
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
         self._counts[type(message).__name__] += 1
         self._counts[f"bytes of {type(message).__name__}"] += wire_bytes
-        if message.body and lane == "data" and (seconds := self._seconds(peer)):
+        if type(message).body and lane == "data" and (seconds := self._seconds(peer)):
             loop = asyncio.get_running_loop()
             loop.call_later(seconds, self._receiver.received, peer, lane, message, body, wire_bytes)
         else:

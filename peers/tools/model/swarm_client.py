@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -21,14 +22,15 @@ from peers.config.run_file import SignedManifest
 from peers.errors import NoAnswer
 from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.network.discovery.record_reader import newest, opened
+from peers.network.message_router import MessageRouter, handles
 from peers.runtime.timer import Timer
 from peers.telemetry.log_events import Notify
 from peers.telemetry.reasons import refusal
 from peers.worker.inference.forward_compute import TOKEN_BYTES
 from protocols.errors import WireError
-from protocols.messages.body_limits import longest_bodies
+from protocols.fields import RunSizes
 from protocols.messages.table import ForwardDeclined, Forwarded, ForwardRequest, Hello, Lane, Message, Refuse
-from protocols.messages.terms import Bodies, Terms
+from protocols.messages.terms import Terms
 from protocols.ports import Directory, Link, Transport
 from protocols.signed.envelope import run_bytes
 from protocols.signed.records import SignedRecord
@@ -95,6 +97,134 @@ class _Open:
     answer: asyncio.Future[HeadOutput]
 
 
+class StageLinks:
+    """A client's links to some peers of each stage, which it finds in the directory."""
+
+    def __init__(
+        self,
+        *,
+        signed: SignedManifest,
+        transport: Transport,
+        directory: Directory,
+        chance: Random,
+        notify: Notify,
+        invite: bytes,
+        reached: Callable[[PeerId, int], None],
+    ) -> None:
+        """`reached` is called with each peer that is linked, and its stage."""
+        self.run_id = signed.run_id
+        self.all_stages = range(len(signed.manifest.stages))
+        self.transport = transport
+        self.directory = directory
+        self.chance = chance
+        self.notify = notify
+        self.invite = invite
+        self.reached = reached
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.stages: dict[PeerId, int] = {}
+        """Stages of the linked peers."""
+        self._links: dict[PeerId, Link] = {}
+        self._dial_at: dict[PeerId, float] = {}
+        self._looker: asyncio.Task[None] | None = None
+        self._complete = asyncio.Event()
+        """Set when a peer of every stage has been reached."""
+
+    def __contains__(self, peer: PeerId) -> bool:
+        """Return whether a peer is or was linked."""
+        return peer in self._links or peer in self._dial_at
+
+    async def open(self) -> None:
+        """Link to peers of all stages, and look for others from now on. Records outlive their peers, so this
+        does not wait for the dials that remain once each stage has a peer."""
+        loop = asyncio.get_running_loop()
+        first = loop.create_task(self._look(), name="first look")
+        complete = loop.create_task(self._complete.wait(), name="all stages")
+        await asyncio.wait({first, complete}, return_when=asyncio.FIRST_COMPLETED)
+        complete.cancel()
+        self._looker = loop.create_task(self._look_forever(first), name="look up")
+
+    async def close(self) -> None:
+        if self._looker is not None:
+            self._looker.cancel()
+            await asyncio.gather(self._looker, return_exceptions=True)
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
+    def post(self, peer: PeerId, message: Message, body: bytes) -> None:
+        """Send a message to a linked peer. Raises WireError."""
+        self.sent_bytes += self._links[peer].post(message, body)
+
+    def is_broken(self, peer: PeerId) -> bool:
+        """Return whether the link to a peer has ended. A link that the peer opened does not matter: it opens
+        another with its next answer."""
+        link = self._links.get(peer)
+        return link is not None and link.closed
+
+    def drop(self, peer: PeerId) -> bool:
+        """Close a link; the peer is dialled again later. Returns False if there is none."""
+        link = self._links.pop(peer, None)
+        if link is None:
+            return False
+        link.close()
+        del self.stages[peer]
+        self._redial_later(peer)
+        return True
+
+    def _redial_later(self, peer: PeerId) -> None:
+        delay_seconds = REDIAL_SECONDS * self.chance.uniform(0.8, 1.2)
+        self._dial_at[peer] = asyncio.get_running_loop().time() + delay_seconds
+
+    async def _look_forever(self, first: asyncio.Task[None]) -> None:
+        await first
+        while True:
+            short = set(self.all_stages) - set(self.stages.values())
+            await asyncio.sleep(LOOK_SOON_SECONDS if short else LOOK_SECONDS)
+            await self._look()
+
+    async def _look(self) -> None:
+        """Look up all stages and dial new peers, up to MAX_LINKED per stage."""
+        found = await asyncio.gather(*(self._look_up(stage) for stage in self.all_stages))
+        there = newest(signed for records in found for signed in records)
+        linked, now = Counter(self.stages.values()), asyncio.get_running_loop().time()
+        dials = []
+        for stage in self.all_stages:
+            new = [
+                signed
+                for peer, signed in there.items()
+                if signed.record.stage == stage
+                and peer not in self._links
+                and self._dial_at.get(peer, 0.0) <= now
+            ]
+            self.chance.shuffle(new)
+            dials += new[: max(0, MAX_LINKED - linked[stage])]
+        await asyncio.gather(*(self._dial(signed) for signed in dials))
+
+    async def _look_up(self, stage: int) -> list[SignedRecord]:
+        """Return the records of a stage; none if the directory does not answer."""
+        try:
+            found = await self.directory.look_up(self.run_id, stage, OPERATION_SECONDS)
+            return list(opened((data for _, data in sorted(found.items())), self.run_id))
+        except WireError as error:
+            self.notify("look_up_failed", f"the directory does not answer for stage {stage}: {error}")
+            return []
+
+    async def _dial(self, signed: SignedRecord) -> None:
+        peer, record = signed.peer, signed.record
+        try:
+            link = await self.transport.open(peer, "data", DIAL_SECONDS, record.addresses)
+            self.sent_bytes += link.post(Hello(WIRE_VERSION, run_bytes(self.run_id), b"", self.invite))
+        except WireError:
+            self._redial_later(peer)
+            return
+        self._links[peer] = link
+        self.stages[peer] = record.stage
+        if len(set(self.stages.values())) == len(self.all_stages):
+            self._complete.set()
+        self.reached(peer, record.stage)
+
+
 class SwarmClient:
     """Inference client and `Receiver` of its transport. Use it with `async with`, which opens and closes the
     links."""
@@ -116,30 +246,27 @@ class SwarmClient:
         `notify(event, text)` prints a line for people. `exact`: send hidden states as fp32, not in the run's
         codec. `invite`: shown to peers of a run that admits clients only by invite. `tokenizer`: path of the
         run's tokenizer.json."""
-        self.signed = signed
         self.manifest = signed.manifest
-        self.transport = transport
-        self.directory = directory
-        self.chance = chance
         self.notify = notify
         self.exact = exact
-        self.invite = invite
         self.tokenizer = tokenizer
         self.codec: Codec = "fp32" if exact else self.manifest.activation_codec
-        self.sent_bytes = 0
-        self.received_bytes = 0
         self._loop = asyncio.get_running_loop()
         self._requests = Requests(self.manifest.path_rules(), chance, self._loop.time())
         self._open: dict[int, _Open] = {}
-        self._links: dict[PeerId, Link] = {}
-        self._stages: dict[PeerId, int] = {}
-        """Stages of the linked peers."""
-        self._dial_at: dict[PeerId, float] = {}
+        self.links = StageLinks(
+            signed=signed,
+            transport=transport,
+            directory=directory,
+            chance=chance,
+            notify=notify,
+            invite=invite,
+            reached=lambda peer, stage: self._do(self._requests.reached(peer, stage, self._loop.time())),
+        )
+        self._router = MessageRouter()
+        self._router.add(self)
         self._counter = 0
         self._timer = Timer(self._tick)
-        self._looker: asyncio.Task[None] | None = None
-        self._complete = asyncio.Event()
-        """Set when a peer of every stage has been reached."""
         self._missing: tuple[int, ...] = ()
         """Needed stages without a peer."""
         self._said_busy: set[int] = set()
@@ -149,24 +276,14 @@ class SwarmClient:
         """Number of peers that refused this client, by code."""
 
     async def __aenter__(self) -> SwarmClient:
-        bodies: Bodies = {Forwarded: longest_bodies(self.manifest)[Forwarded]}
-        self.transport.listen(self, Terms(bodies, lambda peer: peer in self._links or peer in self._dial_at))
-        first = self._loop.create_task(self._look(), name="first look")
-        complete = self._loop.create_task(self._complete.wait(), name="all stages")
-        # Records outlive their peers, so do not wait for the remaining dials.
-        await asyncio.wait({first, complete}, return_when=asyncio.FIRST_COMPLETED)
-        complete.cancel()
-        self._looker = self._loop.create_task(self._look_forever(first), name="look up")
+        terms = Terms(self._router.bodies(RunSizes(self.manifest)), self.links.__contains__)
+        self.links.transport.listen(self, terms)
+        await self.links.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._timer.close()
-        if self._looker is not None:
-            self._looker.cancel()
-            await asyncio.gather(self._looker, return_exceptions=True)
-        for link in self._links.values():
-            link.close()
-        self._links.clear()
+        await self.links.close()
 
     @property
     def max_tokens(self) -> int:
@@ -200,7 +317,7 @@ class SwarmClient:
             self._do(self._requests.drop(key, self._loop.time()))
 
     def _state(self) -> str:
-        linked = Counter(self._stages.values())
+        linked = Counter(self.links.stages.values())
         peers = ", ".join(f"{stage}: {linked[stage]}" for stage in range(len(self.manifest.stages)))
         declined = ", ".join(f"{code} {count} times" for code, count in self._declined.items())
         away = ", ".join(f"{code} {count} times" for code, count in self._refused.items())
@@ -244,7 +361,7 @@ class SwarmClient:
             ask.deadline_seconds,
         )
         try:
-            self.sent_bytes += self._links[ask.peer].post(message, body)
+            self.links.post(ask.peer, message, body)
         except WireError:
             self._loop.call_soon(self._lose, ask.peer)
 
@@ -276,38 +393,33 @@ class SwarmClient:
 
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
         """Handle a peer's answer to a forward request, or its refusal. Other messages are ignored."""
-        self.received_bytes += wire_bytes
-        now = self._loop.time()
-        match message:
-            case Forwarded():
-                self._forwarded(peer, message, body)
-            case ForwardDeclined(request, attempt, code, reason):
-                reason = "".join(filter(str.isprintable, reason[:200]))  # It may be printed on a terminal.
-                self._declined[code if code in CODES else "other"] += 1
-                if code == WRONG_STAGE:  # It changed its stage: its record will show that.
-                    self._lose(peer)
-                else:
-                    self._do(self._requests.declined(request, peer, attempt, code, reason, now))
-                if code == NOT_READY and self._declined[code] == 1:
-                    self.notify("not_ready", "a peer has no settled snapshot of its stage yet; asking again")
-            case Refuse(code, reason):
-                self._turned_away(peer, code, reason)
-            case _:
-                pass  # A greeting, or a message that is not for clients.
+        self.links.received_bytes += wire_bytes
+        self._router.dispatch(peer, message, body)
 
-    def _turned_away(self, peer: PeerId, code: str, reason: str) -> None:
+    @handles(ForwardDeclined)
+    def _on_declined(self, peer: PeerId, message: ForwardDeclined, _body: bytes) -> None:
+        code, now = message.code, self._loop.time()
+        reason = "".join(filter(str.isprintable, message.reason[:200]))  # It may be printed on a terminal.
+        self._declined[code if code in CODES else "other"] += 1
+        if code == WRONG_STAGE:  # It changed its stage: its record will show that.
+            self._lose(peer)
+        else:
+            self._do(self._requests.declined(message.request, peer, message.attempt, code, reason, now))
+        if code == NOT_READY and self._declined[code] == 1:
+            self.notify("not_ready", "a peer has no settled snapshot of its stage yet; asking again")
+
+    @handles(Refuse)
+    def _turned_away(self, peer: PeerId, refuse: Refuse, _body: bytes) -> None:
         """Count a peer's refusal, close the link, and notify the user of the first one of each code."""
-        code = refusal(code)
-        reason = "".join(filter(str.isprintable, reason[:200]))
-        if peer in self._links and not self._refused[code]:  # Other peers will give the same reason.
+        code = refusal(refuse.code)
+        reason = "".join(filter(str.isprintable, refuse.reason[:200]))
+        if peer in self.links.stages and not self._refused[code]:  # Others will give the same reason.
             self.notify("turned_away", f"a peer refused this client ({code}): {reason}")
         self._refused[code] += 1
         self._lose(peer)
 
     def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
-        link = self._links.get(peer)
-        # A link that the peer opened does not matter: it opens another with its next answer.
-        if link is not None and link.closed:
+        if self.links.is_broken(peer):
             self._lose(peer)
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
@@ -315,14 +427,10 @@ class SwarmClient:
 
     def _lose(self, peer: PeerId) -> None:
         """Close a link, and send what was awaited there to another peer. The peer is dialled again later."""
-        link = self._links.pop(peer, None)
-        if link is None:
-            return
-        link.close()
-        del self._stages[peer]
-        self._dial_at[peer] = self._loop.time() + REDIAL_SECONDS * self.chance.uniform(0.8, 1.2)
-        self._do(self._requests.lost(peer, self._loop.time()))
+        if self.links.drop(peer):
+            self._do(self._requests.lost(peer, self._loop.time()))
 
+    @handles(Forwarded)
     def _forwarded(self, peer: PeerId, message: Forwarded, body: bytes) -> None:
         """Accept a stage's output if it is awaited and valid, and continue with the next stage. The last
         stage's output ends the request."""
@@ -358,57 +466,6 @@ class SwarmClient:
         if body:
             raise activation_codec.HiddenError(f"{len(body)} bytes in addition to a score")
         return HeadOutput(None, loss_sum)
-
-    # -- finding peers --------------------------------------------------------------------------------
-
-    async def _look_forever(self, first: asyncio.Task[None]) -> None:
-        await first
-        while True:
-            short = set(range(len(self.manifest.stages))) - set(self._stages.values())
-            await asyncio.sleep(LOOK_SOON_SECONDS if short else LOOK_SECONDS)
-            await self._look()
-
-    async def _look(self) -> None:
-        """Look up all stages and dial new peers, up to MAX_LINKED per stage."""
-        stages = range(len(self.manifest.stages))
-        found = await asyncio.gather(*(self._look_up(stage) for stage in stages))
-        there = newest(signed for records in found for signed in records)
-        linked, now = Counter(self._stages.values()), self._loop.time()
-        dials = []
-        for stage in stages:
-            new = [
-                signed
-                for peer, signed in there.items()
-                if signed.record.stage == stage
-                and peer not in self._links
-                and self._dial_at.get(peer, 0.0) <= now
-            ]
-            self.chance.shuffle(new)
-            dials += new[: max(0, MAX_LINKED - linked[stage])]
-        await asyncio.gather(*(self._dial(signed) for signed in dials))
-
-    async def _look_up(self, stage: int) -> list[SignedRecord]:
-        """Return the records of a stage; none if the directory does not answer."""
-        run = self.signed.run_id
-        try:
-            found = await self.directory.look_up(run, stage, OPERATION_SECONDS)
-            return list(opened((data for _, data in sorted(found.items())), run))
-        except WireError as error:
-            self.notify("look_up_failed", f"the directory does not answer for stage {stage}: {error}")
-            return []
-
-    async def _dial(self, signed: SignedRecord) -> None:
-        peer, record = signed.peer, signed.record
-        try:
-            link = await self.transport.open(peer, "data", DIAL_SECONDS, record.addresses)
-            self.sent_bytes += link.post(Hello(WIRE_VERSION, run_bytes(self.signed.run_id), b"", self.invite))
-        except WireError:
-            self._dial_at[peer] = self._loop.time() + REDIAL_SECONDS * self.chance.uniform(0.8, 1.2)
-            return
-        self._links[peer], self._stages[peer] = link, record.stage
-        if len(set(self._stages.values())) == len(self.manifest.stages):
-            self._complete.set()
-        self._do(self._requests.reached(peer, record.stage, self._loop.time()))
 
 
 def _int32(tokens: Tensor) -> bytes:

@@ -21,6 +21,7 @@ from random import Random
 
 from peers.compute.executor import BACKWARD, FORWARD, Compute
 from peers.compute.stage_part import StagePart
+from peers.network.message_router import handles
 from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
 from peers.state.snapshot_store import Snapshots
@@ -92,6 +93,7 @@ class Inference:
         self.visitors.close()
         self._waiting.clear()
 
+    @handles(ForwardRequest)
     def message(self, peer: PeerId, ask: ForwardRequest, body: bytes) -> None:
         trouble = self._unfit(ask, body)
         own, now = self._waiting.count(peer), self._loop.time()

@@ -10,6 +10,7 @@ from peers.config.run_file import SignedManifest
 from peers.network.channels import DIAL_SECONDS
 from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import Claims, plain_name
+from peers.network.message_router import MessageRouter, handles
 from peers.role import Network, Process
 from peers.telemetry.console import StatusLine
 from protocols.errors import WireError
@@ -34,14 +35,21 @@ class PausedReceiver:
         self.transport = transport
         self.signed = signed
         self.record = record
+        self._router = MessageRouter()
+        self._router.add(self)
         self._answers: dict[tuple[PeerId, type[Message]], asyncio.Task[None]] = {}
 
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
-        if isinstance(message, GetManifest):
-            self._answer(peer, [(ManifestResponse(), self.signed.wire())])
-        elif isinstance(message, Hello):
-            hello = Hello(WIRE_VERSION, run_bytes(self.signed.run_id), self.record())
-            self._answer(peer, [(hello, b""), (Bye("pausing"), b"")])
+        self._router.dispatch(peer, message, body)
+
+    @handles(GetManifest)
+    def _on_get_manifest(self, peer: PeerId, _message: GetManifest, _body: bytes) -> None:
+        self._answer(peer, [(ManifestResponse(), self.signed.wire())])
+
+    @handles(Hello)
+    def _on_hello(self, peer: PeerId, _message: Hello, _body: bytes) -> None:
+        hello = Hello(WIRE_VERSION, run_bytes(self.signed.run_id), self.record())
+        self._answer(peer, [(hello, b""), (Bye("pausing"), b"")])
 
     def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
         """Ignore a lost link: a paused peer waits for no one."""

@@ -12,6 +12,7 @@ from random import Random
 from peers.compute.executor import BACKWARD, FORWARD, Compute
 from peers.compute.process_memory import memory_bytes
 from peers.compute.stage_part import StagePart
+from peers.network.message_router import MessageRouter, handles
 from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
 from peers.telemetry import log_events
@@ -35,7 +36,6 @@ from protocols.messages.table import (
     Cancel,
     Credit,
     Grad,
-    Message,
     Nack,
     Path,
 )
@@ -97,6 +97,7 @@ class PipelineService:
             neighbourhood=neighbourhood,
             round=round,
             wake=wake,
+            serving=lambda: self.serving,
         )
         self.ledger = self.pipeline.ledger
         self.origin = Origin(
@@ -203,35 +204,35 @@ class PipelineService:
 
     # -- messages -------------------------------------------------------------------------------------
 
-    def message(self, peer: PeerId, message: Message, body: bytes) -> None:
-        """Handle a linked peer's message about microbatches, then start new ones if there is room."""
-        if body:
-            self._senders.add(peer)
-        match message:
-            case Act():
-                self._act(peer, message, body)
-            case Grad():
-                self._grad(peer, message, body)
-            case Busy(origin, counter, attempt):
-                self.feed(events.BusyArrived(peer, MicrobatchId(PeerId(origin), counter), attempt))
-            case Nack(origin, counter, attempt, code, reason):
-                key = MicrobatchId(PeerId(origin), counter)
-                code = code if code in NACK_CODES else "other"
-                self.log_event(
-                    log_events.MicrobatchRefused(peer=peer, counter=counter, code=code, reason=reason[:200])
-                )
-                self.feed(events.NackArrived(peer, key, attempt, code))
-            case Cancel(origin, counter, attempt):
-                key = MicrobatchId(PeerId(origin), counter)
-                self.reservations.given_back(peer, key)
-                if attempt != NO_ATTEMPT:
-                    self.feed(events.CancelArrived(peer, key, attempt))
-            case Credit(slots, service_seconds, waiting):
-                self.pipeline.router.on_credit(peer, slots, service_seconds, waiting)
-                self.feed(events.PipelineTick())
-            case _:
-                self.reservations.message(peer, message, self.serving)
-        self.pump()
+    def register(self, router: MessageRouter) -> None:
+        """Handle messages about microbatches from now on. After each, new ones start if there is room."""
+        router.add(self, after=self.pump)
+        self.reservations.register(router, self.pump)
+
+    @handles(Busy)
+    def _busy(self, peer: PeerId, busy: Busy, _body: bytes) -> None:
+        self.feed(events.BusyArrived(peer, MicrobatchId(PeerId(busy.origin), busy.counter), busy.attempt))
+
+    @handles(Nack)
+    def _nack(self, peer: PeerId, nack: Nack, _body: bytes) -> None:
+        key = MicrobatchId(PeerId(nack.origin), nack.counter)
+        code = nack.code if nack.code in NACK_CODES else "other"
+        self.log_event(
+            log_events.MicrobatchRefused(peer=peer, counter=key.counter, code=code, reason=nack.reason[:200])
+        )
+        self.feed(events.NackArrived(peer, key, nack.attempt, code))
+
+    @handles(Cancel)
+    def _cancel(self, peer: PeerId, cancel: Cancel, _body: bytes) -> None:
+        key = MicrobatchId(PeerId(cancel.origin), cancel.counter)
+        self.reservations.given_back(peer, key)
+        if cancel.attempt != NO_ATTEMPT:
+            self.feed(events.CancelArrived(peer, key, cancel.attempt))
+
+    @handles(Credit)
+    def _credit(self, peer: PeerId, credit: Credit, _body: bytes) -> None:
+        self.pipeline.router.on_credit(peer, credit.slots, credit.service_seconds, credit.waiting)
+        self.feed(events.PipelineTick())
 
     def unlinked(self, peer: PeerId) -> None:
         self.missing.look_soon()
@@ -242,9 +243,11 @@ class PipelineService:
         self.feed(events.PeerLost(peer))
         self.pump()
 
+    @handles(Act)
     def _act(self, peer: PeerId, act: Act, body: bytes) -> None:
         """Check a microbatch that came from a previous stage, store it, and feed it to the machine. Answers
         with a Nack if it is malformed or not wanted."""
+        self._senders.add(peer)
         came = checked_act(self.neighbourhood.membership, self.ways, self.form, peer, act, body)
         if isinstance(came, ComputeError):
             self._refuse(peer, act, came)
@@ -288,9 +291,11 @@ class PipelineService:
             return ComputeError("outlier", "most tensors that this peer sent lately were outliers")
         return None
 
+    @handles(Grad)
     def _grad(self, peer: PeerId, grad: Grad, body: bytes) -> None:
         """Store the gradient that came back for a microbatch, and feed it to the machine. One of a wrong size
         is refused."""
+        self._senders.add(peer)
         key = MicrobatchId(PeerId(grad.origin), grad.counter)
         kept = self.bodies.get(key)
         if kept is not None and self.pipeline.expects_answer(key, peer):

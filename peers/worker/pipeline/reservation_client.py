@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 
 from peers.compute.executor import Compute
+from peers.network.message_router import MessageRouter, handles
 from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
 from peers.worker.pipeline.validate_act import unfit_way
@@ -19,7 +20,6 @@ from protocols.messages.table import (
     NO_ATTEMPT,
     Cancel,
     HoldTime,
-    Message,
     Path,
     Prospect,
     ReservationReply,
@@ -88,8 +88,11 @@ class NoReservations:
     def given_back(self, peer: PeerId, key: MicrobatchId) -> None:
         """Drop the place of a microbatch that the requesting peer no longer needs."""
 
-    def message(self, peer: PeerId, message: Message, serving: bool) -> None:
-        """Handle a message about reservations; `serving` is whether this peer accepts microbatches."""
+    def register(self, router: MessageRouter, pump: Callable[[], None]) -> None:
+        """Handle messages about reservations from now on; `pump()` is called after each that is handled."""
+        router.refuse(ReservationClient, self._refuse_reservation)
+
+    def _refuse_reservation(self, peer: PeerId) -> None:
         reason = "a path-reservation message, but this run skips no stages (paths.skip_ratio: 0)"
         self.neighbourhood.refused(peer, "malformed", reason)
 
@@ -104,6 +107,7 @@ def open_pipeline(
     neighbourhood: PeerLinks,
     round: Callable[[], int],
     wake: Callable[[], None],
+    serving: Callable[[], bool],
 ) -> tuple[NextHop, Pipeline, NoReservations]:
     """Return the paths of microbatches at a stage, their pipeline, and the reservation of places ahead of it.
     Arguments as for `PipelineService` and `ReservationClient`."""
@@ -121,7 +125,12 @@ def open_pipeline(
     if skipping is None:
         return ways, pipeline, NoReservations(neighbourhood)
     client = ReservationClient(
-        ways=skipping, pipeline=pipeline, neighbourhood=neighbourhood, compute=compute, wake=wake
+        ways=skipping,
+        pipeline=pipeline,
+        neighbourhood=neighbourhood,
+        compute=compute,
+        wake=wake,
+        serving=serving,
     )
     pipeline.guide = client
     return ways, pipeline, client
@@ -138,8 +147,11 @@ class ReservationClient(NoReservations):
         neighbourhood: PeerLinks,
         compute: Compute,
         wake: Callable[[], None],
+        serving: Callable[[], bool],
     ) -> None:
-        """`wake()` is called when a waiting microbatch may have a path now."""
+        """`wake()` is called when a waiting microbatch may have a path now. `serving()` returns whether this
+        peer accepts microbatches."""
+        self.serving = serving
         super().__init__(neighbourhood)
         self.ways = ways
         self.pipeline = pipeline
@@ -260,32 +272,31 @@ class ReservationClient(NoReservations):
 
     # -- requests and responses ------------------------------------------------------------------------
 
-    def message(self, peer: PeerId, message: Message, serving: bool) -> None:
-        known = self.neighbourhood.membership.peers.get(peer)
-        match message:
-            case Prospect() if known is not None and known.stage > self.ways.stage:
-                self._prospect(peer, message)
-            case ReservationRequest():
-                self._ask(peer, message, serving)
-            case ReservationReply(origin, counter, question, taken, start_seconds):
-                key = MicrobatchId(PeerId(origin), counter)
-                self._answer(peer, key, question, taken, start_seconds)
-            case HoldTime(origin, counter, attempt, seconds):
-                key = MicrobatchId(PeerId(origin), counter)
-                if self.pipeline.expects_answer(key, peer):
-                    self._held[key] = (peer, attempt, seconds)
+    def register(self, router: MessageRouter, pump: Callable[[], None]) -> None:
+        router.add(self, after=pump)
 
     def given_back(self, peer: PeerId, key: MicrobatchId) -> None:
         if self.places.expects(key, peer):
             self.drop(key)
 
-    def _prospect(self, peer: PeerId, told: Prospect) -> None:
+    @handles(HoldTime)
+    def _hold_time(self, peer: PeerId, told: HoldTime, _body: bytes) -> None:
+        key = MicrobatchId(PeerId(told.origin), told.counter)
+        if self.pipeline.expects_answer(key, peer):
+            self._held[key] = (peer, told.attempt, told.seconds)
+
+    @handles(Prospect)
+    def _prospect(self, peer: PeerId, told: Prospect, _body: bytes) -> None:
+        known = self.neighbourhood.membership.peers.get(peer)
+        if known is None or known.stage <= self.ways.stage:
+            return
         bookings = tuple(Booking(b.start, max(b.start, b.release)) for b in told.bookings)
         load = Load(max(1, told.memory), told.forward_seconds, told.backward_seconds, bookings)
         costs = {(cost.frontier, cost.hops_left): cost.seconds for cost in told.costs}
         self.scouting.on_load_report(peer, load, costs, self._latency(peer), self.clock.time())
 
-    def _ask(self, peer: PeerId, ask: ReservationRequest, serving: bool) -> None:
+    @handles(ReservationRequest)
+    def _ask(self, peer: PeerId, ask: ReservationRequest, _body: bytes) -> None:
         """Answer a peer's request to reserve a place for a microbatch here. If it is granted and the path
         continues, request a place at the next stage."""
         key, header, now = MicrobatchId(PeerId(ask.origin), ask.counter), ask.path.header(), self.clock.time()
@@ -295,7 +306,7 @@ class ReservationClient(NoReservations):
             return
         start, was = None, self.places.held.get(key)
         self._requested_at[peer] = now
-        if serving and key not in self.pipeline.jobs:
+        if self.serving() and key not in self.pipeline.jobs:
             since = now - self._latency(peer)
             start = self.places.ask(
                 key,
@@ -327,13 +338,15 @@ class ReservationClient(NoReservations):
             self.scouting.quests[key] = PathQuery(header, ready)
             self._seek(key)
 
-    def _answer(self, peer: PeerId, key: MicrobatchId, question: int, taken: bool, seconds: float) -> None:
-        start = self.clock.time() - self._latency(peer) + seconds
-        quest = self.scouting.answered(peer, key, question, start if taken else None)
+    @handles(ReservationReply)
+    def _answer(self, peer: PeerId, reply: ReservationReply, _body: bytes) -> None:
+        key = MicrobatchId(PeerId(reply.origin), reply.counter)
+        start = self.clock.time() - self._latency(peer) + reply.start_seconds
+        quest = self.scouting.answered(peer, key, reply.question, start if reply.taken else None)
         if quest is None:
-            if taken:
+            if reply.taken:
                 self.neighbourhood.post(peer, "data", Cancel(*key, NO_ATTEMPT))
-        elif not taken:
+        elif not reply.taken:
             self._seek(key)
         else:
             self.places.answered_at(key, self.scouting.back(quest, start))
@@ -426,4 +439,4 @@ class ReservationClient(NoReservations):
         return [(peer, stage) for stage in stages for peer in live(stage) if usable(peer, now)]
 
     def _latency(self, peer: PeerId) -> float:
-        return self.neighbourhood.echoes.round_trips.get(peer, 0.0) / 2
+        return self.neighbourhood.heartbeats.echoes.round_trips.get(peer, 0.0) / 2

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from peers.compute.executor import FORWARD, Compute
+from peers.network.message_router import handles
 from peers.network.orders.gatekeeper import LIAR
 from peers.network.peer_links import PeerLinks
 from peers.state.unnamed_file import store_unnamed
@@ -20,7 +21,7 @@ from peers.telemetry import log_events
 from peers.worker.rounds.update_compute import UpdateWork
 from peers.worker.rounds.upload_scheduler import UploadQueue
 from protocols.errors import Malformed, WireError
-from protocols.messages.table import Evidence, FraudProof, GetSlices, Message
+from protocols.messages.table import Evidence, FraudProof, GetSlices
 from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, claimed, open_envelope
 from protocols.signed.slices import head_bytes, open_slices
 from swarmnet.identifiers import ContributionId, PeerId, RunId
@@ -81,7 +82,9 @@ class AuditPath:
         for given in [given for given in self._sent if given[1] in results]:
             del self._sent[given]
 
-    def _on_query(self, peer: PeerId, name: Name) -> None:
+    @handles(GetSlices)
+    def _on_query(self, peer: PeerId, request: GetSlices, _body: bytes) -> None:
+        name = (ContributionId(request.result), request.shard)
         kept = self.kept.get(name)
         if kept is None or self._sent[peer, name[0]] >= MAX_OF_RESULT:
             return
@@ -114,18 +117,6 @@ class AuditPath:
     def close(self) -> None:
         self.giving.close()
 
-    def message(self, peer: PeerId, message: Message, body: bytes) -> None:
-        """Handle a message of a group member; messages of other peers are ignored."""
-        if not self.rounds.admission.has_weight(peer, self.rounds.current):
-            return
-        match message:
-            case GetSlices(result, shard):
-                self._on_query(peer, (ContributionId(result), shard))
-            case Evidence(result, shard):
-                self._evidence(peer, (ContributionId(result), shard), body)
-            case FraudProof():
-                self._on_fraud_proof(peer, message)
-
     def until(self) -> float:
         """Return the deadline of a query sent now, without the extra time that a slow link needs."""
         return self.neighbourhood.clock.time() + self.rounds.rules.contribution_timeout_seconds
@@ -139,8 +130,9 @@ class AuditPath:
             return False
         return True
 
-    def _evidence(self, peer: PeerId, name: Name, body: bytes) -> None:
-        question = self.audits.pending_query(peer, name)
+    @handles(Evidence)
+    def _evidence(self, peer: PeerId, message: Evidence, body: bytes) -> None:
+        question = self.audits.pending_query(peer, (ContributionId(message.result), message.shard))
         if question is None or question.is_whole:
             return  # It came too late.
         try:
@@ -169,7 +161,8 @@ class AuditPath:
         for name in self.audits.proves(question):
             self.kept.pop(name, None)
 
-    def _on_fraud_proof(self, peer: PeerId, message: FraudProof) -> None:
+    @handles(FraudProof)
+    def _on_fraud_proof(self, peer: PeerId, message: FraudProof, _body: bytes) -> None:
         liar = PeerId(message.peer)
         if not self.audits.is_news(liar, message.round):
             if self.audits.knows(peer, liar, message.round):

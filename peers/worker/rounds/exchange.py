@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from peers.compute.executor import Compute
+from peers.network.message_router import MessageRouter, handles
 from peers.network.peer_links import PeerLinks
 from peers.telemetry import log_events
 from peers.worker.rounds.audit_path import AuditPath, StoredProof
@@ -17,7 +18,7 @@ from peers.worker.rounds.operations import ContributionReady, Operation, ReduceS
 from peers.worker.rounds.stored import Opened
 from peers.worker.rounds.update_compute import UpdateWork
 from protocols.errors import BadSignature, Malformed, WireError
-from protocols.messages.table import Message, Slices
+from protocols.messages.table import Slices
 from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelope
 from protocols.signed.grants import Reduction, contributors_of, grant_of, require_grant, require_grants
 from protocols.signed.identity import SIGNATURE_BYTES
@@ -72,8 +73,12 @@ class AllGather:
         if peers != self.rounds.open_round.peers:
             self.feed(events.GroupSizeChanged(peers))
 
-    def message(self, peer: PeerId, message: Message, body: bytes) -> None:
-        """Handle a message about slices. Raises BadSignature."""
+    def register(self, router: MessageRouter) -> None:
+        """Handle messages about slices from now on."""
+        for service in (ReducerPath, AuditPath):
+            router.refuse(service, self._refuse_slices)
+
+    def _refuse_slices(self, peer: PeerId) -> None:
         reason = "a message about slices, but this run has no reducers (sync.topology: all-gather)"
         self.refuse(peer, "malformed", reason)
 
@@ -184,12 +189,10 @@ class ReducerPath(AllGather):
                 self.leave(peer)  # From now on its link carries only slices.
         self.audits.look()
 
-    def message(self, peer: PeerId, message: Message, body: bytes) -> None:
-        match message:
-            case Slices(round, shards):
-                self.take(peer, round, shards, body)
-            case _:
-                self.audits.message(peer, message, body)
+    def register(self, router: MessageRouter) -> None:
+        router.add(self)
+        has_weight = self.rounds.admission.has_weight
+        router.add(self.audits, accepts=lambda peer: has_weight(peer, self.rounds.current))
 
     def carry_out(self, effect: events.SendEmptyNotice | events.Reduce) -> Iterable[Operation]:
         match effect:
@@ -266,8 +269,10 @@ class ReducerPath(AllGather):
             self._keep(cut.round, Contributor.of(self.rounds.me, cut.id, cut.tokens, grant), cut.head, mine)
         self.feed(events.SlicesArrived(self.rounds.me, cut.round, bool(mine)))
 
-    def take(self, peer: PeerId, round: int, shards: Sequence[int], body: bytes) -> None:
+    @handles(Slices)
+    def take(self, peer: PeerId, message: Slices, body: bytes) -> None:
         """Accept slices of a contribution that this peer reduces. Raises BadSignature."""
+        round, shards = message.round, message.shards
         if not shards and not body:
             self.feed(events.SlicesArrived(peer, round, False))
             return

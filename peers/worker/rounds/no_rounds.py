@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from peers.state.snapshot_store import NOT_BEGUN, RoundProgress
 from peers.worker.rounds.round_counts import RoundCounts
-from protocols.messages.table import Message
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.own_contributions import NOTHING_PAST, RestartState
 from swarmnet.run.rates import Rates
@@ -41,9 +41,6 @@ class NoRounds:
     def on_stall(self, seconds: float) -> None:
         """Ignore that this process was stopped: no round ran meanwhile."""
 
-    def message(self, peer: PeerId, message: Message, body: bytes) -> None:
-        """Ignore the message."""
-
     def committed(self, tokens: int) -> None:
         """Ignore tokens: without weights nothing was computed."""
 
@@ -53,11 +50,11 @@ class NoRounds:
     def end_at(self, last: int | None) -> None:
         """Ignore the order, likewise."""
 
-    def is_neighbour(self, peer: PeerId) -> bool:
-        return False
-
     def held_experts(self) -> None:
         """Return None: no experts are assigned yet."""
+
+    def progress(self) -> RoundProgress:
+        return NOT_BEGUN
 
     def past(self, until: int) -> RestartState:
         return NOTHING_PAST

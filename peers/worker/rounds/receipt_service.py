@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from peers.config.atomic_files import write_atomically
 from peers.config.run_file import SignedManifest
 from peers.errors import UserError
+from peers.network.message_router import handles
 from peers.network.peer_links import PeerLinks
 from peers.telemetry import log_events
 from protocols.errors import Backlog, Malformed, WireError
@@ -228,11 +229,12 @@ class Receipts:
             self.neighbourhood.post(peer, "group", ReceiptMessage(data))
         for message in self._early.pop(peer, ()):
             with contextlib.suppress(Backlog):  # Its next message ends its link.
-                self.message(peer, message)
+                self.message(peer, message, b"")
 
     # -- taken from others ----------------------------------------------------------------------------
 
-    def message(self, peer: PeerId, message: ReceiptMessage) -> None:
+    @handles(ReceiptMessage)
+    def message(self, peer: PeerId, message: ReceiptMessage, _body: bytes = b"") -> None:
         """Accept a receipt from its signer. An unexpected one is only counted, since an honest one may come
         late. Raises Backlog if a peer sends more of them than can be owed."""
         known, line = self.neighbourhood.known().get(peer), ""

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 from peers.compute.executor import UPDATE, Compute
+from peers.network.message_router import MessageRouter, handles
 from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
-from peers.state.snapshot_store import Weights
+from peers.state.snapshot_store import RoundProgress, Weights
 from peers.telemetry import log_events
 from peers.worker.rounds.exchange import exchange_for
 from peers.worker.rounds.operations import (
@@ -41,20 +42,15 @@ from protocols.messages.table import (
     Announce,
     ChainResponse,
     Contribution,
-    Evidence,
-    FraudProof,
     GetChain,
     GetContributions,
     GetIds,
-    GetSlices,
-    Message,
     Progress,
-    Slices,
 )
 from protocols.signed.envelope import claimed
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.membership.request_budget import RequestBudget
-from swarmnet.optimizer.local_steps.expert_steps import ExpertAssignment
+from swarmnet.optimizer.local_steps.group_trainers import ExpertAssignment
 from swarmnet.optimizer.method import ContributionError
 from swarmnet.optimizer.replica import NOT_HASHED
 from swarmnet.rounds import events
@@ -138,6 +134,7 @@ class RoundService:
         self.outcomes: dict[str, int] = {}
         """Number of received contributions by outcome, for the metrics."""
         self.counts = work.counts
+        self._began = weights.settled_round
         self.digest = b""
         """Digest of the newest settled weights."""
         self.tokens = weights.tokens
@@ -165,10 +162,6 @@ class RoundService:
     def _is_member(self, peer: PeerId) -> bool:
         return peer == self.me or self.neighbourhood.membership.is_member(peer)
 
-    def is_neighbour(self, peer: PeerId) -> bool:
-        """Return whether the peer is a neighbour in the rounds."""
-        return peer in self.rounds.neighbours
-
     def held_experts(self) -> ExpertAssignment | None:
         """Return the experts that this peer holds and trains; None if the method divides none."""
         return self.work.method.held.holding if self.work.method.held is not None else None
@@ -188,6 +181,10 @@ class RoundService:
         chain = self.rounds.chain.at(replica.settled_round)
         assert chain is not None, "the chain runs ahead of the replica, never behind"
         return Weights(replica.settled_units().cpu(), replica.settled_round, chain, tokens=self.work.tokens)
+
+    def progress(self) -> RoundProgress:
+        """Return the progress of this peer, as reported to peers that need a snapshot."""
+        return RoundProgress(self.rounds.current, self.rounds.settled, self.digest, self._began)
 
     def past(self, until: int) -> RestartState:
         """Return what is known of the rounds up to `until`, for a later process or service."""
@@ -337,33 +334,39 @@ class RoundService:
 
     # -- messages -------------------------------------------------------------------------------------
 
-    def message(self, peer: PeerId, message: Message, body: bytes) -> None:
-        """Handle a group-lane message of a neighbour, or a message about slices of any peer."""
-        match message:
-            case Progress():
-                self.feed(read_progress(peer, message))
-            case Announce(references, complete):
-                known = tuple(read_reference(reference) for reference in references)
-                if not all(map(self.exchange.has_size, known)):  # Peers wait longer for large ones.
-                    self._refused(peer, "malformed", "contributions of other sizes than the run's")
-                else:
-                    self.feed(events.Announced(peer, known, tuple(complete)))
-            case GetContributions(ids):
-                wanted = (ContributionId(identity) for identity in ids[:REFERENCES_PER_MESSAGE])
-                self.store.requested(peer, wanted)
-            case GetChain(last):
-                if self._chains.spend(peer, self.clock.time()):
-                    self.feed(events.ChainAsked(peer, last))
-            case ChainResponse():
-                self._chain(peer, message)
-            case GetIds(asked):
-                rounds = dict.fromkeys(asked[:REFERENCES_PER_MESSAGE])
-                told = tuple(each for each in rounds if self._tells_ids(peer, each))
-                self.feed(events.IdsAsked(peer, told))
-            case Contribution():
-                self._take(peer, body)
-            case Slices() | GetSlices() | Evidence() | FraudProof():
-                self.exchange.message(peer, message, body)
+    def register(self, router: MessageRouter) -> None:
+        """Handle messages of the neighbours in the rounds from now on, and messages about slices of any
+        peer."""
+        router.add(self, accepts=lambda peer: peer in self.rounds.neighbours)
+        self.exchange.register(router)
+
+    @handles(Progress)
+    def _progress(self, peer: PeerId, progress: Progress, _body: bytes) -> None:
+        self.feed(read_progress(peer, progress))
+
+    @handles(Announce)
+    def _announced(self, peer: PeerId, announce: Announce, _body: bytes) -> None:
+        known = tuple(read_reference(reference) for reference in announce.references)
+        if not all(map(self.exchange.has_size, known)):  # Peers wait longer for large ones.
+            self._refused(peer, "malformed", "contributions of other sizes than the run's")
+        else:
+            self.feed(events.Announced(peer, known, tuple(announce.complete)))
+
+    @handles(GetContributions)
+    def _get_contributions(self, peer: PeerId, request: GetContributions, _body: bytes) -> None:
+        wanted = (ContributionId(identity) for identity in request.ids[:REFERENCES_PER_MESSAGE])
+        self.store.requested(peer, wanted)
+
+    @handles(GetChain)
+    def _get_chain(self, peer: PeerId, request: GetChain, _body: bytes) -> None:
+        if self._chains.spend(peer, self.clock.time()):
+            self.feed(events.ChainAsked(peer, request.last))
+
+    @handles(GetIds)
+    def _get_ids(self, peer: PeerId, request: GetIds, _body: bytes) -> None:
+        rounds = dict.fromkeys(request.rounds[:REFERENCES_PER_MESSAGE])
+        told = tuple(each for each in rounds if self._tells_ids(peer, each))
+        self.feed(events.IdsAsked(peer, told))
 
     def _tells_ids(self, peer: PeerId, round: int) -> bool:
         """Return whether to answer a request for a round's ids. An honest peer requests a round's set from
@@ -374,7 +377,8 @@ class RoundService:
             return False  # There is no answer, and each key costs memory.
         return self._ids.spend((peer, round), self.clock.time())
 
-    def _chain(self, peer: PeerId, message: ChainResponse) -> None:
+    @handles(ChainResponse)
+    def _chain(self, peer: PeerId, message: ChainResponse, _body: bytes) -> None:
         size = len(message.digests) // max(1, len(message.counts))
         if size * len(message.counts) != len(message.digests) or len(message.before) != len(START):
             self._refused(peer, "malformed", "a chain whose lengths do not fit")
@@ -427,7 +431,8 @@ class RoundService:
         """Called with the number of known peers of the group, including this one."""
         self.exchange.counted(peers)
 
-    def _take(self, peer: PeerId, body: bytes) -> None:
+    @handles(Contribution)
+    def _take(self, peer: PeerId, _message: Contribution, body: bytes) -> None:
         """Accept a contribution from any sender: the contributor's signature counts, not the sender. One that
         would not count is not verified. Raises BadSignature."""
         try:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 from fuzz_inputs import (
@@ -50,7 +50,7 @@ from protocols.dht.stored_values import (
 from protocols.dht.validator import ValidatedP2P
 from protocols.errors import TooLarge, WireError
 from protocols.framing.frames import FrameReader, FrameWriter
-from protocols.messages.table import HEADER_LIMIT, AnyMessage, PeerRecord, Progress, decode, encode
+from protocols.messages.table import HEADER_LIMIT, MESSAGES, PeerRecord, Progress, decode, encode
 from protocols.p2pd import chunk_streams
 from protocols.p2pd.carriers import carried_peer, introduction
 from protocols.p2pd.chunk_streams import ChunkCarriers, ChunkService
@@ -72,7 +72,7 @@ from swarmnet.rounds.receipt_rules import Receipt
 from swarmnet.run.canonical_form import owner_statement
 from swarmnet.run.owner_orders import Ban, OwnerOrders, Withdrawal
 
-KINDS: tuple[Any, ...] = get_args(AnyMessage)
+KINDS: tuple[Any, ...] = MESSAGES
 ADDRESSES = (
     "/ip4/127.0.0.1/tcp/1",
     "/dns4/example.com/tcp/443",

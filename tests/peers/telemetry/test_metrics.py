@@ -130,15 +130,11 @@ def test_one_peer_fills_the_metrics_of_all_that_it_counts(tmp_path):
         swarm.open()
         worker = swarm.start("a", 0, checkpoints=tmp_path / "a", checkpoint_seconds=1.0).worker
         await swarm.until(lambda: swarm.of("saved", "a"), 60.0)
-        traffic, ledger, others = (
-            worker.services.links.traffic,
-            worker.services.pipeline_service.ledger,
-            worker.services.links,
-        )
+        traffic, ledger = worker.services.links.traffic, worker.services.pipeline_service.ledger
         for counts in (traffic.sent, traffic.received):
             counts["control"] += 1
         traffic.refused["malformed"] += 1
-        others.departures["left"] += 1
+        traffic.departures["left"] += 1
         ledger.rerouted["deadline"] = 1
         ledger.drop("not_finite")
         worker.services.inference.outcomes["done"] += 1

@@ -165,7 +165,7 @@ async def test_faults_have_series_of_their_own():
     worker.services.round_service.counts.not_finite += 2
     worker.services.pipeline_service.missing.now = (2,)
     worker.services.pipeline_service.ledger.rerouted["deadline"] = 7
-    worker.services.links.departures["made up"] += 1
+    worker.services.links.traffic.departures["made up"] += 1
     worker.services.inference.outcomes.update({"done": 2, "made up": 1})
     worker.services.audits.outcomes["lied"] += 1
     for _ in range(MISSED_LOOKS):

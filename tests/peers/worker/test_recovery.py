@@ -117,14 +117,13 @@ def starting(ready: bool) -> tuple[StateRecovery, Apart]:
     recovery = StateRecovery(
         disk=disk,
         states=states,
-        presence=None,
+        keepers=SimpleNamespace(linked=list),
         neighbourhood=around,
         compute=None,
         log_event=nothing,
         notify=nothing,
         elsewhere=nobody_elsewhere,
     )
-    recovery.keepers = SimpleNamespace(linked=list)
     return recovery, states
 
 

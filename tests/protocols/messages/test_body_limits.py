@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 from clocks import on_virtual_clock
+from peers.worker.dispatch import SERVICES
 from swarm import TINY_MODEL, Swarm, tiny_manifest
 
 from peers.compute.stage_part import build_stage_part
+from peers.network.message_router import MessageRouter
 from peers.worker.inference.forward_compute import ForwardWork
-from protocols.messages.body_limits import bodies_for_workers, longest_bodies
+from protocols.fields import RunSizes
 from protocols.messages.table import (
     Act,
     Chunk,
@@ -35,13 +37,24 @@ from swarmnet.run.manifest_check import check
 from swarmnet.run.schema import Paths, Sync
 from swarmnet.snapshots.fetch import chunk_bytes
 
+
+def bodies(*sizes) -> dict:
+    """The largest body of each message that may have one."""
+    return {kind: kind.body(RunSizes(*sizes)) for kind in ANYTHING.bodies}
+
+
+def worker_bodies(*sizes) -> dict:
+    """The largest bodies that a worker accepts."""
+    return MessageRouter(*SERVICES).bodies(RunSizes(*sizes))
+
+
 CODECS = ("bf16", "int8", "fp32", "int4-tiles", "int6-tiles")
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_activations_and_gradients_of_every_codec_just_fit(codec):
     manifest = tiny_manifest(activation_codec=codec)
-    limits = longest_bodies(manifest)
+    limits = bodies(manifest)
     encoded = activation_codec.encode(torch.randn(manifest.hidden_shape), codec)
     assert limits[Grad] == len(encoded)
     assert limits[Act] == len(encoded) + 4 * manifest.microbatch_tokens == manifest.body_bytes
@@ -53,7 +66,7 @@ NARROW = replace(TINY_MODEL, boundary=Boundary("token-anchored", width=30, after
 
 def test_gradients_may_travel_in_another_codec_than_hidden_states():
     manifest = tiny_manifest(activation_codec="int4-tiles", gradient_codec="int8")
-    limits = longest_bodies(manifest)
+    limits = bodies(manifest)
     assert limits[Grad] == len(activation_codec.encode(torch.randn(manifest.hidden_shape), "int8"))
     assert limits[Act] == manifest.body_bytes < limits[Grad]
     assert b"gradient_codec" not in tiny_manifest().canonical(), "runs that do not say so keep their ids"
@@ -62,7 +75,7 @@ def test_gradients_may_travel_in_another_codec_than_hidden_states():
 def test_through_narrow_boundaries_go_fewer_numbers_and_the_tokens_of_all_stages():
     manifest = tiny_manifest(model=NARROW, activation_codec="fp32")
     sequences, tokens = manifest.data.micro_batch_size, manifest.data.seq_len
-    limits = longest_bodies(manifest)
+    limits = bodies(manifest)
     assert limits[Grad] == sequences * tokens * 4 * 30
     assert limits[Act] == limits[Grad] + sequences * (tokens + 1) == manifest.body_bytes
 
@@ -75,7 +88,7 @@ def test_contributions_and_chunks_of_every_stage_just_fit(method, kept, stage):
     check(manifest)
     part = build_stage_part(manifest, stage)
     size = 4 * part.layout.size
-    limits = bodies_for_workers(manifest, part.method.payload_bytes, size)
+    limits = worker_bodies(manifest, part.method.payload_bytes, size)
     assert limits[Contribution] == ENVELOPE_BYTES + part.method.payload_bytes
     assert limits[Chunk] == min(size, chunk_bytes(size))
 
@@ -86,9 +99,7 @@ def test_slices_and_results_of_every_stage_just_fit_where_there_are_reducers(sta
     manifest = tiny_manifest(sync=Sync(method="local-steps", topology="sharded-reduce", shards=shards))
     check(manifest)
     method = build_stage_part(manifest, stage).method
-    limits = bodies_for_workers(
-        manifest, method.reduced.longest_result, 1000, sum(method.reduced.slice_bytes)
-    )
+    limits = worker_bodies(manifest, method.reduced.longest_result, 1000, sum(method.reduced.slice_bytes))
     gradient = torch.ones(method.layout.size)
     me = Identity.from_seed(b"me")
     slices = method.slices(method.contribute(gradient, 1, 0, me.peer_id))
@@ -100,7 +111,7 @@ def test_slices_and_results_of_every_stage_just_fit_where_there_are_reducers(sta
 
 
 def test_where_there_are_no_reducers_nobody_may_send_slices():
-    limits = bodies_for_workers(tiny_manifest(), 100, 1000)
+    limits = worker_bodies(tiny_manifest(), 100, 1000)
     assert limits[Slices] == limits[Evidence] == 0
     assert limits[Contribution] == ENVELOPE_BYTES + 100
 
@@ -112,7 +123,7 @@ def test_where_there_are_no_reducers_nobody_may_send_slices():
 @pytest.mark.parametrize("scores", [True, False])
 def test_visitors_and_their_answers_fit_at_every_stage(model, codec, stages, exact, scores):
     manifest = tiny_manifest(stages=stages, activation_codec=codec, model=model)
-    limits = longest_bodies(manifest)
+    limits = bodies(manifest)
     sequences, tokens = manifest.data.micro_batch_size, manifest.data.seq_len
     for stage in range(len(stages)):
         work = ForwardWork(
@@ -127,16 +138,13 @@ def test_visitors_and_their_answers_fit_at_every_stage(model, codec, stages, exa
 
 
 def test_a_worker_takes_no_answers_to_what_it_does_not_ask():
-    limits = bodies_for_workers(tiny_manifest(), 100, 1000)
+    limits = worker_bodies(tiny_manifest(), 100, 1000)
     assert not {ManifestResponse, Forwarded} & limits.keys()
-    assert longest_bodies(tiny_manifest())[ManifestResponse] == MANIFEST_LIMIT
-    assert set(longest_bodies(tiny_manifest())) == set(ANYTHING.bodies), (
-        "every message with a body has a limit"
-    )
+    assert bodies(tiny_manifest())[ManifestResponse] == MANIFEST_LIMIT
 
 
 def test_a_stranger_may_send_no_body_whatever_its_kind():
-    terms = Terms(bodies_for_workers(tiny_manifest(), 100, 1000), {"friend"}.__contains__)
+    terms = Terms(worker_bodies(tiny_manifest(), 100, 1000), {"friend"}.__contains__)
     act = Act("x", 1, 1, 1, 1.0, (1, 1, 1))
     assert terms.limit("friend", act) == tiny_manifest().body_bytes
     assert (terms.limit("stranger", act), terms.limit("friend", ManifestResponse())) == (0, 0)

@@ -11,7 +11,8 @@ import pytest
 from clocks import on_virtual_clock
 
 from peers.lab.world.virtual_time import run
-from peers.network.peer_links import MAX_GREETED, PeerLinks
+from peers.network.handshakes import MAX_GREETED
+from peers.network.peer_links import PeerLinks
 from peers.network.ports import HeartbeatLoad
 from protocols.memory.transport import Conditions, MemoryNetwork
 from protocols.messages.table import Busy, Bye, Hello, PeerRecord
@@ -27,6 +28,9 @@ RUN = RunId("ab" * 32)
 
 class Nobody:
     """`Listener` without roles."""
+
+    def met(self) -> tuple[PeerId, ...]:
+        return ()
 
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments: None

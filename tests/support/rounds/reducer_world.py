@@ -9,6 +9,7 @@ from swarm import tiny_manifest
 
 from peers.lab.world.stub_stage import StubMethod, StubReduced, payload_of
 from peers.lab.world.virtual_time import run
+from peers.network.message_router import MessageRouter
 from peers.state.snapshot_store import Weights
 from peers.worker.rounds.audit_path import outcome_of
 from peers.worker.rounds.operations import ReduceShards
@@ -96,9 +97,11 @@ class World:
             log_event=self.notes.append,
             audits=self.audits,
         )
+        self.router = MessageRouter()
+        self.path.register(self.router)
         for peer in (B.peer_id, C.peer_id):
             self.path.joined(peer)
-            self.path.message(peer, Progress(settled + 10, 0, [], settled, True, settled, START, []), b"")
+            self.router.dispatch(peer, Progress(settled + 10, 0, [], settled, True, settled, START, []), b"")
         self.posted.clear()
 
     def _post(self, peer, lane, message, body=b"") -> bool:
@@ -112,7 +115,7 @@ class World:
             self.done.extend(job.args[0])
 
     def hear(self, sender: Identity, message, body: bytes = b"") -> None:
-        self.path.message(sender.peer_id, message, body)
+        self.router.dispatch(sender.peer_id, message, body)
 
     def nothing_is_kept(self) -> bool:
         kept = getattr(self.path.exchange, "kept", {})

@@ -95,7 +95,7 @@ def bounded(swarm: Swarm) -> None:
         assert len(data.ledger.rerouted) < 12
         assert len(worker.services.links.membership.peers) < 80
         assert sum(map(len, worker.services.links._link_pool.waiting.values())) <= 64
-        assert len(worker.services.links._tasks) < 50
+        assert len(worker.services.links._link_pool._tasks) < 50
 
 
 def refusals(swarm: Swarm, name: str) -> int:

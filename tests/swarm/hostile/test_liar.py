@@ -38,7 +38,7 @@ def test_a_snapshot_that_is_being_fetched_is_kept_while_newer_ones_are_made():
         digests.append(snapshots.held[0].root.digest)
         assert round < 1 or snapshots.find(digests[1]) is not None
     assert [snapshot.root.round for snapshot in snapshots.held] == [5, 4, 1]
-    path = SimpleNamespace(snapshots=snapshots, settled_now=lambda: NOT_BEGUN)
+    path = SimpleNamespace(snapshots=snapshots, progress=lambda: NOT_BEGUN)
     assert len(SnapshotService._make_offer(path).roots) == SNAPSHOTS_KEPT, (
         "of large ones three do not fit in a header"
     )

@@ -49,7 +49,7 @@ async def test_in_a_swarm_the_others_go_on_without_a_paused_peer_and_it_counts_a
     for member in (first, last):
         others = member.worker.services.links
         assert second.peer not in others.membership.peers
-        assert others.departures["paused"] == 1
+        assert others.traffic.departures["paused"] == 1
         paused = second.worker.context.presence.record(NO_STAGE, Claims("paused"))
         assert others.learn(paused) == second.peer
         assert others.membership.peers[second.peer].stage == NO_STAGE

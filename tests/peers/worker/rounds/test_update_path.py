@@ -11,6 +11,7 @@ from clocks import on_virtual_clock
 from reducer_world import nothing_observed
 from swarm import tiny_manifest
 
+from peers.network.message_router import MessageRouter
 from peers.state.snapshot_store import Weights
 from peers.worker.rounds import stored, update_compute
 from peers.worker.rounds.operations import RoundSettled
@@ -73,20 +74,22 @@ class World:
             folder=folder,
             log_event=lambda *_, **__: None,
         )
+        self.router = MessageRouter()
+        self.path.register(self.router)
         for peer in (B, C):
             self.path.joined(peer)
-            self.path.message(peer, Progress(9, 0, [], -1, True, -1, START, []), b"")
+            self.router.dispatch(peer, Progress(9, 0, [], -1, True, -1, START, []), b"")
 
 
 @on_virtual_clock
 async def test_a_body_that_left_the_set_enters_it_again_when_it_belongs_to_it_after_all():
     world = World()
-    world.path.message(B, Contribution(), DATA)
+    world.router.dispatch(B, Contribution(), DATA)
     assert world.path.rounds.rounds[0].held.keys() == {MAKER.peer_id}
     world.path.rounds.rounds[0].remove(MAKER.peer_id)  # As when others had settled the round without it.
-    world.path.message(C, Contribution(), DATA)
+    world.router.dispatch(C, Contribution(), DATA)
     assert world.path.rounds.rounds[0].held.keys() == {MAKER.peer_id}
-    world.path.message(B, Contribution(), DATA)
+    world.router.dispatch(B, Contribution(), DATA)
     assert world.path.outcomes == {"accepted": 2, "repeated": 1}
     world.path.close()
 
@@ -95,11 +98,11 @@ async def test_a_body_that_left_the_set_enters_it_again_when_it_belongs_to_it_af
 @on_virtual_clock
 async def test_names_of_contributions_of_another_size_are_refused(size):
     world = World()
-    world.path.message(B, Announce([WireReference(0, MAKER.peer_id, b"i" * 16, size)], []), b"")
+    world.router.dispatch(B, Announce([WireReference(0, MAKER.peer_id, b"i" * 16, size)], []), b"")
     assert world.refused == [(B, "malformed")]
     assert not len(world.path.rounds.pulls)
     right = WireReference(0, MAKER.peer_id, b"i" * 16, ENVELOPE_BYTES + len(PAYLOAD))
-    world.path.message(B, Announce([right], []), b"")
+    world.router.dispatch(B, Announce([right], []), b"")
     assert len(world.path.rounds.pulls) == 1
     world.path.close()
 
@@ -107,9 +110,9 @@ async def test_names_of_contributions_of_another_size_are_refused(size):
 @on_virtual_clock
 async def test_who_asks_for_one_round_many_times_is_told_once():
     world = World()
-    world.path.message(B, Contribution(), DATA)
+    world.router.dispatch(B, Contribution(), DATA)
     world.posted.clear()
-    world.path.message(C, GetIds([0] * 256), b"")
+    world.router.dispatch(C, GetIds([0] * 256), b"")
     told = [message for peer, message in world.posted if isinstance(message, Announce) and peer == C]
     assert [len(message.references) for message in told] == [1]
     world.path.close()
@@ -153,12 +156,12 @@ async def test_what_takes_up_another_history_signs_nothing_of_the_old_one():
 async def test_long_bodies_of_a_settled_round_are_read_from_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(stored, "MIN_ON_DISK", 1)
     world = World(folder=tmp_path)
-    world.path.message(B, Contribution(), DATA)
+    world.router.dispatch(B, Contribution(), DATA)
     (reference,) = references = tuple(world.path.rounds.rounds[0].held.values())
     world.path._carry_out(events.SettleRound(0, references, START), [])
     data = world.path.store.stored[reference.id].data
     assert isinstance(data, memoryview)
     assert data == DATA
-    world.path.message(C, GetContributions([reference.id]), b"")
+    world.router.dispatch(C, GetContributions([reference.id]), b"")
     assert (C, Contribution()) in world.posted
     world.path.close()
