@@ -10,10 +10,10 @@ from pathlib import Path
 
 import typer
 
+from peers.config.errors import NoAnswer, UserError, as_user_errors
 from peers.config.peer_file import default_state, run_id_of
 from peers.config.quantities import bootstrap_multiaddr
 from peers.config.run_file import RunFileError, load_signed
-from peers.errors import NoAnswer, UserError, as_user_errors
 from peers.network.discovery.bootstrap import PeerCache
 from peers.telemetry.console import shown
 from protocols.errors import CannotStart

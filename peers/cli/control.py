@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.runtime.control_client import ask, runs
 from peers.runtime.find_running import state_of
 from peers.runtime.state_lock import is_held

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from peers.cli.owner import Bootstraps, Key, Reason, Run, give_planned_order
-from peers.errors import UserError
+from peers.config.errors import UserError
 
 if TYPE_CHECKING:
     from peers.network.discovery.visitor_session import RunConnection

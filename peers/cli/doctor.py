@@ -11,9 +11,9 @@ import typer
 
 from peers.cli.run import Bootstraps, Settings, overrides
 from peers.config.atomic_files import is_file
+from peers.config.errors import UserError, as_user_errors
 from peers.config.peer_file import PeerFile, load, run_id_of, validate_peer_file
 from peers.config.yaml_lines import ParsedYaml, override_values
-from peers.errors import UserError, as_user_errors
 from peers.runtime.find_running import peer_file_of, running_here
 
 

@@ -19,10 +19,10 @@ import typer
 
 from peers.cli.run import Bootstraps, InviteText, Settings, overrides, start
 from peers.config.atomic_files import is_file, is_there, write_atomically
+from peers.config.errors import UnknownRun, UserError, as_user_errors
 from peers.config.peer_file import PeerFile, default_state, load, run_id_of, validate_peer_file
 from peers.config.rewriting import set_key
 from peers.config.yaml_lines import ParsedYaml, override_values
-from peers.errors import UnknownRun, UserError, as_user_errors
 from peers.runtime.find_running import PEER_FILE, states_here
 from swarmnet.identifiers import RUN_DIGITS, RunId
 

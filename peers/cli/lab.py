@@ -18,7 +18,7 @@ import typer
 
 from peers.config.atomic_files import require_free, write_atomically
 from peers.config.compute_file import DeviceName
-from peers.errors import UserError
+from peers.config.errors import UserError
 from swarmnet.model.computing.choices import (
     ActivationCheckpointing,
     Computing,

@@ -30,7 +30,7 @@ from peers.cli import (
     top,
     uninstall,
 )
-from peers.errors import ConfigError, UserError
+from peers.config.errors import ConfigError, UserError
 
 ERROR_EXIT = 2
 """Exit code of errors that the user can cause and correct."""

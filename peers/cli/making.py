@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from peers.cli.run import Settings, overrides
+from peers.config.errors import UserError, as_user_errors
 from peers.config.peer_file import load
-from peers.errors import UserError, as_user_errors
 
 if TYPE_CHECKING:
     from peers.config.peer_file import PeerFile

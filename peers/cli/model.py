@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from peers.cli.run import text_or_file, warn
-from peers.errors import UserError, as_user_errors, how_to_install
+from peers.config.errors import UserError, as_user_errors, how_to_install
 
 if TYPE_CHECKING:
     from peers.tools.model.evaluate import Score

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from peers.config.errors import UserError, as_user_errors
 from peers.config.peer_file import default_state, run_id_of
-from peers.errors import UserError, as_user_errors
 
 if TYPE_CHECKING:
     from peers.config.run_file import SignedManifest

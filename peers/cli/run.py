@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from peers.config.errors import ConfigError, UserError, as_user_errors
 from peers.config.peer_file import DemoOptions, PeerFile, default_state, load, validate_peer_file
 from peers.config.yaml_lines import ParsedYaml
-from peers.errors import ConfigError, UserError, as_user_errors
 from swarmnet.run.sync_methods import DEFAULT_LOCAL_METHOD, DEFAULT_METHOD, PRESETS, MethodName
 
 if TYPE_CHECKING:
     from peers.config.run_file import SignedManifest
-    from peers.role import Process, Role
+    from peers.process.role import Process, Role
 
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Set one key, such as metrics.listen=off. Repeatable.")
@@ -99,11 +99,11 @@ def create_role(process: Process) -> Role:
     an observer never loads torch (docs/benchmarks/start.md), unless the observer also scores the model."""
     match process.config.role:
         case "bootstrap":
-            from peers.process.bootstrap_role import Bootstrap
+            from peers.stageless.bootstrap_role import Bootstrap
 
             return Bootstrap(process)
         case "observer":
-            from peers.observer.role import ObserverRole
+            from peers.stageless.observer.role import ObserverRole
 
             if not process.config.evaluating.seconds:
                 return ObserverRole(process)
@@ -111,7 +111,7 @@ def create_role(process: Process) -> Role:
 
             return ObserverRole(process, SwarmEvaluator(process))
         case "archivist":
-            from peers.archivist.role import ArchivistRole
+            from peers.stageless.archivist.role import ArchivistRole
 
             return ArchivistRole(process)
         case _:

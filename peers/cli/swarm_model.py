@@ -20,8 +20,8 @@ from typing import TypedDict
 import typer
 
 from peers.cli.connecting import NOT_REACHED, notify, remembered_peers
+from peers.config.errors import as_user_errors
 from peers.data.documents import TextError
-from peers.errors import as_user_errors
 from peers.telemetry.beside import Beside
 from peers.tools.model.evaluate import Score
 from peers.tools.model.generate import Readable, harmless

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from peers.errors import UserError, as_user_errors
+from peers.config.errors import UserError, as_user_errors
 from peers.runtime.find_running import state_of
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from peers.config.errors import UserError
 from peers.config.peer_file import default_state
-from peers.errors import UserError
 
 if TYPE_CHECKING:
     from peers.tools.leftovers import Leftovers

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import torch
 
-from peers.errors import how_to_install
+from peers.config.errors import how_to_install
 from peers.telemetry.metrics import PeerMetrics
 
 LOOK_SECONDS = 5.0

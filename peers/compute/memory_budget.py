@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from peers.compute.process_memory import memory_bytes
-from peers.errors import UserError
+from peers.config.errors import UserError
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.resources.memory_estimate import DAEMON_BYTES, PROCESS_BYTES, Needs, needs_of, spread_over
 from swarmnet.run.manifest import Manifest

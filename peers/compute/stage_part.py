@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from peers.config.compute_file import ComputeFile
-from peers.errors import UserError
+from peers.config.errors import UserError
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing, DtypeName
 from swarmnet.model.computing.gradient_sum import Used

@@ -9,7 +9,7 @@ import os
 import stat
 from pathlib import Path
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 
 _NOTHING_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP, errno.ENAMETOOLONG}
 """System errors that mean that no file can exist at a path, such as a name that is too long."""

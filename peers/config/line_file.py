@@ -9,8 +9,8 @@ from math import inf
 from pathlib import Path
 
 from peers.config.atomic_files import write_atomically
+from peers.config.errors import UserError
 from peers.config.peer_file import PeerFile
-from peers.errors import UserError
 from swarmnet.resources.link_bandwidth import LinkBandwidth
 
 FILE_NAME = "line.json"

@@ -23,6 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from peers.config.atomic_files import is_file
 from peers.config.compute_file import ComputeFile, DeviceName
+from peers.config.errors import ConfigError, UserError
 from peers.config.limits import LimitsFile
 from peers.config.quantities import (
     BootstrapMultiaddr,
@@ -37,7 +38,6 @@ from peers.config.quantities import (
 from peers.config.schema import TypeLabel
 from peers.config.validation import validate
 from peers.config.yaml_lines import ParsedYaml, override_values, read
-from peers.errors import ConfigError, UserError
 from swarmnet.identifiers import RunId
 from swarmnet.run.sync_methods import DEFAULT_METHOD, MethodName
 

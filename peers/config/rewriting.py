@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from peers.config.atomic_files import write_atomically
+from peers.config.errors import ConfigError, UserError
 from peers.config.yaml_lines import parse, span
-from peers.errors import ConfigError, UserError
 
 
 def set_key(file: Path, key: str, value: str | list[str], meaning: str) -> bool:

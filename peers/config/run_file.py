@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from peers.config.atomic_files import is_file, is_there, write_atomically
+from peers.config.errors import ConfigError, UserError
 from peers.config.quantities import bootstrap_multiaddr
 from peers.config.validation import validate
 from peers.config.yaml_lines import Location, ParsedYaml, override_values, read
-from peers.errors import ConfigError, UserError
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.model.parameters import check_trained
 from swarmnet.run.canonical_form import MANIFEST_LIMIT, owner_statement

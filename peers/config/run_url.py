@@ -14,8 +14,8 @@ from concurrent.futures import Future
 from typing import IO
 from urllib.parse import SplitResult, urldefrag, urlsplit
 
+from peers.config.errors import UserError
 from peers.config.run_file import RunFileError, SignedManifest, from_published
-from peers.errors import UserError
 from swarmnet.identifiers import RunId
 from swarmnet.membership.address_ranges import ip_of, is_public
 from swarmnet.run.canonical_form import MANIFEST_LIMIT

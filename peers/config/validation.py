@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from peers.config.errors import ConfigError
 from peers.config.schema import element, keys, section
 from peers.config.yaml_lines import Location, ParsedYaml
-from peers.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
 

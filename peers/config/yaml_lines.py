@@ -17,7 +17,7 @@ from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent, Event
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.parser import Parser
 
-from peers.errors import ConfigError
+from peers.config.errors import ConfigError
 
 Location = tuple[str | int, ...]
 """Path to a value: keys, and positions in lists."""

@@ -18,9 +18,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from peers.config.errors import how_to_install
 from peers.config.remote_files import connect, is_web, lasting_cause, reached
 from peers.config.run_url import without_secret
-from peers.errors import how_to_install
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from peers.config.atomic_files import is_file
+from peers.config.errors import UserError
 from peers.config.peer_file import PeerFile
 from peers.config.run_file import as_key
 from peers.config.run_url import is_url
 from peers.data.documents import ReadSummary, TextError, files_at
 from peers.data.shards import Shard, all_shards
 from peers.data.tokens import Progress, ShardCache, ShardTokens
-from peers.errors import UserError
 from peers.telemetry.log_events import Notify
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.schema import BYTES, STANDARD_LIBRARY

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from peers.config.errors import how_to_install
 from peers.data.documents import BETWEEN_DOCUMENTS, TextError
-from peers.errors import how_to_install
 from swarmnet.run.schema import BYTES, Data
 
 PIECE_BYTES = 64 * 1024

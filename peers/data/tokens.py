@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from peers.config.atomic_files import write_atomically
+from peers.config.errors import UserError
 from peers.data.documents import Block, DocumentText, ReadSummary, TextError
 from peers.data.files import ReadingStopped
 from peers.data.shards import Shard
 from peers.data.tokenizer import BATCH_BYTES, Tokenizer, dtype_for, open_tokenizer, pieces_of
-from peers.errors import UserError
 
 FOLDER = "text"
 SHARDS = "shards"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from peers.config.errors import how_to_install
 from peers.data.documents import DocumentText, TextError
 from peers.data.tokenizer import pieces_of
 from peers.data.tokens import Progress
-from peers.errors import how_to_install
 
 
 def train_tokenizer(

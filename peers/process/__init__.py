@@ -1,1 +1,1 @@
-"""The operating system process of a peer: its sessions with p2pd, and roles without a stage."""
+"""The operating system process of a peer: its sessions with p2pd, and the interface of its role."""

@@ -19,10 +19,10 @@ from typing import Any
 
 import uvloop
 
+from peers.config.errors import IdentityInUse, UserError, as_user_errors
 from peers.config.peer_file import PeerFile
-from peers.errors import IdentityInUse, UserError, as_user_errors
+from peers.process.role import Process, Role
 from peers.process.sessions import Sessions
-from peers.role import Process, Role
 from peers.runtime.control_server import Control, Request
 from peers.runtime.http_server import Exporter
 from peers.runtime.liveness import Pulse

@@ -22,7 +22,7 @@ from peers.network.discovery.bootstrap import PeerCache
 from peers.network.discovery.mdns import neighbours
 from peers.network.discovery.rejoining import Rejoining
 from peers.network.reachability_probe import TEXTS, ReachabilityProbe, Way, has_a_network
-from peers.role import Network, Process, Role
+from peers.process.role import Network, Process, Role
 from peers.telemetry import log_events
 from peers.telemetry.console import StatusLine
 from peers.telemetry.metric_kinds import only

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.config.atomic_files import is_folder
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.runtime.control_socket import LONGEST_ANSWER_BYTES, SOCKET_NAME, socket_path
 
 _READ_BYTES = 64 * 1024

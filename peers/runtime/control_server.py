@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.runtime.control_socket import LINE_BYTES, LONGEST_ANSWER_BYTES, SOCKET_NAME, socket_path
 
 MAX_CONNECTIONS = 16

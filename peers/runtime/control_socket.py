@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 
 SOCKET_NAME = "control.sock"
 LONGEST_PATH_BYTES = 107 if sys.platform == "linux" else 103

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from peers.config.atomic_files import is_file, is_folder
+from peers.config.errors import UserError
 from peers.config.peer_file import default_state, load
-from peers.errors import UserError
 from peers.runtime.state_lock import is_held, role_of
 
 PEER_FILE = "peer.yaml"

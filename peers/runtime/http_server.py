@@ -29,7 +29,7 @@ from urllib.parse import parse_qsl
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 
 REQUEST_SECONDS = 5.0
 """Time limit of a connection in seconds. Scrapers send at once, and pages have about 100 kB."""

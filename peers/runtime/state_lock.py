@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 
 _LOCK_NAME = "lock"
 _ADVICE = "give this peer another state folder: --state FOLDER of `join`, key `state` in a peer file"

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from peers.errors import DevicesLost, UserError
+from peers.config.errors import DevicesLost, UserError
 
 FAULT = 1
 """Exit code when something other than the user ended the peer."""

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from peers.config.atomic_files import is_file, is_there, write_atomically
+from peers.config.errors import UserError
 from peers.config.remote_files import connect, is_web, lasting_cause, reason_of
 from peers.config.run_url import without_secret
-from peers.errors import UserError
 
 READ_LIMIT = 64 * 1024 * 1024
 """Maximum bytes of a file of unknown length."""

@@ -20,8 +20,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from peers.config.atomic_files import is_file, write_atomically
+from peers.config.errors import UserError
 from peers.config.run_file import RunFileError, parse
-from peers.errors import UserError
 from peers.state.safetensors_file import MAX_TENSORS, open_tensors
 from swarmnet.identifiers import ContributionId, PeerId, RunId
 from swarmnet.model.decoder import scaled

@@ -17,7 +17,7 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.state.checkpoint_file import state_digest
 from peers.state.model_config import FAMILIES, join_reasons, read_config
 from peers.state.safetensors_file import MAX_TENSORS, open_tensors

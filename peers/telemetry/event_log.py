@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.telemetry.event import Event, Unknown
 from peers.telemetry.log_events import (
     EVENT_CLASSES,

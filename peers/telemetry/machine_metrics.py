@@ -15,7 +15,7 @@ IDLE = (
     "compute_duty_cycle",
     "other",
 )
-"""What the compute thread can wait for (peers/worker/compute_sampler.py)."""
+"""What the compute thread can wait for (peers/worker/watch/compute_sampler.py)."""
 
 GPU = {
     "gpu_memory_used_ratio": "GPU memory in use by any program, 0 to 1. Only with a GPU.",

@@ -1,9 +1,9 @@
 """The state of a swarm at one moment, for `swarmnet top`, the observer's page, its JSON and the metrics.
 
 A snapshot has one row for each peer. A worker makes it from its own knowledge
-(peers/worker/snapshot_of_worker.py). An observer and `top --run` make it from the signed records in the
-directory (peers/observer/snapshot_of_records.py). `complete` adds what follows from the rows, for both. A
-worker sends it as JSON over its control socket. Its size is bounded, and readers validate it."""
+(peers/worker/watch/snapshot_of_worker.py). An observer and `top --run` make it from the signed records in the
+directory (peers/stageless/observer/snapshot_of_records.py). `complete` adds what follows from the rows, for
+both. A worker sends it as JSON over its control socket. Its size is bounded, and readers validate it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.telemetry.console import printable
 from swarmnet.run.owner_orders import NO_ORDER, OwnerOrders
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from peers.config.errors import UserError, as_user_errors
 from peers.config.run_file import load_signed
-from peers.errors import UserError, as_user_errors
 from peers.runtime.find_running import PEER_FILE
 from peers.telemetry.console import counted, printable
 from peers.telemetry.reasons import JOIN

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.runtime.state_lock import is_held, lock_state_folder
 from protocols.daemon import temporary
 from protocols.signed.identity import IdentityError

@@ -8,7 +8,7 @@ from peers.config.peer_file import PeerFile
 from peers.config.run_file import SignedManifest, require_stage
 from peers.data.local_text import require_text
 from peers.network.discovery.bootstrap import find_manifest, manifest_here
-from peers.role import Network, Process
+from peers.process.role import Network, Process
 from swarmnet.run.manifest import Manifest
 
 

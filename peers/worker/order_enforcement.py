@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.network.message_router import handles
 from peers.worker.run_end import RunShutdown
 from peers.worker.run_orders import RunOrders

@@ -27,11 +27,11 @@ from peers.compute.machine_use import gpu_use
 from peers.compute.memory_budget import all_needs, allowed_bytes, graphs_that_fit
 from peers.compute.process_memory import free_until_deleted, resident_bytes, trim
 from peers.compute.stage_part import StagePart, build_stage_part, computing_of, device_of, devices_of
+from peers.config.errors import DevicesLost, UserError
 from peers.config.line_file import known_bandwidth
 from peers.config.run_file import SignedManifest, export_hint
 from peers.data.local_text import missing_text, unservable_stages
-from peers.errors import DevicesLost, UserError
-from peers.role import Network, Process, Role
+from peers.process.role import Network, Process, Role
 from peers.runtime.control_server import Request
 from peers.runtime.supervision import report_memory_errors, unless_failed
 from peers.state.start_fetch import model_here
@@ -43,17 +43,17 @@ from peers.telemetry.metric_kinds import only
 from peers.telemetry.metrics import STATES
 from peers.telemetry.notices import NoticePrinter
 from peers.telemetry.snapshot import SwarmSnapshot, as_json
-from peers.worker.compute_sampler import ComputeTime
 from peers.worker.find_run import find_run
 from peers.worker.pause.paused import rest
 from peers.worker.pause.pausing import CUT_SECONDS, DRAIN_SECONDS, PauseControl
 from peers.worker.pipeline.text_reader import TextReader
 from peers.worker.rounds.receipt_service import FILE_NAME, read, summary
-from peers.worker.sampler import WorkerSampler
 from peers.worker.settings import Settings
-from peers.worker.snapshot_of_worker import stuck_of_worker
 from peers.worker.stage_services import StageServices
-from peers.worker.startup_summary import (
+from peers.worker.watch.compute_sampler import ComputeTime
+from peers.worker.watch.sampler import WorkerSampler
+from peers.worker.watch.snapshot_of_worker import stuck_of_worker
+from peers.worker.watch.startup_summary import (
     PACE_MICROBATCHES,
     found,
     machine_line,
@@ -62,7 +62,7 @@ from peers.worker.startup_summary import (
     swarm_line,
     traffic_line,
 )
-from peers.worker.upload_watch import UPLOAD_SECONDS, UploadWatch
+from peers.worker.watch.upload_watch import UPLOAD_SECONDS, UploadWatch
 from peers.worker.worker import Worker
 from peers.worker.worker_context import WorkerContext
 from protocols.signed.records import SignedRecord

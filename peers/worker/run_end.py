@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.network.discovery.height import RemoteProgressGuard
 from peers.state.checkpoint_file import on_disk
 from peers.telemetry import log_events

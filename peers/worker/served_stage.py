@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from peers.compute.stage_part import MakePart
-from peers.errors import IdentityInUse
+from peers.config.errors import IdentityInUse
 from peers.network.discovery.height import RemoteProgressGuard
 from peers.network.message_router import MessageRouter, handles
 from peers.network.ports import HeartbeatLoad

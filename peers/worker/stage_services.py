@@ -18,6 +18,7 @@ from peers.state.snapshot_service import SnapshotService, start_digest
 from peers.state.snapshot_store import Snapshots
 from peers.worker.inference.server import Inference
 from peers.worker.lifecycle import Lifecycle
+from peers.worker.pipeline.origin import MicrobatchSource
 from peers.worker.pipeline.pipeline_service import PipelineService
 from peers.worker.rounds.digest_gossip import SignedDigests
 from peers.worker.rounds.no_rounds import NoRounds
@@ -65,28 +66,12 @@ class StageServices:
         self.router = router
         self.part = make_part(manifest, stage)
         self.round_service: RoundService | NoRounds = NoRounds()
-        by_invite = manifest.access == "invite"
-        membership = Membership(
-            me=context.me,
-            stage=stage,
-            chance=context.chance,
-            beside=manifest.neighbour_stages(stage),
-            by_invite=by_invite,
-        )
+        membership = self._make_membership()
         self.contributors = ContributorFilter(membership, manifest.rounds)
         secret = context.identity.sign(AUDITS_OF + bytes.fromhex(context.signed.run_id))
         self.audits = Audits(secret, manifest.rounds.window)
         self.contributors.convicted = orders.gatekeeper.convicted = self.audits.convicted
-        self.links = PeerLinks(
-            transport=context.transport,
-            run_id=context.signed.run_id,
-            membership=membership,
-            listener=listener,
-            signed_manifest=context.signed.wire(),
-            log_event=context.log_event,
-            bodies=router.bodies(_sizes(manifest, self.part)),
-            admission=orders.gatekeeper,
-        )
+        self.links = self._open_links(membership, listener, orders)
         self.looking = PeerDiscovery(
             presence=context.presence,
             neighbourhood=self.links,
@@ -110,17 +95,7 @@ class StageServices:
             now=context.presence.directory.now,
             log_event=context.log_event,
         )
-        self.disk = CheckpointWriter(
-            folder=settings.checkpoints,
-            signed=context.signed,
-            stage=stage,
-            part=self.part,
-            compute=context.compute,
-            log_event=context.log_event,
-            notify=context.notify,
-            digests=self.digests,
-            past=lambda until: self.round_service.past(until),
-        )
+        self.disk = self._open_disk()
         self.snapshots = Snapshots(
             identity=context.identity,
             run_id=context.signed.run_id,
@@ -129,18 +104,7 @@ class StageServices:
             folder=settings.checkpoints,
         )
         keepers = ArchivistClients(context.presence, self.links, stage)
-        self.snapshot_service = SnapshotService(
-            snapshots=self.snapshots,
-            neighbourhood=self.links,
-            state_bytes=self.part.state.size * 4,
-            log_event=context.log_event,
-            notify=context.notify,
-            signed=self.digests.roots,
-            start=start_digest(manifest, stage),
-            kept=self.disk.chunks,
-            progress=lambda: self.round_service.progress(),
-            vouched=keepers.vouched,
-        )
+        self.snapshot_service = self._open_snapshots(keepers)
         self.recovery = StateRecovery(
             disk=self.disk,
             states=self.snapshot_service,
@@ -152,27 +116,91 @@ class StageServices:
             elsewhere=lambda: elsewhere.waits(self.disk.lost_round),
             model=settings.start,
         )
-        self.pipeline_service = PipelineService(
-            manifest=manifest,
-            stage=stage,
+        self.pipeline_service = self._open_pipeline(orders.text)
+        self.inference = self._open_inference()
+        for service in (self.snapshot_service, self.receipts, self.inference):
+            router.add(service)
+        self.pipeline_service.register(router)
+
+    def _open_links(self, membership: Membership, listener: Listener, orders: RunOrders) -> PeerLinks:
+        context = self.context
+        return PeerLinks(
+            transport=context.transport,
+            run_id=context.signed.run_id,
+            membership=membership,
+            listener=listener,
+            signed_manifest=context.signed.wire(),
+            log_event=context.log_event,
+            bodies=self.router.bodies(_sizes(context.manifest, self.part)),
+            admission=orders.gatekeeper,
+        )
+
+    def _make_membership(self) -> Membership:
+        context = self.context
+        return Membership(
+            me=context.me,
+            stage=self.stage,
+            chance=context.chance,
+            beside=context.manifest.neighbour_stages(self.stage),
+            by_invite=context.manifest.access == "invite",
+        )
+
+    def _open_disk(self) -> CheckpointWriter:
+        context = self.context
+        return CheckpointWriter(
+            folder=context.settings.checkpoints,
+            signed=context.signed,
+            stage=self.stage,
+            part=self.part,
+            compute=context.compute,
+            log_event=context.log_event,
+            notify=context.notify,
+            digests=self.digests,
+            past=lambda until: self.round_service.past(until),
+        )
+
+    def _open_snapshots(self, keepers: ArchivistClients) -> SnapshotService:
+        context = self.context
+        return SnapshotService(
+            snapshots=self.snapshots,
+            neighbourhood=self.links,
+            state_bytes=self.part.state.size * 4,
+            log_event=context.log_event,
+            notify=context.notify,
+            signed=self.digests.roots,
+            start=start_digest(context.manifest, self.stage),
+            kept=self.disk.chunks,
+            progress=lambda: self.round_service.progress(),
+            vouched=keepers.vouched,
+        )
+
+    def _open_pipeline(self, text: MicrobatchSource | None) -> PipelineService:
+        context = self.context
+        service = PipelineService(
+            manifest=context.manifest,
+            stage=self.stage,
             compute=context.compute,
             part=self.part,
             neighbourhood=self.links,
-            text=orders.text,
+            text=text,
             chance=context.chance,
-            slots=settings.slots,
-            in_flight=settings.in_flight,
+            slots=context.settings.slots,
+            in_flight=context.settings.in_flight,
             committed=self._committed,
             round=lambda: self.round_service.rounds.current,
             log_event=context.log_event,
-            line=settings.line,
+            line=context.settings.line,
         )
         # A restarted peer keeps its identity and must not reuse names of microbatches, which other peers
         # would take for duplicates. No peer starts a thousand in a second.
-        self.pipeline_service.origin.next_counter = int(context.presence.directory.now() * 1000)
-        self.inference = Inference(
-            manifest=manifest,
-            stage=stage,
+        service.origin.next_counter = int(context.presence.directory.now() * 1000)
+        return service
+
+    def _open_inference(self) -> Inference:
+        context = self.context
+        return Inference(
+            manifest=context.manifest,
+            stage=self.stage,
             snapshots=self.snapshots,
             part=self.part,
             compute=context.compute,
@@ -180,9 +208,6 @@ class StageServices:
             log_event=context.log_event,
             chance=context.chance,
         )
-        for service in (self.snapshot_service, self.receipts, self.inference):
-            router.add(service)
-        self.pipeline_service.register(router)
 
     def load(self, moving_to: int) -> HeartbeatLoad:
         """Return this peer's load, as sent in heartbeats. `moving_to` is the stage to which it moves, or

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from peers.config import explain as config_explain
-from peers.observer import swarm_metrics as metrics
+from peers.stageless.observer import swarm_metrics as metrics
 from peers.telemetry import event_page
 
 DOCS = Path(__file__).parents[2] / "docs"

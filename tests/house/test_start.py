@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-NO_STAGE = ("peers.process.process", "peers.process.bootstrap_role", "peers.observer.role")
+NO_STAGE = ("peers.process.process", "peers.stageless.bootstrap_role", "peers.stageless.observer.role")
 ONLY_LOOKS = (
     "peers.cli.connecting", "peers.network.discovery.visitor_session", "peers.tools.top.live",
     "peers.tools.owner.give_order", "peers.tools.owner.registry", "peers.tools.owner.training_report",

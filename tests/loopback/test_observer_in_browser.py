@@ -19,12 +19,12 @@ from swarm_scene import RUN, Scene
 
 from peers.lab.processes.demo import LOOPBACK
 from peers.lab.processes.local_processes import DemoPeer, start
-from peers.observer.page_json import SHOWN_PEERS, Board
-from peers.observer.pages import pages
-from peers.observer.sightings import PeerObservations
-from peers.observer.snapshot_of_records import snapshot_of
-from peers.observer.swarm_metrics import SwarmMetrics
 from peers.runtime.http_server import PageServer
+from peers.stageless.observer.page_json import SHOWN_PEERS, Board
+from peers.stageless.observer.pages import pages
+from peers.stageless.observer.sightings import PeerObservations
+from peers.stageless.observer.snapshot_of_records import snapshot_of
+from peers.stageless.observer.swarm_metrics import SwarmMetrics
 from peers.telemetry.snapshot import OwnerOrdersView, Pause
 from swarmnet.run.owner_orders import Ban, OwnerOrders, Withdrawal
 from swarmnet.run.schema import Data, TextSource

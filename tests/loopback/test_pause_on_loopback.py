@@ -9,8 +9,8 @@ import pytest
 from pause_soak import PROMISED_SECONDS
 from processes import QUIET, times, until
 
+from peers.config.errors import UserError
 from peers.config.run_file import publish
-from peers.errors import UserError
 from peers.lab.processes.local_processes import start
 from peers.runtime.control_client import ask
 from protocols.signed.identity import load_or_create

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from swarm import Swarm, sign, tiny_manifest
 
-from peers.archivist.archivist import Archivist, Policy
-from peers.archivist.archivist_links import ArchivistLinks
-from peers.archivist.serve import NewcomerService
 from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import Claims
 from peers.network.orders.order_book import OrderBook
 from peers.network.ports import OpenToAll
+from peers.stageless.archivist.archivist import Archivist, Policy
+from peers.stageless.archivist.archivist_links import ArchivistLinks
+from peers.stageless.archivist.serve import NewcomerService
 from peers.state import checkpoint_file
 from peers.state.archive import Archive, ArchivedCheckpoint, entry_name
 from peers.state.archive_store import open_store, sha256

@@ -12,7 +12,7 @@ from swarm import Swarm
 from peers.network.counted_directory import CountedDirectory
 from peers.network.dht_sampler import DirectoryObserver
 from peers.telemetry.metrics import PeerMetrics
-from peers.worker.sampler import WorkerSampler
+from peers.worker.watch.sampler import WorkerSampler
 
 
 class Silent:

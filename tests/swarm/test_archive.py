@@ -11,11 +11,11 @@ from archived import MANIFEST, SIGNED, SLOW, archived, entry, open_archive, trai
 from clocks import on_virtual_clock
 from swarm import OWNER, Swarm, sign, tiny_manifest
 
-from peers.archivist.archivist import Policy
+from peers.config.errors import ConfigError
 from peers.config.peer_file import load
 from peers.config.run_file import published_text
-from peers.errors import ConfigError
 from peers.lab.world.virtual_time import run
+from peers.stageless.archivist.archivist import Policy
 from peers.state import checkpoint_file
 from peers.state.archive import INDEX, Archive, entry_name, kept
 from peers.state.archive_restore import signers
@@ -190,7 +190,7 @@ def test_a_swarm_whose_peers_are_all_gone_goes_on_from_the_archive_alone(tmp_pat
 
 
 def test_a_stage_whose_peers_are_all_gone_comes_back_from_the_archivist_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr("peers.archivist.serve.IDLE_SECONDS", 5.0)
+    monkeypatch.setattr("peers.stageless.archivist.serve.IDLE_SECONDS", 5.0)
     swarm = Swarm(MANIFEST, seed=1)
 
     async def story():

@@ -14,8 +14,8 @@ from clocks import on_virtual_clock
 from fsspec.implementations.memory import MemoryFileSystem
 from swarm import Swarm
 
-from peers.archivist import serve
-from peers.archivist.archivist import Policy
+from peers.stageless.archivist import serve
+from peers.stageless.archivist.archivist import Policy
 from peers.state.archive import INDEX, Archive
 from peers.state.archive_store import ArchiveError, open_store
 from protocols.messages.table import GetChunk, GetState

@@ -12,13 +12,13 @@ from rich.console import Console
 from swarm import FOUR, TEXT, tiny_manifest
 
 from peers.cli.run import create_role
+from peers.config.errors import ConfigError
 from peers.config.peer_file import load
-from peers.errors import ConfigError
 from peers.lab.world.virtual_time import run
 from peers.network.discovery.announcer import RecordAnnouncer
-from peers.observer.role import ObserverRole
-from peers.observer.sightings import PeerObservations
-from peers.observer.snapshot_of_records import snapshot_of
+from peers.stageless.observer.role import ObserverRole
+from peers.stageless.observer.sightings import PeerObservations
+from peers.stageless.observer.snapshot_of_records import snapshot_of
 from peers.telemetry.event_log import EventLog, read
 from peers.telemetry.log_events import TextNotice
 from peers.telemetry.metrics import PeerMetrics
@@ -138,7 +138,7 @@ def test_only_an_observer_evaluates_and_its_keys_are_checked(tmp_path, keys, ref
 
 def test_an_observer_does_not_evaluate_unless_its_file_says_so(tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr("peers.observer.role.ObserverRole", lambda process, *evaluators: evaluators)
+    monkeypatch.setattr("peers.stageless.observer.role.ObserverRole", lambda process, *evaluators: evaluators)
     monkeypatch.setattr("peers.tools.model.evaluator.SwarmEvaluator", lambda process: "evaluator")
     for keys in ("", "evaluating: {seconds: 600}\n"):
         (tmp_path / "o.yaml").write_text(f"role: observer\nrun: {'ab' * 32}\n{keys}")

@@ -15,8 +15,8 @@ from swarm import sign, tiny_manifest
 from watched import Watched
 
 from peers.lab.world.virtual_time import run
-from peers.observer.sightings import PeerObservations
-from peers.observer.snapshot_of_records import snapshot_of
+from peers.stageless.observer.sightings import PeerObservations
+from peers.stageless.observer.snapshot_of_records import snapshot_of
 from peers.state.checkpoint_file import files, read
 from peers.telemetry.snapshot import SwarmSnapshot
 from peers.tools.owner.run_facts import from_directory

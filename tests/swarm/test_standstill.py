@@ -6,7 +6,7 @@ import pytest
 from clocks import on_virtual_clock
 from swarm import Swarm, tiny_manifest
 
-from peers.worker.snapshot_of_worker import snapshot_of
+from peers.worker.watch.snapshot_of_worker import snapshot_of
 
 MANIFEST = tiny_manifest((2, 1))
 

@@ -21,7 +21,7 @@ from peers.telemetry.snapshot import as_json, from_json
 from peers.tools.top import run_screen as show
 from peers.tools.top.live import snapshots
 from peers.tools.top.live import swarm as watch_swarm
-from peers.worker.snapshot_of_worker import snapshot_of
+from peers.worker.watch.snapshot_of_worker import snapshot_of
 from protocols.errors import Unreachable
 from protocols.signed.identity import Identity
 from protocols.signed.orders import seal_order

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from peers.compute.devices.channel import PIECE_BYTES, Channel, ChannelClosed
 from peers.compute.devices.device_requests import Answer, Begin, DeviceFailed, Done, InputRefused, Order
-from peers.errors import DevicesLost
+from peers.config.errors import DevicesLost
 from swarmnet.model.stage_compute import StageError
 from swarmnet.optimizer.method import GradientError
 

@@ -20,7 +20,7 @@ from peers.compute.devices import device_requests as orders
 from peers.compute.devices.channel import bytes_of
 from peers.compute.devices.device_processes import Processes
 from peers.compute.stage_part import StagePart
-from peers.errors import UserError
+from peers.config.errors import UserError
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import Computing
 from swarmnet.model.computing.gradient_sum import Used

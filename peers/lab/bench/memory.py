@@ -20,7 +20,7 @@ import torch
 from peers.compute.devices.part import spread_part
 from peers.compute.process_memory import release_memory, resident_bytes
 from peers.compute.stage_part import CPU, StagePart, build_stage_part
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.lab.bench.learning.play_rounds import set_of
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing

@@ -20,8 +20,8 @@ from typing import Any
 
 import psutil
 
+from peers.config.errors import UserError
 from peers.config.run_file import publish
-from peers.errors import UserError
 from peers.lab.bench.training import Plain, step_tokens_of, texts_of
 from peers.lab.processes.local_processes import DemoPeer, start
 from protocols.signed.identity import load_or_create

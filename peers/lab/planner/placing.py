@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.lab.planner.layout import PeerSpec
 from peers.lab.planner.plan_request import BACKWARD_RATIO, PlanRequest
 from peers.lab.planner.speeds import PeerClass

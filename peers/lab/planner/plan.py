@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.lab.planner.churn import computed, turnover
 from peers.lab.planner.exchange import (
     Exchange,

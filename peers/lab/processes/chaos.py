@@ -20,8 +20,8 @@ from random import Random
 from rich.console import Console
 
 from peers.config.atomic_files import write_atomically
+from peers.config.errors import UserError
 from peers.config.run_file import publish
-from peers.errors import UserError
 from peers.lab.processes import chaos_report
 from peers.lab.processes.chaos_report import InjectedFault
 from peers.lab.processes.demo import LOOPBACK, by_method, stage_layers

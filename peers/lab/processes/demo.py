@@ -20,10 +20,10 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from peers.config.atomic_files import require_free, write_atomically
+from peers.config.errors import UserError
 from peers.config.peer_file import DemoOptions
 from peers.config.run_file import SignedManifest, publish
 from peers.data.documents import held_out_text
-from peers.errors import UserError
 from peers.lab.processes import demo_report
 from peers.lab.processes.demo_table import Moment, table
 from peers.lab.processes.local_processes import DemoPeer, start

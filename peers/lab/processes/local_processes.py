@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 
 START_SECONDS = 60.0
 """Time limit for a peer to start: one alone takes about 2 s, seven on two busy cores several times that."""

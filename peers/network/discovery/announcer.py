@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from random import Random
 
+from peers.config.errors import IdentityInUse
 from peers.config.run_file import SignedManifest
-from peers.errors import IdentityInUse
 from peers.network.discovery.claims import Claims, bandwidth_fields
 from peers.telemetry import log_events
 from protocols.errors import WireError

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from peers.config.atomic_files import write_atomically
+from peers.config.errors import UnknownRun
 from peers.config.peer_file import run_id_of
 from peers.config.run_file import (
     OtherVersion,
@@ -20,7 +21,6 @@ from peers.config.run_file import (
     load_signed,
     published_text,
 )
-from peers.errors import UnknownRun
 from peers.network.counted_directory import Joinable
 from peers.telemetry.log_events import Notify
 from protocols.dht.directory import split_multiaddr

@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import median_low
 
 from peers.config.atomic_files import write_atomically
+from peers.config.errors import UserError
 from peers.config.run_file import export_hint
-from peers.errors import UserError
 from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.record_reader import QUIET_SECONDS, settled_round
 from peers.telemetry.log_events import Notify

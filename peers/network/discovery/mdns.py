@@ -19,10 +19,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from peers.config.errors import UserError, how_to_install
 from peers.config.peer_file import PeerFile, run_id_of
 from peers.config.quantities import bootstrap_multiaddr
 from peers.config.run_file import load_signed
-from peers.errors import UserError, how_to_install
 from peers.telemetry.log_events import Notify
 from protocols.dht.directory import split_multiaddr
 from swarmnet.identifiers import PeerId

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from peers.config.errors import NoAnswer
 from peers.config.run_file import SignedManifest
-from peers.errors import NoAnswer
 from peers.network.discovery.bootstrap import PeerCache, find_manifest, join_directory
 from peers.telemetry.log_events import Notify
 from protocols.daemon.p2pd import LOOPBACK, DaemonOptions

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.network.orders.order_book import OrderBook
 from protocols.dht.swarm_time import MAX_OFFSET_SECONDS
 from protocols.errors import WireError

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from peers.config.atomic_files import write_atomically
+from peers.config.errors import UserError
 from peers.config.run_file import SignedManifest
-from peers.errors import UserError
 from peers.telemetry import log_events
 from peers.telemetry.log_events import Notify
 from protocols.errors import WireError

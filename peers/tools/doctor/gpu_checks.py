@@ -10,8 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from peers.config.errors import UserError, how_to_install
 from peers.config.peer_file import PeerFile
-from peers.errors import UserError, how_to_install
 from peers.tools.doctor.line import CheckResult, gibibytes
 from peers.tools.doctor.machine_checks import pinned
 from swarmnet.model.computing.choices import Computing

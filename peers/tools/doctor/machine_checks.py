@@ -12,8 +12,8 @@ import socket
 import sys
 from pathlib import Path
 
+from peers.config.errors import how_to_install
 from peers.config.peer_file import PeerFile
-from peers.errors import how_to_install
 from peers.tools.doctor.line import CheckResult, gibibytes
 from protocols.daemon.p2pd import OPEN_FILES, check_ports
 from protocols.errors import CannotStart

@@ -15,8 +15,8 @@ import uvloop
 from rich.console import Console
 from rich.text import Text
 
+from peers.config.errors import UserError, as_user_errors
 from peers.config.peer_file import PeerFile
-from peers.errors import UserError, as_user_errors
 from peers.runtime.state_lock import is_held
 from peers.telemetry.console import printable
 from peers.tools.doctor import gpu_checks as graphics

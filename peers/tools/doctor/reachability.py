@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from peers.errors import how_to_install
+from peers.config.errors import how_to_install
 from peers.network.addresses import TRIED, Addresses, has_untried
 from peers.tools.doctor.line import CheckResult, Level
 from protocols.reachability.fresh_dial import DialOutcome

@@ -18,10 +18,10 @@ from math import inf
 from pathlib import Path
 
 from peers.config import line_file
+from peers.config.errors import UserError
 from peers.config.peer_file import PeerFile, run_id_of
 from peers.config.run_file import RunFileError, SignedManifest
 from peers.data.local_text import FIRST_STAGE, first_shard_here, missing_text, progress_lines
-from peers.errors import UserError
 from peers.network.addresses import Addresses, is_public_address
 from peers.network.discovery import mdns
 from peers.network.discovery.bootstrap import PeerCache, find_manifest
@@ -36,7 +36,7 @@ from peers.tools.doctor.line import CheckResult, Tell
 from peers.tools.doctor.reachability import judge, line_of, no_bootstrap, undialled
 from peers.tools.doctor.stage_memory import Memory, judge_read, judge_text
 from peers.tools.doctor.stage_memory import judge as judge_stage
-from peers.worker.upload_watch import upload_need_of, upload_words, weakest_stage
+from peers.worker.watch.upload_watch import upload_need_of, upload_words, weakest_stage
 from protocols.daemon.multiaddr import is_circuit
 from protocols.daemon.names import resolve_dialable
 from protocols.dht.directory import DhtDirectory, split_multiaddr

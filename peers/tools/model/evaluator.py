@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from random import Random
 
+from peers.config.errors import NoAnswer, UserError, as_user_errors
 from peers.config.run_file import SignedManifest
 from peers.data.documents import TextError, held_out_text, read_text
 from peers.data.tokenizer import tokenizer_file
-from peers.errors import NoAnswer, UserError, as_user_errors
-from peers.role import Network, Process
+from peers.process.role import Network, Process
 from peers.telemetry import log_events
 from peers.tools.model.evaluate import Score
 from peers.tools.model.swarm_client import Conversation, SwarmClient
@@ -28,7 +28,7 @@ AT_ONCE = 2
 
 
 class SwarmEvaluator:
-    """Evaluator of an observer (`Evaluator` of peers/observer/role.py)."""
+    """Evaluator of an observer (`Evaluator` of peers/stageless/observer/role.py)."""
 
     def __init__(self, process: Process) -> None:
         self.process = process

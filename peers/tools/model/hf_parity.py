@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from peers.config.errors import how_to_install
 from peers.data.tokenizer import Tokenizer
-from peers.errors import how_to_install
 from peers.tools.model.export_folder import ExportError
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole

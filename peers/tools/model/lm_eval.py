@@ -10,7 +10,7 @@ from lm_eval import simple_evaluate
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.tools.model.likelihood import ModelScorer
 
 ANSWER_TOKENS = 256

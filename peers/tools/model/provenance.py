@@ -17,7 +17,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.state.checkpoint_file import STATEMENT_BYTES, number, token_count
 from peers.state.safetensors_file import open_tensors
 from peers.telemetry import event_log, log_events

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from peers.archivist.archivist import Archivist, NotArchived, Policy
-from peers.archivist.archivist_links import ArchivistLinks
-from peers.archivist.serve import NewcomerService
-from peers.errors import NoAnswer
+from peers.config.errors import NoAnswer
 from peers.network.discovery.bootstrap import PeerCache
 from peers.network.discovery.visitor_session import RunConnection, visit_run
 from peers.network.orders.gatekeeper import Gatekeeper
 from peers.network.orders.order_book import OrderBook
+from peers.stageless.archivist.archivist import Archivist, NotArchived, Policy
+from peers.stageless.archivist.archivist_links import ArchivistLinks
+from peers.stageless.archivist.serve import NewcomerService
 from peers.state.archive import Archive
 from peers.state.archive_store import FolderStore
 from peers.state.snapshot_service import NoState

@@ -18,8 +18,8 @@ from random import Random
 import torch
 from torch import Tensor
 
+from peers.config.errors import NoAnswer
 from peers.config.run_file import SignedManifest
-from peers.errors import NoAnswer
 from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.network.discovery.record_reader import newest, opened
 from peers.network.message_router import MessageRouter, handles

@@ -12,9 +12,9 @@ from random import Random
 import torch
 from torch import Tensor
 
+from peers.config.errors import NoAnswer
 from peers.config.run_file import SignedManifest
 from peers.data.tokenizer import Tokenizer, open_tokenizer, tokenizer_file
-from peers.errors import NoAnswer
 from peers.network.discovery.bootstrap import PeerCache
 from peers.network.discovery.visitor_session import visit_run
 from peers.telemetry.log_events import Notify

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from peers.config.errors import UserError
 from peers.config.run_file import SignedManifest
-from peers.errors import UserError
 from peers.network.discovery.record_reader import opened
 from peers.network.discovery.visitor_session import RunConnection
 from peers.network.orders.order_book import OrderBook

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 from statistics import median_low
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.telemetry.snapshot import IN_STEP
 from protocols.signed.peer_record import PeerRecord
 from protocols.signed.records import ANNOUNCE_SECONDS

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peers.config.atomic_files import is_file
+from peers.config.errors import ConfigError, UserError
 from peers.config.explain import is_run_file
 from peers.config.peer_file import load
 from peers.config.run_file import beside, find_source_text, load_manifest, load_signed
 from peers.config.run_url import is_url, without_secret
 from peers.data.documents import LONGEST_CORPUS_BYTES, DocumentText, ReadSummary, TextError
-from peers.errors import ConfigError, UserError
 from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.schema import BYTES, STANDARD_LIBRARY, InitCheckpoint, TextSource

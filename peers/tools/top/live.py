@@ -12,9 +12,9 @@ from rich.console import Console
 
 from peers.network.discovery.record_reader import look
 from peers.network.discovery.visitor_session import RunConnection
-from peers.observer.order_reader import Orders
-from peers.observer.sightings import PeerObservations
-from peers.observer.snapshot_of_records import snapshot_of
+from peers.stageless.observer.order_reader import Orders
+from peers.stageless.observer.sightings import PeerObservations
+from peers.stageless.observer.snapshot_of_records import snapshot_of
 from peers.telemetry.snapshot import Curve, SwarmSnapshot
 from peers.tools.top import screen
 from peers.tools.top.keys import Keys

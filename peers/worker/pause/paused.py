@@ -11,7 +11,7 @@ from peers.network.channels import DIAL_SECONDS
 from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import Claims, plain_name
 from peers.network.message_router import MessageRouter, handles
-from peers.role import Network, Process
+from peers.process.role import Network, Process
 from peers.telemetry.console import StatusLine
 from protocols.errors import WireError
 from protocols.fields import Body

@@ -22,6 +22,7 @@ import msgspec
 from torch import Tensor
 
 from peers.config.atomic_files import write_atomically
+from peers.config.errors import UserError
 from peers.config.remote_files import retry_until_reached
 from peers.config.run_file import SignedManifest
 from peers.config.run_url import without_secret
@@ -30,8 +31,7 @@ from peers.data.files import TextUnreachable
 from peers.data.local_text import places_here, progress_lines, shards_here, text_line, tokenizer_here
 from peers.data.shards import Shard
 from peers.data.tokens import FOLDER, ShardCache, ShardTokens
-from peers.errors import UserError
-from peers.role import Process
+from peers.process.role import Process
 from peers.telemetry import log_events
 from swarmnet.identifiers import MicrobatchId
 from swarmnet.model.epochs import (

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peers.config.atomic_files import write_atomically
+from peers.config.errors import UserError
 from peers.config.run_file import SignedManifest
-from peers.errors import UserError
 from peers.network.message_router import handles
 from peers.network.peer_links import PeerLinks
 from peers.telemetry import log_events

@@ -31,15 +31,15 @@ from fuzz_wire import bent_or_signed, run_id
 from safetensors.torch import load, save
 from swarm import OWNER, TINY_MODEL, sign, tiny_manifest
 
-from peers.archivist.archivist import Archivist
 from peers.compute.stage_part import build_stage_part
 from peers.config import peer_file, run_file, yaml_lines
+from peers.config.errors import UserError
 from peers.config.run_file import SignedManifest
-from peers.errors import UserError
 from peers.network.discovery.bootstrap import PeerCache
 from peers.network.discovery.claimed_tokens import Contributions
 from peers.runtime import control_client
 from peers.runtime.control_server import Control
+from peers.stageless.archivist.archivist import Archivist
 from peers.state import checkpoint_file as checkpoint
 from peers.state import start_folder
 from peers.state.archive import INDEX, RUN, Archive

@@ -27,8 +27,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from peers.config.errors import how_to_install
 from peers.config.run_file import publish
-from peers.errors import how_to_install
 from peers.lab.processes.demo import LOOPBACK
 from peers.lab.processes.local_processes import DemoPeer, start
 from protocols.daemon.hivemind_imports import dht_pb2

@@ -13,9 +13,9 @@ import pytest
 from typed import BOOTSTRAP, files_below, refused, write
 
 from peers.cli import main as cli
+from peers.config.errors import UserError
 from peers.config.peer_file import DemoOptions
 from peers.config.run_file import load_signed
-from peers.errors import UserError
 from peers.lab.processes.demo import run_demo
 
 CONFIGS = Path(__file__).parents[3] / "configs"

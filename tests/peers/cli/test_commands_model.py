@@ -9,7 +9,7 @@ import pytest
 import torch
 from typed import typing
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.state.checkpoint_file import Model
 from swarmnet.identifiers import PeerId
 from swarmnet.model.parameters import parameter_shapes

@@ -21,13 +21,13 @@ from typed import BOOTSTRAP, files_below, refused, write
 
 from peers.compute.memory_budget import all_needs, gib
 from peers.config import run_url
+from peers.config.errors import UnknownRun, UserError
 from peers.config.limits import LimitsFile
 from peers.config.peer_file import load
 from peers.config.run_file import published_text
 from peers.config.run_url import fetch_run
-from peers.errors import UnknownRun, UserError
 from peers.lab.world import virtual_time
-from peers.worker.startup_summary import machine_line, pace_of, run_line, swarm_line, traffic_line
+from peers.worker.watch.startup_summary import machine_line, pace_of, run_line, swarm_line, traffic_line
 from protocols.messages.table import PeerRecord
 from protocols.signed.identity import load as load_identity
 from protocols.signed.invites import invite_text, seal_invite

@@ -8,8 +8,8 @@ import torch
 from peers.compute.memory_budget import all_needs
 from peers.compute.stage_part import build_stage_part, computing_of, devices_of
 from peers.config.compute_file import ComputeFile
+from peers.config.errors import ConfigError, UserError
 from peers.config.peer_file import load
-from peers.errors import ConfigError, UserError
 from peers.tools.doctor.gpu_checks import as_asked
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import Computing

@@ -15,8 +15,8 @@ from peers.compute.machine_use import OtherUse
 from peers.compute.memory_budget import all_needs, allowed_bytes, graphs_that_fit
 from peers.compute.power import on_battery
 from peers.compute.process_memory import memory_bytes
+from peers.config.errors import UserError
 from peers.config.limits import LimitsFile
-from peers.errors import UserError
 from peers.worker.pause.pausing import PauseControl
 from swarmnet.resources.idleness import Idleness, IdleRules
 from swarmnet.resources.memory_estimate import DAEMON_BYTES

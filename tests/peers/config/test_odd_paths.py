@@ -9,7 +9,7 @@ from sharp_weights import LLAMA, stage_weights
 from typed import files_below, refused, write
 
 from peers.config.atomic_files import is_file, is_folder, is_there
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.runtime.state_lock import lock_state_folder
 from peers.tools.model.export import export
 

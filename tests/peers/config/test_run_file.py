@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peers.config.errors import ConfigError, UserError
 from peers.config.run_file import (
     RunFileError,
     SignedManifest,
@@ -19,7 +20,6 @@ from peers.config.run_file import (
     publish,
     published_text,
 )
-from peers.errors import ConfigError, UserError
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.run.canonical_form import MANIFEST_LIMIT, owner_statement

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm import sign, tiny_manifest
 
+from peers.config.errors import ConfigError, UserError
 from peers.config.peer_file import PeerFile, load
 from peers.config.run_file import load_manifest, published_text
 from peers.data.documents import ReadSummary, TextError, files_at, joined, text_at
@@ -23,7 +24,6 @@ from peers.data.local_text import (
     tokenizer_here,
     unservable_stages,
 )
-from peers.errors import ConfigError, UserError
 from peers.tools.doctor.stage_memory import judge_text
 from peers.worker.find_run import find_run
 from swarmnet.identifiers import PeerId

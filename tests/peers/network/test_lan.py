@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from needs import without_network
 from processes import times, until
 
+from peers.config.errors import UserError
 from peers.config.peer_file import validate_peer_file
 from peers.config.run_file import publish
 from peers.config.yaml_lines import ParsedYaml
-from peers.errors import UserError
 from peers.lab.processes.local_processes import start
 from peers.network.discovery import mdns
 from peers.network.discovery.mdns import (

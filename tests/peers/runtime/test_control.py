@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from peers.cli import control as commands
 from peers.cli.run import create_role
+from peers.config.errors import UserError
 from peers.config.peer_file import validate_peer_file
 from peers.config.yaml_lines import ParsedYaml
-from peers.errors import UserError
 from peers.process.process import Peer
 from peers.runtime import control_server
 from peers.runtime.control_client import ask

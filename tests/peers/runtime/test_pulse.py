@@ -13,7 +13,7 @@ async def test_by_how_much_the_loop_was_late_is_told_once_a_second(monkeypatch):
         now[0] += seconds + 0.25
 
     now, told = [100.0], []
-    monkeypatch.setattr("peers.worker.sampler.asyncio.sleep", late)
+    monkeypatch.setattr("peers.worker.watch.sampler.asyncio.sleep", late)
 
     def hear(seconds):
         told.append(seconds)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.runtime.state_lock import is_held, lock_state_folder, role_of
 
 

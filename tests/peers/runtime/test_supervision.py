@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from processes import QUIET, p2pd_of, times, until
 
+from peers.config.errors import UserError
 from peers.config.run_file import publish
-from peers.errors import UserError
 from peers.lab.processes.local_processes import DemoPeer, start
 from peers.process.sessions import with_ports
 from peers.runtime.supervision import (

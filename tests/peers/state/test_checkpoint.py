@@ -236,7 +236,7 @@ def test_what_a_killed_writer_leaves_is_not_taken_for_a_checkpoint(tmp_path):
 PROGRAM = """
 import resource, sys
 from pathlib import Path
-from peers.errors import UserError
+from peers.config.errors import UserError
 from test_checkpoint import write
 folder, what = Path(sys.argv[1]), sys.argv[2]
 write(folder, 1)

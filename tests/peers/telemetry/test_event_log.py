@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from one_of_each import one_of_each
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.telemetry import event_log, log_events
 from peers.telemetry.event import Unknown
 from peers.telemetry.event_log import EventLog

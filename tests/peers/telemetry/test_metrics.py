@@ -15,10 +15,10 @@ from swarm import tiny_manifest
 from watched import Watched, moved
 
 from peers.compute.gpu import GpuWatch, nvml_of
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.lab.world.virtual_time import run
-from peers.observer.swarm_metrics import SHOWN
 from peers.runtime.http_server import Exporter
+from peers.stageless.observer.swarm_metrics import SHOWN
 from peers.telemetry.metric_kinds import Declared
 from peers.telemetry.metrics import KINDS, ROLES, PeerMetrics, declared_metrics, of_role
 from peers.telemetry.reasons import REFUSALS
@@ -122,7 +122,7 @@ def test_a_name_that_may_do_without_a_unit_is_one_that_there_is_and_has_none():
 
 
 def test_one_peer_fills_the_metrics_of_all_that_it_counts(tmp_path):
-    """A wrong attribute in peers/worker/sampler.py fails here in a second; in
+    """A wrong attribute in peers/worker/watch/sampler.py fails here in a second; in
     tests/peers/worker/test_observe.py all of this, and whatever else is declared, happens to a swarm."""
     swarm = Watched(tiny_manifest((3,)))
 

@@ -74,7 +74,7 @@ def alert_expressions():
 
 def declared_series():
     """All names that a peer or an observer can have."""
-    from peers.observer.swarm_metrics import SHOWN
+    from peers.stageless.observer.swarm_metrics import SHOWN
 
     declared = [*declared_metrics(), *(shown.declared for shown in SHOWN)]
     return {

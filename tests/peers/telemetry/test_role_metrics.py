@@ -9,12 +9,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from relayed import ASKER, CIRCUIT, CONNECT, DOOR, HIDDEN, OTHER, RESERVE, Relay, accepts
 from swarm import Swarm
 
-from peers.archivist.archivist import Policy
-from peers.archivist.archivist_links import LinkContext
-from peers.archivist.sampler import ArchiveObserver
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.lab.world.virtual_time import run
 from peers.network.dht_sampler import RelayObserver
+from peers.stageless.archivist.archivist import Policy
+from peers.stageless.archivist.archivist_links import LinkContext
+from peers.stageless.archivist.sampler import ArchiveObserver
 from peers.state.archive_store import FolderStore
 from peers.state.snapshot_service import NoState, SnapshotService
 from peers.telemetry.metrics import PeerMetrics
@@ -221,7 +221,7 @@ def test_why_a_stage_was_not_archived_is_counted_by_each_of_the_reasons(tmp_path
             "not_reached": (circle.transport, "open", refusing(PeerGone("not reached"))),
             "no_agreement": (SnapshotService, "fetch", refusing(NoState("they agree on none"))),
             "not_signed": (LinkContext, "signed", lambda *_: {}),
-            "deadline": ("peers.archivist.archivist", "FETCH_SECONDS", 0.0),
+            "deadline": ("peers.stageless.archivist.archivist", "FETCH_SECONDS", 0.0),
             "index_full": ("peers.state.archive", "INDEX_LIMIT", 9),
             "not_written": (FolderStore, "write", raising(UserError("no room"))),
             "not_given_back": (FolderStore, "read", lambda *_: None),

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from swarm import Swarm, tiny_manifest
 
 from peers.telemetry.metrics import PeerMetrics
-from peers.worker.compute_sampler import ComputeTime, idle_reason
+from peers.worker.watch.compute_sampler import ComputeTime, idle_reason
 
 
 class Thread:

@@ -9,7 +9,7 @@ from peers.config.peer_file import PeerFile
 from peers.lab.world.virtual_time import run
 from peers.telemetry.event_fold import PeerTimeline
 from peers.telemetry.event_log import LogLine
-from peers.worker.upload_watch import UploadWatch, upload_words, weakest_stage
+from peers.worker.watch.upload_watch import UploadWatch, upload_words, weakest_stage
 from protocols.signed.peer_record import PeerRecord
 from protocols.signed.records import SignedRecord
 from swarmnet.resources.upload_need import UploadVerdict, needed_upload

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm import OWNER, sign, tiny_manifest
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.network.orders.order_book import OrderBook
 from peers.tools.owner.give_order import give, newest
 from protocols.dht.stored_values import key_id, stored_value, verify_value

@@ -11,7 +11,7 @@ from watched import Watched, moved
 from peers.lab.world.virtual_time import run
 from peers.worker.record_fields import claims_of
 from peers.worker.rounds.operations import ExpertChange, experts_line
-from peers.worker.sampler import BALANCE_SECONDS
+from peers.worker.watch.sampler import BALANCE_SECONDS
 from protocols.signed.identity import Identity
 from swarmnet.model.flat_layout import trained_layout
 from swarmnet.optimizer.method import method_of

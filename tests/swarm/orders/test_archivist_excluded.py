@@ -15,11 +15,11 @@ from archived import MANIFEST, SLOW, archived, trained
 from clocks import on_virtual_clock
 from swarm import OWNER, Swarm
 
-from peers.archivist.archivist import Policy
-from peers.archivist.role import ArchivistRole
+from peers.config.errors import UserError
 from peers.config.run_file import published_text
-from peers.errors import UserError
 from peers.network.orders.gatekeeper import INVITE_GRACE_SECONDS
+from peers.stageless.archivist.archivist import Policy
+from peers.stageless.archivist.role import ArchivistRole
 from peers.telemetry.metrics import PeerMetrics
 from protocols.errors import Unreachable
 from protocols.messages.table import Refuse

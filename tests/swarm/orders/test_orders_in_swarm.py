@@ -8,7 +8,7 @@ from hostile import Liar
 from owned_swarm import FOUR, OwnedSwarm, Silent
 from swarm import OWNER, nothing_is_committed_twice, shared_rounds, tiny_manifest
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from protocols.messages.table import Hello
 from protocols.signed.envelope import run_bytes
 from protocols.signed.identity import Identity

@@ -10,7 +10,7 @@ from clocks import on_virtual_clock
 from owned_swarm import OwnedSwarm, settled, six
 from swarm import shared_rounds, tiny_manifest
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import Claims
 from peers.network.discovery.height import HighestFinalizedRound

@@ -8,7 +8,7 @@ import pytest
 from clocks import on_virtual_clock
 from swarm import Swarm, tiny_manifest
 
-from peers.errors import IdentityInUse
+from peers.config.errors import IdentityInUse
 from peers.network.discovery.height import OTHER_MAY_RUN
 from protocols.signed.identity import Identity
 from protocols.signed.peer_record import PeerRecord

@@ -14,9 +14,9 @@ from clocks import on_virtual_clock
 from public_models import LLAMA, QWEN, logits, loss, save
 from swarm import Swarm, shared_rounds, tiny_manifest
 
-from peers.archivist.archivist import Policy
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.lab.world.virtual_time import run
+from peers.stageless.archivist.archivist import Policy
 from peers.state.checkpoint_file import newest
 from peers.state.start_folder import pinned, start_state
 from peers.telemetry import log_events

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from watched import Silent, Watched
 
 from peers.telemetry.metrics import PeerMetrics
-from peers.worker.sampler import WorkerSampler
+from peers.worker.watch.sampler import WorkerSampler
 from swarmnet.identifiers import PeerId
 from swarmnet.model.decoder import initial_units, parameter_shapes
 from swarmnet.model.fixed_point import to_floats

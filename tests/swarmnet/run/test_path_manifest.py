@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from peers.config.errors import ConfigError
 from peers.config.run_file import load_manifest
-from peers.errors import ConfigError
 from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import Manifest, ManifestError
 from swarmnet.run.manifest_check import check

@@ -12,8 +12,8 @@ import torch
 
 from peers.compute.stage_part import CPU, computing_of
 from peers.config.compute_file import ComputeFile
+from peers.config.errors import UserError
 from peers.data.documents import fingerprint
-from peers.errors import UserError
 from peers.lab.bench.learning.learning_report import LearningReport, MethodRow, activation_bytes, row
 from peers.lab.bench.learning.played import Play, Said, TrialSubject, player
 from peers.lab.bench.learning.rate_search import SearchResult, carried_out, plan

@@ -17,11 +17,11 @@ from random import Random
 import torch
 from torch import Tensor
 
+from peers.config.errors import UserError
 from peers.config.run_file import find_source_text
 from peers.data.documents import TextError, held_out_text, read_text, text_at
 from peers.data.tokenizer import ByteTokenizer
 from peers.data.tokens import encoded
-from peers.errors import UserError
 from peers.tools.model.evaluate import Windows, cut, labels_of, nats_of
 from peers.tools.owner.run_check import tokenizer_beside
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId

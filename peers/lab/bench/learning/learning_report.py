@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.lab.bench.learning.trials import Outcome, mean_and_spread
 from swarmnet.run.manifest import Manifest
 

@@ -19,8 +19,8 @@ import torch
 
 from peers.compute.stage_part import computing_of
 from peers.config.compute_file import ComputeFile
+from peers.config.errors import UserError
 from peers.config.run_file import load_manifest
-from peers.errors import UserError
 from peers.lab.bench.learning.ground import BenchTexts, Ground, read_texts
 from peers.lab.bench.learning.recipes import recipes
 from peers.lab.bench.learning.trials import Outcome, Trial, play

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.lab.bench.learning.ground import Ground
 from peers.lab.bench.learning.learner import Learner, MeanGradient, schedule
 from peers.lab.bench.learning.plain_demo import DECAY, KEPT, PlainDemo

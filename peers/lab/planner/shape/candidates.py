@@ -14,7 +14,7 @@ from functools import cache
 from itertools import accumulate
 from math import inf
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.lab.planner.exchange import (
     MAX_OF_A_LINE,
     Exchange,

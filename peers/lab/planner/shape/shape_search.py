@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil, inf, isinf
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.lab.planner.exchange import exchange_of, parameters_of
 from peers.lab.planner.plan import DAY, alone, plan
 from peers.lab.planner.plan_request import PlanRequest, PlanResult, SinglePeerBaseline

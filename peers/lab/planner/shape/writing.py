@@ -10,8 +10,8 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from peers.config.atomic_files import is_there, write_atomically
+from peers.config.errors import UserError
 from peers.config.yaml_lines import read
-from peers.errors import UserError
 from peers.lab.planner.plan_report import scaled
 from peers.lab.planner.shape.candidates import Shape, own_method
 from peers.lab.planner.shape.shape_report import local_steps, round_seconds, sentence, warnings

@@ -12,7 +12,7 @@ import torch
 from peers.compute.devices import device_processes as processes_module
 from peers.compute.devices.part import not_divisible, spread_part
 from peers.compute.stage_part import build_stage_part
-from peers.errors import DevicesLost, UserError
+from peers.config.errors import DevicesLost, UserError
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.stage_compute import StageError

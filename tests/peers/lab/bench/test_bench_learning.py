@@ -13,7 +13,7 @@ import torch
 from swarm import TINY_MODEL, corpus
 from typed import typing
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.lab.bench.learning import trials
 from peers.lab.bench.learning.ground import BenchTexts, Ground
 from peers.lab.bench.learning.learning_report import activation_bytes, render, row

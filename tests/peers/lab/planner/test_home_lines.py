@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.lab.planner.exchange import (
     MAX_OF_A_LINE,
     RESULT_CONTRIBUTIONS,

@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 from typed import refused
 
-from peers.errors import ConfigError, UserError
+from peers.config.errors import ConfigError, UserError
 from peers.lab.planner import planned_links as links
 from peers.lab.planner.churn import Play, Turnover, thinnest_share
 from peers.lab.planner.layout import PeerSpec, SwarmLayout, Work

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typed import refused
 
+from peers.config.errors import UserError
 from peers.config.run_file import load_manifest
-from peers.errors import UserError
 from peers.lab.planner.exchange import CARD, exchange_of, parameters_of
 from peers.lab.planner.placing import placed
 from peers.lab.planner.plan import lay_out

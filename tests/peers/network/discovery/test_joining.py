@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 from swarm import sign, tiny_manifest
 
+from peers.config.errors import UserError
 from peers.config.run_file import OtherVersion, load_signed
-from peers.errors import UserError
 from peers.lab.world import virtual_time
 from peers.network.discovery.bootstrap import PeerCache, find_manifest, join_directory
-from peers.role import Network
+from peers.process.role import Network
 from protocols.errors import Unreachable
 from swarmnet.identifiers import PeerId
 

@@ -14,11 +14,11 @@ from examined import command
 from swarm import tiny_manifest
 
 from peers.compute.memory_budget import all_needs
+from peers.config.errors import UserError
 from peers.config.peer_file import validate_peer_file
 from peers.config.yaml_lines import ParsedYaml
 from peers.data.documents import ReadSummary
 from peers.data.tokens import ShardTokens
-from peers.errors import UserError
 from peers.network.addresses import Addresses
 from peers.runtime.state_lock import is_held
 from peers.tools.doctor import gpu_checks as gpu

@@ -12,8 +12,8 @@ from sharp_weights import sharp_weights
 from torch import Tensor
 from torch.nn import functional
 
+from peers.config.errors import UserError, how_to_install
 from peers.data.tokenizer import ByteTokenizer
-from peers.errors import UserError, how_to_install
 from peers.tools.model.likelihood import ModelScorer
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole

@@ -15,7 +15,7 @@ from swarm import FOUR, TEXT, TINY_MODEL, tiny_manifest
 
 from peers.cli import main as cli
 from peers.compute.executor import FORWARD
-from peers.errors import NoAnswer
+from peers.config.errors import NoAnswer
 from peers.lab.world.virtual_time import run
 from peers.tools.model.evaluate import bits_per_byte
 from peers.tools.model.generate import generate

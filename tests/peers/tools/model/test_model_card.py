@@ -16,8 +16,8 @@ import torch
 from ruamel.yaml import YAML
 from typed import typing
 
+from peers.config.errors import how_to_install
 from peers.data.documents import held_out_text
-from peers.errors import how_to_install
 from peers.state import checkpoint_file
 from peers.telemetry import log_events
 from peers.telemetry.event_log import EventLog, parse

@@ -9,7 +9,7 @@ import pytest
 from clocks import on_virtual_clock
 from swarm import OWNER, sign, tiny_manifest
 
-from peers.errors import NoAnswer
+from peers.config.errors import NoAnswer
 from peers.network.discovery import visitor_session
 from peers.network.discovery.bootstrap import PeerCache
 from peers.network.orders.order_book import OrderBook

@@ -6,7 +6,7 @@ import pytest
 from swarm import tiny_manifest
 
 from peers.cli.course import _thousandths
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.tools.owner.round_ahead import RecordedProgress, chosen, seen
 from protocols.signed.peer_record import PeerRecord
 

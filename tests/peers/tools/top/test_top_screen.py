@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.telemetry.reasons import stuck_lines
 from peers.telemetry.snapshot import PeerRow, ShownEvent, SwarmSnapshot, as_json, complete, from_json
 from peers.tools.top import screen

@@ -10,6 +10,7 @@ import pytest
 import torch
 from swarm import TextProcess, sign, tiny_manifest
 
+from peers.config.errors import UserError
 from peers.config.peer_file import PeerFile
 from peers.data.documents import ReadSummary
 from peers.data.files import TextUnreachable
@@ -17,7 +18,6 @@ from peers.data.local_text import first_shard_here, missing_text, text_line
 from peers.data.shards import shards_of
 from peers.data.tokenizer import ByteTokenizer
 from peers.data.tokens import ShardCache
-from peers.errors import UserError
 from peers.telemetry import log_events
 from peers.worker.pipeline import text_reader
 from peers.worker.pipeline.text_reader import TextReader

@@ -13,22 +13,22 @@ from observed import NOON, Crowd, record
 from prometheus_client.parser import text_string_to_metric_families
 from swarm import TINY_MODEL, sign, tiny_manifest
 
+from peers.config.errors import UserError
 from peers.config.peer_file import PeerFile
-from peers.errors import UserError
-from peers.observer import page_json as boards
-from peers.observer.page_json import Board
-from peers.observer.pages import pages
-from peers.observer.sightings import PeerObservations
-from peers.observer.snapshot_of_records import snapshot_of
-from peers.observer.swarm_metrics import SHOWN, SwarmMetrics, document
 from peers.runtime.http_server import MAX_REQUESTS, PageServer
+from peers.stageless.observer import page_json as boards
+from peers.stageless.observer.page_json import Board
+from peers.stageless.observer.pages import pages
+from peers.stageless.observer.sightings import PeerObservations
+from peers.stageless.observer.snapshot_of_records import snapshot_of
+from peers.stageless.observer.swarm_metrics import SHOWN, SwarmMetrics, document
 from peers.telemetry.snapshot import STATES, ExpertGroup, OwnerOrdersView, Pause
 from swarmnet.run.owner_orders import OwnerOrders
 from swarmnet.run.schema import Paths
 
 SIGNED = sign(tiny_manifest((1, 1, 1)))
 PAUSED = OwnerOrdersView(OwnerOrders(int(NOON * 1e6), "why", paused=True), NOON, Pause(NOON, "why"))
-HTML = files("peers.observer").joinpath("page.html").read_text()
+HTML = files("peers.stageless.observer").joinpath("page.html").read_text()
 
 
 def pictured(*records, stages=3, answers=True):

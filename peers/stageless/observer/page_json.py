@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from peers.config.run_file import SignedManifest
-from peers.observer import order_reader as owner_orders
+from peers.stageless.observer import order_reader as owner_orders
 from peers.telemetry.snapshot import ORDERS_NOT_READ, Curve, ExpertGroup, SwarmSnapshot, as_json
 
 SHOWN_PEERS = 100

@@ -23,12 +23,12 @@ from peers.telemetry.metric_kinds import only
 from peers.telemetry.metrics import STATES, PeerMetrics
 from peers.telemetry.reasons import DEPARTURES, DROPS, REQUESTS, REROUTES
 from peers.telemetry.snapshot import SwarmSnapshot
-from peers.worker.compute_sampler import ComputeTime, idle_reason
 from peers.worker.pipeline.text_reader import coverage_of
 from peers.worker.rounds.receipt_service import summary
 from peers.worker.rounds.round_service import RoundService
-from peers.worker.snapshot_of_worker import ledger_event, snapshot_of
 from peers.worker.stage_services import StageServices
+from peers.worker.watch.compute_sampler import ComputeTime, idle_reason
+from peers.worker.watch.snapshot_of_worker import ledger_event, snapshot_of
 from peers.worker.worker import Worker
 from swarmnet.model.experts.load import Routed, busiest_ratio
 from swarmnet.model.flops import operations_per_token

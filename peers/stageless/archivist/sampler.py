@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peers.archivist.archivist import Archivist
+from peers.stageless.archivist.archivist import Archivist
 from peers.state.archive import ArchivedCheckpoint
 from peers.telemetry.counters import Growth
 from peers.telemetry.metrics import PeerMetrics

@@ -7,11 +7,11 @@ import pytest
 from observed import NOON
 from swarm import OWNER, TINY_MODEL, sign, tiny_manifest
 
-from peers.observer.order_reader import SHOWN_ENTRIES, Orders
-from peers.observer.page_json import SHOWN_SOURCES, Board
-from peers.observer.sightings import PeerObservations
-from peers.observer.snapshot_of_records import snapshot_of
-from peers.observer.swarm_metrics import SwarmMetrics
+from peers.stageless.observer.order_reader import SHOWN_ENTRIES, Orders
+from peers.stageless.observer.page_json import SHOWN_SOURCES, Board
+from peers.stageless.observer.sightings import PeerObservations
+from peers.stageless.observer.snapshot_of_records import snapshot_of
+from peers.stageless.observer.swarm_metrics import SwarmMetrics
 from peers.telemetry.snapshot import OwnerOrdersView, Pause
 from protocols.errors import Unreachable
 from protocols.signed.identity import Identity

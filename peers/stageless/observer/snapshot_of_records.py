@@ -24,7 +24,7 @@ from peers.network.discovery.record_reader import (
     usual_round,
     waits_for_weights,
 )
-from peers.observer.sightings import PeerObservation, PeerObservations
+from peers.stageless.observer.sightings import PeerObservation, PeerObservations
 from peers.telemetry.reasons import stuck_lines
 from peers.telemetry.snapshot import (
     HOLDING,

@@ -14,17 +14,17 @@ from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.bootstrap import find_manifest
 from peers.network.discovery.claims import Claims, plain_name
 from peers.network.discovery.record_reader import OBSERVER
-from peers.observer.crawler import Crawl
-from peers.observer.order_reader import Orders
-from peers.observer.page_json import Board
-from peers.observer.pages import pages
-from peers.observer.sightings import PeerObservations
-from peers.observer.snapshot_of_records import snapshot_of
-from peers.observer.steady_stage import SteadyStage
-from peers.observer.swarm_metrics import SwarmMetrics
-from peers.role import Network, Process, Role
+from peers.process.role import Network, Process, Role
 from peers.runtime.http_server import PageServer
 from peers.runtime.supervision import until_one_ends
+from peers.stageless.observer.crawler import Crawl
+from peers.stageless.observer.order_reader import Orders
+from peers.stageless.observer.page_json import Board
+from peers.stageless.observer.pages import pages
+from peers.stageless.observer.sightings import PeerObservations
+from peers.stageless.observer.snapshot_of_records import snapshot_of
+from peers.stageless.observer.steady_stage import SteadyStage
+from peers.stageless.observer.swarm_metrics import SwarmMetrics
 from peers.telemetry import log_events
 from peers.telemetry.console import StatusLine
 from peers.telemetry.snapshot import SwarmSnapshot

@@ -11,8 +11,8 @@ import contextlib
 import time
 from importlib.metadata import version
 
+from peers.config.errors import UserError
 from peers.config.run_file import SignedManifest
-from peers.errors import UserError
 from peers.network.dht_sampler import RelayObserver
 from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.bootstrap import find_manifest
@@ -21,7 +21,7 @@ from peers.network.discovery.height import HighestFinalizedRound
 from peers.network.discovery.record_reader import look
 from peers.network.orders.order_book import OrderBook
 from peers.network.orders.republish import keep
-from peers.role import Network, Process, Role
+from peers.process.role import Network, Process, Role
 from peers.telemetry import log_events
 from peers.telemetry.console import StatusLine
 from protocols.errors import WireError

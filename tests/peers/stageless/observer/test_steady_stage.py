@@ -1,6 +1,6 @@
 """The weakest stage on the page does not jump between stages that are alike."""
 
-from peers.observer.steady_stage import STEADY_SECONDS, SteadyStage
+from peers.stageless.observer.steady_stage import STEADY_SECONDS, SteadyStage
 from peers.telemetry.snapshot import StageRow, SwarmSnapshot
 
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from observed import NOON, Crowd, record
 
 from peers.network.discovery.claimed_tokens import MAX_KEPT, Contributions
-from peers.observer import sightings as rules
-from peers.observer.sightings import PeerObservations
+from peers.stageless.observer import sightings as rules
+from peers.stageless.observer.sightings import PeerObservations
 from peers.telemetry.reasons import DEPARTURES
 from peers.telemetry.snapshot import MAX_POINTS, Curve
 from protocols.signed.records import RECORD_SECONDS

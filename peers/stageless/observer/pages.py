@@ -8,9 +8,9 @@ from importlib.resources import files
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from peers.observer.page_json import Board
-from peers.observer.swarm_metrics import SwarmMetrics
 from peers.runtime.http_server import HttpResponse, Page, Probe, probed
+from peers.stageless.observer.page_json import Board
+from peers.stageless.observer.swarm_metrics import SwarmMetrics
 
 JSON = "application/json; charset=utf-8"
 ICON = b"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16" fill="#2f7d5b">
@@ -26,7 +26,7 @@ def pages(
     """Return the observer's pages by path. `board` returns the page's data, or None until the run is known.
     `targets` are addresses that `/sd` (service discovery) gives to Prometheus. `healthy` is asked for
     `/healthz`. The HTML has no data of the swarm; it fetches `/swarm.json`."""
-    html = files("peers.observer").joinpath("page.html").read_bytes()
+    html = files("peers.stageless.observer").joinpath("page.html").read_bytes()
 
     def swarm(query: Mapping[str, str]) -> HttpResponse:
         current = board()

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from peers.network.discovery.announcer import OPERATION_SECONDS
-from peers.observer.order_reader import Orders
-from peers.observer.sightings import Miss, PeerObservations
 from peers.runtime.supervision import until_one_ends
+from peers.stageless.observer.order_reader import Orders
+from peers.stageless.observer.sightings import Miss, PeerObservations
 from peers.telemetry import log_events
 from protocols.dht.directory import split_multiaddr
 from protocols.errors import Unreachable, WireError

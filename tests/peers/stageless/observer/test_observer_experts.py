@@ -7,11 +7,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from swarm import expert_manifest, sign, tiny_manifest
 
 from peers.network.discovery.expert_groups import expert_groups
-from peers.observer import page_json as boards
-from peers.observer.page_json import Board
-from peers.observer.sightings import PeerObservations
-from peers.observer.snapshot_of_records import snapshot_of
-from peers.observer.swarm_metrics import SwarmMetrics
+from peers.stageless.observer import page_json as boards
+from peers.stageless.observer.page_json import Board
+from peers.stageless.observer.sightings import PeerObservations
+from peers.stageless.observer.snapshot_of_records import snapshot_of
+from peers.stageless.observer.swarm_metrics import SwarmMetrics
 from peers.telemetry.snapshot import ExpertGroup
 
 SIGNED = sign(expert_manifest(num_experts=6, top_k=2, groups=3))

@@ -11,10 +11,6 @@ from functools import partial
 from importlib.metadata import version
 from random import Random
 
-from peers.archivist.archivist import Archivist, Policy
-from peers.archivist.archivist_links import ArchivistLinks
-from peers.archivist.sampler import ArchiveObserver
-from peers.archivist.serve import NewcomerService
 from peers.config.remote_files import retry_until_reached
 from peers.network.discovery.announcer import OPERATION_SECONDS, RecordAnnouncer
 from peers.network.discovery.bootstrap import find_manifest
@@ -23,8 +19,12 @@ from peers.network.orders.exclusion import first_look, until_excluded
 from peers.network.orders.gatekeeper import Gatekeeper
 from peers.network.orders.order_book import OrderBook
 from peers.network.orders.republish import keep_forever
-from peers.role import Network, Process, Role
+from peers.process.role import Network, Process, Role
 from peers.runtime.supervision import until_one_ends
+from peers.stageless.archivist.archivist import Archivist, Policy
+from peers.stageless.archivist.archivist_links import ArchivistLinks
+from peers.stageless.archivist.sampler import ArchiveObserver
+from peers.stageless.archivist.serve import NewcomerService
 from peers.state.archive import Archive
 from peers.state.archive_store import StoreUnreachable, open_store
 from peers.state.start_fetch import model_here

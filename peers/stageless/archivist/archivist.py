@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from peers.archivist.archivist_links import ArchivistLinks, LinkContext
-from peers.errors import UserError
+from peers.config.errors import UserError
 from peers.network.discovery.claimed_tokens import Contributions
 from peers.network.orders.order_book import OrderBook
+from peers.stageless.archivist.archivist_links import ArchivistLinks, LinkContext
 from peers.state import checkpoint_file
 from peers.state.archive import Archive, ArchivedCheckpoint, IndexFull, entry_name
 from peers.state.archive_store import ArchiveError, sha256

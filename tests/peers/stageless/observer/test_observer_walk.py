@@ -9,11 +9,11 @@ from swarm import OWNER, Swarm, tiny_manifest
 from peers.lab.world.virtual_time import run
 from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import Claims
-from peers.observer import crawler
-from peers.observer.crawler import Crawl, walk_seconds
-from peers.observer.order_reader import Orders
-from peers.observer.sightings import PeerObservations
-from peers.observer.snapshot_of_records import snapshot_of
+from peers.stageless.observer import crawler
+from peers.stageless.observer.crawler import Crawl, walk_seconds
+from peers.stageless.observer.order_reader import Orders
+from peers.stageless.observer.sightings import PeerObservations
+from peers.stageless.observer.snapshot_of_records import snapshot_of
 from protocols.signed.identity import Identity
 from protocols.signed.orders import seal_order
 from protocols.signed.peer_record import NO_STAGE

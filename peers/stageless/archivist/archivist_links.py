@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
-from peers.archivist.serve import NewcomerService
 from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.network.message_router import MessageRouter, handles
 from peers.network.orders.order_book import OrderBook
 from peers.runtime.lived_clock import Clock
+from peers.stageless.archivist.serve import NewcomerService
 from peers.state.checkpoint_file import STATEMENT_BYTES
 from peers.state.snapshot_service import SnapshotService
 from peers.telemetry import log_events

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from peers.config.errors import UserError
 from peers.config.run_file import SignedManifest
-from peers.errors import UserError
 from peers.network.ports import Admission
 from peers.runtime.timer import Timer
 from peers.state import checkpoint_file

@@ -1,0 +1,1 @@
+"""Roles without a stage: the bootstrap here, observer and archivist in folders."""

@@ -1,0 +1,1 @@
+"""What a worker shows of itself: metrics, status line, snapshot, summary at the start, and a slow upload."""
