@@ -43,11 +43,8 @@ def test_every_shard_is_trained_on_once_an_epoch_and_everybody_can_see_how_far_i
 
         def pump():
             waited.append(text.coverage())
-            if (
-                "a" in swarm.members
-                and (data := swarm.members["a"].worker.services.pipeline_service) is not None
-            ):
-                data.pump()
+            if "a" in swarm.members and (services := swarm.members["a"].worker.services) is not None:
+                services.pipeline_service.pump()
 
         text = TextReader(process=process, signed=swarm.signed, opened=pump, ended=lambda _: None)
         await text.open(frozenset())

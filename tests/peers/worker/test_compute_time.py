@@ -86,10 +86,10 @@ def test_work_that_is_told_late_makes_no_negative_time():
 )
 def test_what_it_waits_for_has_a_word(state, serving, missing, phases, reason):
     pipeline = SimpleNamespace(jobs={phase: SimpleNamespace(phase=phase) for phase in phases.split()})
-    data = SimpleNamespace(serving=serving, missing=missing, pipeline=pipeline)
+    data = SimpleNamespace(serving=serving, missing=SimpleNamespace(now=missing), pipeline=pipeline)
     worker = SimpleNamespace(state=state, services=SimpleNamespace(pipeline_service=data))
     assert idle_reason(worker) == reason
-    assert idle_reason(SimpleNamespace(state="connecting", data=None)) == "joining"
+    assert idle_reason(SimpleNamespace(state="connecting", services=None)) == "joining"
 
 
 @on_virtual_clock

@@ -129,8 +129,8 @@ def test_envelopes_of_other_runs_stages_and_kinds_and_bent_ones_are_refused_and_
 
     async def story(swarm: Swarm, liar: Liar) -> None:
         victim = swarm.members["c"].worker
-        round, me = victim.update.rounds.current, liar.identity
-        honest = next(iter(victim.update.store.stored.values())).data
+        round, me = victim.services.round_service.rounds.current, liar.identity
+        honest = next(iter(victim.services.round_service.store.stored.values())).data
         payload = honest[ENVELOPE_BYTES:]
         bent = bytearray(seal(me, swarm_run, EnvelopeKind.CONTRIBUTION, 1, round, round, payload))
         bent[-1] ^= 1
@@ -146,7 +146,7 @@ def test_envelopes_of_other_runs_stages_and_kinds_and_bent_ones_are_refused_and_
         ]
         for number, body in enumerate(bodies, 1):
             before = refusals(swarm, "c")
-            await liar.say(victim.transport.peer, Contribution(), body)
+            await liar.say(victim.context.transport.peer, Contribution(), body)
             await swarm.during(0.05)
             assert refusals(swarm, "c") > before, f"body {number} was not counted"
         assert not [
@@ -162,22 +162,26 @@ def test_envelopes_of_other_runs_stages_and_kinds_and_bent_ones_are_refused_and_
 def test_replayed_and_far_and_double_contributions_are_not_kept():
     async def story(swarm: Swarm, liar: Liar) -> None:
         victim = swarm.members["c"].worker
-        kept = [stored.data for stored in victim.update.store.stored.values()]
+        kept = [stored.data for stored in victim.services.round_service.store.stored.values()]
         for data in kept * 20:
-            await liar.say(victim.transport.peer, Contribution(), data)
-        round, chance = victim.update.rounds.current, Random(1)
-        size = victim.update.work.method.payload_bytes
+            await liar.say(victim.context.transport.peer, Contribution(), data)
+        round, chance = victim.services.round_service.rounds.current, Random(1)
+        size = victim.services.round_service.work.method.payload_bytes
         votes = [bytes(size), *(data[ENVELOPE_BYTES:] for data in kept[:3])]
         for number in range(150):
             at = round if number < 50 else round + 1000 + number
             vote = chance.choice(votes)
             data = seal(liar.identity, swarm.signed.run_id, EnvelopeKind.CONTRIBUTION, 1, at, number, vote)
-            await liar.say(victim.transport.peer, Contribution(), data)
-        before = len(victim.update.store.stored)
+            await liar.say(victim.context.transport.peer, Contribution(), data)
+        before = len(victim.services.round_service.store.stored)
         await swarm.during(1.0)
-        assert len(victim.update.store.stored) < before + 40
-        assert victim.update.outcomes["not_taken"] > 100
-        assert victim.update.outcomes.get("repeated", 0) + victim.update.outcomes.get("late", 0) > 0
+        assert len(victim.services.round_service.store.stored) < before + 40
+        assert victim.services.round_service.outcomes["not_taken"] > 100
+        assert (
+            victim.services.round_service.outcomes.get("repeated", 0)
+            + victim.services.round_service.outcomes.get("late", 0)
+            > 0
+        )
 
     play(1, story)
 
@@ -207,20 +211,20 @@ def test_names_without_end_and_records_without_end_are_not_remembered():
     async def story(swarm: Swarm, liar: Liar) -> None:
         victim, chance = swarm.members["c"].worker, Random(2)
         for at in range(20):
-            round = victim.update.rounds.current
+            round = victim.services.round_service.rounds.current
             names = [ContributionRef(round, f"p{at}-{n}", chance.randbytes(16), 100) for n in range(400)]
-            await liar.say(victim.transport.peer, Announce(names, []))
-            await liar.say(victim.transport.peer, GetManifest())
+            await liar.say(victim.context.transport.peer, Announce(names, []))
+            await liar.say(victim.context.transport.peer, GetManifest())
             for _ in range(20):
-                await liar.say(victim.transport.peer, GetChunk(bytes(32), 0))
+                await liar.say(victim.context.transport.peer, GetChunk(bytes(32), 0))
             await swarm.during(0.01)
         records = []
         for number in range(40):
             identity = Identity.from_seed(b"sybil %d" % number)
             record = PeerRecord(identity.peer_id, 1, "worker", [], 0, 0.0, "0")
             records.append(seal_record(identity, swarm.signed.run_id, record, swarm.loop.time()))
-        await liar.say(victim.transport.peer, PeerRecords(records[:20]))
-        await liar.say(victim.transport.peer, PeerRecords(records[20:]))
+        await liar.say(victim.context.transport.peer, PeerRecords(records[:20]))
+        await liar.say(victim.context.transport.peer, PeerRecords(records[20:]))
 
     play(1, story)
 
@@ -228,7 +232,7 @@ def test_names_without_end_and_records_without_end_are_not_remembered():
 def test_gradients_and_beats_that_lie_about_numbers_are_refused():
     async def story(swarm: Swarm, liar: Liar) -> None:
         victim = swarm.members["c"].worker
-        peer = victim.transport.peer
+        peer = victim.context.transport.peer
         beat = Heartbeat(1, -1, 0.0, 2, True, 8, 0.001, 0, True)
         await liar.say(peer, beat)
         await swarm.until(lambda: liar.heard["Act"] > 0, 20.0)
@@ -252,7 +256,7 @@ def test_gradients_and_beats_that_lie_about_numbers_are_refused():
         await swarm.during(0.1)
         assert refusals(swarm, "c") > before
         assert peer in NAMES
-        assert victim.neighbourhood.membership.peers[liar.identity.peer_id].stage == 2
+        assert victim.services.links.membership.peers[liar.identity.peer_id].stage == 2
 
     swarm = play(2, story)
     tokens = {note.fields["tokens"] for note in swarm.of("committed")}
@@ -263,13 +267,15 @@ def test_codes_that_a_peer_invents_do_not_become_names_of_metrics():
     async def story(swarm: Swarm, liar: Liar) -> None:
         victim = swarm.members["c"].worker
         for number in range(30):
-            await liar.say(victim.transport.peer, Heartbeat(number, -1, 0.0, 2, True, 8, 0.0001, 0, True))
+            await liar.say(
+                victim.context.transport.peer, Heartbeat(number, -1, 0.0, 2, True, 8, 0.0001, 0, True)
+            )
             await swarm.during(0.3)
             for act in [m for m in liar.messages if isinstance(m, Act)]:
                 nack = Nack(act.origin, act.counter, act.attempt, f"code{number}", "")
-                await liar.say(victim.transport.peer, nack, lane="data")
+                await liar.say(victim.context.transport.peer, nack, lane="data")
         assert liar.heard["Act"] > 0
-        assert victim.data.ledger.rerouted.get("other", 0) > 0
+        assert victim.services.pipeline_service.ledger.rerouted.get("other", 0) > 0
 
     play(2, story)
 

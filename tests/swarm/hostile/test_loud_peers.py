@@ -47,8 +47,8 @@ def play(
             swarm.start(name, at, in_flight=4)
         await swarm.until(lambda: swarm.committed(0) >= 10, 60.0)
         bad = swarm.start("bad", stage, in_flight=4).worker
-        await swarm.until(lambda: bad.data is not None, 60.0)
-        bend(bad.data.work, change)
+        await swarm.until(lambda: bad.services is not None, 60.0)
+        bend(bad.services.pipeline_service.work, change)
         await swarm.during(seconds)
         await swarm.close()
 

@@ -124,7 +124,7 @@ def play(bend: Callable, look: Callable) -> Swarm:
         await swarm.until(lambda: len(swarm.of("in_step")) == 5, 30.0)
         await swarm.until(lambda: swarm.rounds()["a"][1] > 8, 30.0)
         bad, a = swarm.members["bad"], swarm.members["a"].worker
-        draw = a.part.method.reduced.draw
+        draw = a.services.part.method.reduced.draw
         bend(bad)
         first = swarm.rounds()["a"][0] + 2
         for number in range(first, first + LOOKED_AT):

@@ -71,7 +71,8 @@ def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed(
     assert sum(losses[-20:]) / 20 < 4.6
     for name in ("a", "g"):
         assert "expert_load_imbalance_ratio" in moved(swarm.metrics[name])
-    said = claims_of(swarm.members["e"].worker)
+    served = swarm.members["e"].worker.served
+    said = claims_of(served.services, served.load())
     assert said.experts_group == swarm.of("experts_reassigned", "e")[-1].fields["group"]
     assert max(said.experts_trained) == said.settled
     assert min(said.experts_trained) > said.settled - 8, "both are trained again"

@@ -36,7 +36,7 @@ async def test_a_visitor_with_an_invite_is_answered_and_one_without_is_told_why_
         swarm.start(name, stage, in_flight=1, invite=invite).worker
         for name, stage in {"a": 0, "b": 1}.items()
     ]
-    await swarm.until(lambda: all(w.neighbourhood and w.snapshots.held for w in workers), 120.0)
+    await swarm.until(lambda: all(w.services and w.services.snapshots.held for w in workers), 120.0)
     for shown in (invite, b""):
         transport = swarm.network.transport(VISITOR)
         client = SwarmClient(

@@ -1,8 +1,9 @@
 """The fields of a record by which a peer is shown: bounded, checked when read, and never made wrong."""
 
 import re
-from dataclasses import dataclass, field
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -13,7 +14,9 @@ from swarm import sign, tiny_manifest
 
 from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import Claims, plain_name
+from peers.network.ports import HeartbeatLoad
 from peers.worker.record_fields import claims_of
+from peers.worker.rounds.no_rounds import NoRounds
 from peers.worker.settings import Settings
 from protocols.errors import Malformed
 from protocols.memory.transport import MemoryNetwork
@@ -81,33 +84,25 @@ def test_docs_wire_lists_the_fields_of_a_record_in_their_order():
     assert found.replace("\n  ", " ").split(", ") == list(PeerRecord.__struct_fields__)
 
 
-@dataclass
-class Ghost:
-    """A worker whose parts are not there yet, or are broken."""
-
-    state: str = "connecting"
-    data: object = None
-    update: object = None
-    neighbourhood: object = None
-    manifest: object = field(default_factory=tiny_manifest)
-    settings: object = None
-    part: object = None
-
-    def load(self):
-        return type("Load", (), {"service_seconds": 0.0})
-
-
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), 1e9, -1.0])
 def test_a_worker_in_trouble_makes_no_record_that_would_be_refused(loss):
+    ledger, traffic = SimpleNamespace(tokens=5), SimpleNamespace(sent=Counter(), received=Counter())
+    pipeline = SimpleNamespace(
+        losses=SimpleNamespace(mean=loss), ledger=ledger, origin=SimpleNamespace(text=None)
+    )
     settings = Settings(name="a\nb", joules=lambda: 7.5)
-    losses, ledger = type("Losses", (), {"mean": loss}), type("Ledger", (), {"tokens": 5})
-    data = type("Data", (), {"losses": losses, "ledger": ledger, "text": None})
-    part = type("Part", (), {"device": torch.device("cpu"), "kind": ""})
-    ghost = Ghost(data=data, settings=settings, part=part)
-    ghost.moving = type("Moving", (), {"moving_to": -1})
-    claims = claims_of(ghost)
+    services = SimpleNamespace(
+        context=SimpleNamespace(settings=settings, manifest=tiny_manifest()),
+        lifecycle=SimpleNamespace(state="connecting"),
+        part=SimpleNamespace(device=torch.device("cpu"), kind=""),
+        pipeline_service=pipeline,
+        round_service=NoRounds(),
+        disk=SimpleNamespace(saved=None),
+        links=SimpleNamespace(traffic=traffic),
+    )
+    claims = claims_of(services, HeartbeatLoad(0, False, 0, 0.0, 0))
     assert (claims.loss, claims.name, claims.tokens, claims.joules) == (None, "a?b", 5, 7.5)
-    assert claims_of(Ghost(settings=settings)).tokens == 0
+    assert (claims.round, claims.settled, claims.finalized_tokens) == (0, -1, None)
 
 
 async def test_presence_signs_what_is_claimed():
