@@ -11,14 +11,17 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import torch
+
 from peers.compute.devices.device_processes import Processes
+from peers.compute.devices.device_restarts import DeviceRestarts
 from peers.compute.devices.part import spread_part
 from peers.compute.executor import Compute, ThreadCompute, set_threads
 from peers.compute.gpu import GpuWatch, nvml_of
@@ -70,9 +73,6 @@ from swarmnet.identifiers import PeerId
 from swarmnet.resources.memory_estimate import Needs
 from swarmnet.run.manifest import Manifest
 
-RESTART_SECONDS = 1.0
-"""Delay before lost devices are started again; it doubles with each loss in a row."""
-LONGEST_RESTART_SECONDS = 30.0
 SAVE_SECONDS = 10.0
 """How long a new p2pd waits until the weights are on disk."""
 
@@ -88,22 +88,47 @@ async def _trim_forever() -> None:
         await asyncio.to_thread(trim)
 
 
+@dataclass(frozen=True, slots=True)
+class RunningWorker:
+    """The worker of one stage, with what belongs to it alone."""
+
+    worker: Worker
+    sampler: WorkerSampler
+    compute: Compute
+
+
+class FirstStage:
+    """The stage that a peer serves first, for what waits until it is chosen."""
+
+    def __init__(self) -> None:
+        self._stage = -1
+        self._chosen = asyncio.Event()
+
+    def serve(self, stage: int) -> None:
+        """Called with each stage that the peer begins to serve."""
+        if not self._chosen.is_set():
+            self._stage = stage
+            self._chosen.set()
+
+    async def wait(self) -> int:
+        """Return the stage once it is chosen."""
+        await self._chosen.wait()
+        return self._stage
+
+
 class WorkerRole(Role):
     """Role `worker`. Its weights outlive a session on disk and in the swarm."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
         config = process.config
-        self.device, *_ = devices_of(config.compute, device_of(config.device))
-        self.devices = self.device, *_
+        self.devices = devices_of(config.compute, device_of(config.device))
         self.computing = computing_of(config.compute, self.device)
         self.processes: Processes | None = None
         """The processes of several devices; None with one device."""
-        self._restart_seconds = RESTART_SECONDS
-        self._held_since = 0.0
-        self.worker: Worker | None = None
-        self.observer: WorkerSampler | None = None
-        self.compute: Compute | None = None
+        self._restarts = DeviceRestarts()
+        self.running: RunningWorker | None = None
+        """The worker of the stage that this peer serves now; None while it serves none."""
         self._left: Callable[[], Worker | None] = lambda: None
         """Returns the previous worker while anything still references it."""
         self.story = PeerTimeline()
@@ -117,9 +142,7 @@ class WorkerRole(Role):
         """Folder of the model that the run starts from, if this machine has it."""
         self.never: frozenset[int] = frozenset()
         """Stages that this machine cannot serve because it lacks the run's text."""
-        self._first = -1
-        self._taken = asyncio.Event()
-        """The stage that this peer serves first, and an event that is set once it does."""
+        self._first = FirstStage()
         self.began = time.monotonic()
         self.pausing = PauseControl()
         self.compute_time = ComputeTime(process.metrics.compute)
@@ -134,6 +157,16 @@ class WorkerRole(Role):
             status=self._asked_how_it_is,
             credit=self._asked_what_it_did,
         )
+
+    @property
+    def device(self) -> torch.device:
+        """The device that computes, or the first of several."""
+        return self.devices[0]
+
+    @property
+    def services(self) -> StageServices | None:
+        """The services of the stage that this peer serves now; None while it serves none."""
+        return self.running.worker.services if self.running is not None else None
 
     async def run(self, network: Network) -> None:
         """Serve the run until the peer has left it."""
@@ -177,35 +210,32 @@ class WorkerRole(Role):
         process = self.process
         records = await found(network.directory, signed, process.identity.peer_id)
         process.notify("swarm", swarm_line(records))
-        await self._taken.wait()
-        self.upload.look(signed, records, self._first)
-        await asyncio.gather(self._report_traffic(signed, records), self._watch_upload(signed, network))
+        stage = await self._first.wait()
+        self.upload.look(signed, records, stage)
+        await asyncio.gather(
+            self._report_traffic(signed, records, stage), self._watch_upload(signed, network)
+        )
 
     async def _report_traffic(
-        self, signed: SignedManifest, records: Mapping[PeerId, SignedRecord] | None
+        self, signed: SignedManifest, records: Mapping[PeerId, SignedRecord] | None, stage: int
     ) -> None:
         process, limits = self.process, self.process.config.limits
         pace = await pace_of(self._tokens, PACE_MICROBATCHES * signed.manifest.microbatch_tokens)
-        process.notify("line", traffic_line(signed.manifest, self._first, pace, records, limits))
+        process.notify("line", traffic_line(signed.manifest, stage, pace, records, limits))
 
     async def _watch_upload(self, signed: SignedManifest, network: Network) -> None:
         """Compare the upload link with what the run needs, again and again while it may be too slow."""
         while True:
             await asyncio.sleep(UPLOAD_SECONDS)
-            worker = self.worker
-            if worker is not None and worker.stage >= 0 and self.upload.is_doubted:
+            services = self.services
+            if services is not None and self.upload.is_doubted:
                 records = await found(network.directory, signed, self.process.identity.peer_id)
-                self.upload.look(signed, records, worker.stage)
+                self.upload.look(signed, records, services.stage)
 
     def _tokens(self) -> int:
         """Return the tokens that the current worker has committed."""
-        services = self._services
+        services = self.services
         return services.pipeline_service.ledger.tokens if services is not None else 0
-
-    @property
-    def _services(self) -> StageServices | None:
-        """The services of the current stage; None while the peer serves none."""
-        return self.worker.services if self.worker is not None else None
 
     # -- serving a stage ------------------------------------------------------------------------------
 
@@ -214,7 +244,6 @@ class WorkerRole(Role):
         pause was cleared early. Returns False when it is stopped or the run has ended."""
         process = self.process
         compute = self._computing()
-        self.compute = compute
         report_memory_errors(asyncio.get_running_loop(), compute.failed)
         process.pulse.fault = lambda: compute.failed.result() if compute.failed.done() else None
         text = TextReader(process=process, signed=signed, opened=self._text_opened, ended=self._reading_ended)
@@ -230,10 +259,9 @@ class WorkerRole(Role):
             notify=process.notify,
         )
         worker = Worker(context, text.open, self._part)
-        self.worker = worker
         network.dht.linked = worker.linked
         observer = self._observer(worker, network)
-        self.observer = observer
+        self.running = RunningWorker(worker, observer, compute)
         observing = asyncio.create_task(observer.run(), name="observer")
         if process.stop.is_set():
             worker.leave()
@@ -259,9 +287,7 @@ class WorkerRole(Role):
                     network.cache.write((peer, seen.addresses) for peer, seen in known if seen.reached)
             process.pulse.fault = lambda: None
             network.dht.linked = tuple  # It would keep the whole worker in memory while this peer is paused.
-            self.worker = None
-            self.observer = None
-            self.compute = None
+            self.running = None
             self._left = weakref.ref(worker)
             held = worker.stage if worker.stage >= 0 else self.stage  # Also set after its p2pd has died.
             goes_to = worker.lifecycle.goes_to
@@ -303,15 +329,12 @@ class WorkerRole(Role):
             await asyncio.to_thread(processes.close)
 
     async def _report_lost(self, lost: DevicesLost) -> None:
-        """Report lost devices and wait before the restart; each wait is longer unless the devices had worked
-        for a while."""
-        if time.monotonic() > self._held_since + LONGEST_RESTART_SECONDS:
-            self._restart_seconds = RESTART_SECONDS
-        self.process.notify("devices_lost", f"{lost}; the stage starts again in {self._restart_seconds:g} s")
+        """Report lost devices and wait before the restart."""
+        seconds = self._restarts.next_delay(time.monotonic())
+        self.process.notify("devices_lost", f"{lost}; the stage starts again in {seconds:g} s")
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._restart_seconds):
+            async with asyncio.timeout(seconds):
                 await self.process.stop.wait()
-        self._restart_seconds = min(LONGEST_RESTART_SECONDS, 2 * self._restart_seconds)
 
     async def _until_paused(self, worker: Worker, compute: Compute) -> None:
         """Run the worker until it is done. A pause makes it leave quickly; what takes longer is cut off."""
@@ -345,12 +368,10 @@ class WorkerRole(Role):
         self.process.notify(
             "machine", machine_line(every[stage], at_most, allowed, limited, self.device.type, self.computing)
         )
-        if not self._taken.is_set():
-            self._first = stage
-            self._taken.set()
+        self._first.serve(stage)
         if len(self.devices) == 1:
             return replace(build_stage_part(manifest, stage, self.device, self.computing), most_graphs=graphs)
-        self._held_since = time.monotonic()
+        self._restarts.held_since = time.monotonic()
         part, self.processes = spread_part(manifest, stage, self.devices, self.computing, config.threads)
         return replace(part, most_graphs=graphs)
 
@@ -399,12 +420,12 @@ class WorkerRole(Role):
         return self._gpu.joules if self._gpu is not None else 0.0
 
     def _text_opened(self) -> None:
-        if self._services is not None:
-            self._services.pipeline_service.pump()
+        if self.services is not None:
+            self.services.pipeline_service.pump()
 
     def _reading_ended(self, task: asyncio.Task[None]) -> None:
-        if self.worker is not None:
-            self.worker.context.task_ended(task)
+        if self.running is not None:
+            self.running.worker.context.task_ended(task)
 
     # -- pausing --------------------------------------------------------------------------------------
 
@@ -461,7 +482,7 @@ class WorkerRole(Role):
             await asyncio.gather(resting, ended, return_exceptions=True)
 
     async def _asked_how_it_is(self, _request: Request) -> dict[str, Any]:
-        snapshot, story = self.observer.snapshot if self.observer is not None else None, self.story
+        snapshot, story = self.running.sampler.snapshot if self.running is not None else None, self.story
         if snapshot is None:
             name = self.process.config.name or self.process.identity.peer_id[-6:]
             state = "paused" if self.pausing else "connecting"
@@ -487,7 +508,7 @@ class WorkerRole(Role):
         before, began = resident_bytes(), time.monotonic()
         self.pause("user")
         # Without a worker the peer has not started, and will not start while paused.
-        if self.worker is not None and not await self.pausing.rested():
+        if self.running is not None and not await self.pausing.rested():
             raise UserError("the pause was ended before it was complete: the peer joins its stage again")
         seconds = round(time.monotonic() - began, 3)
         return {**self._standing(), "seconds": seconds, "bytes_before": before, "bytes": resident_bytes()}
@@ -497,7 +518,7 @@ class WorkerRole(Role):
         return self._standing()
 
     async def _asked_to_save(self, _request: Request) -> dict[str, Any]:
-        services = self._services
+        services = self.services
         if services is None or not services.round_service.has_weights:
             raise UserError("this peer has no weights now: it is paused or has not joined its stage yet")
         await services.disk.save(services.round_service.settled_weights)
@@ -509,10 +530,11 @@ class WorkerRole(Role):
     async def _asked_what_it_did(self, _request: Request) -> dict[str, Any]:
         """Return the answer to a control request for this peer's work: its state, and the sums of its
         receipts. Raises UserError before the run is found."""
-        signed, worker, process = self.signed, self.worker, self.process
+        signed, process = self.signed, self.process
+        worker = self.running.worker if self.running is not None else None
         if signed is None:
             raise UserError("this peer has not found its run yet: no bootstrap has answered so far")
-        services = self._services
+        services = self.services
         path, me = process.config.state / FILE_NAME, process.identity.peer_id
         kept = services.receipts.kept if services is not None else read(path, signed, me)
         state = worker.state if worker is not None else self.pausing.line()
@@ -536,24 +558,24 @@ class WorkerRole(Role):
     # -- what the process asks ------------------------------------------------------------------------
 
     def not_ready(self) -> str | None:
-        if self.observer is not None and self.observer.ready:
+        if self.running is not None and self.running.sampler.ready:
             return None
         if self.pausing:
             return self.pausing.line()
-        return self.worker.state if self.worker is not None else "connecting"
+        return self.running.worker.state if self.running is not None else "connecting"
 
     def leave(self) -> bool:
-        if self.worker is None:
+        if self.running is None:
             return False
-        self.worker.leave()
+        self.running.worker.leave()
         return True
 
     def working_seconds(self) -> float:
-        return self.compute.working_seconds() if self.compute is not None else 0.0
+        return self.running.compute.working_seconds() if self.running is not None else 0.0
 
     async def save(self) -> None:
         """Save the weights although no peer can be reached, so that they need not be fetched again."""
-        services = self._services
+        services = self.services
         if services is None or not services.round_service.has_weights:
             return
         try:
