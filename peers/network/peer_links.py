@@ -288,6 +288,8 @@ class PeerLinks:
         while known is not None and known.stage != linked_stage:
             linked_stage = known.stage
             failure = await self._open_lanes(peer, linked_stage)
+            if self.membership.refuses(peer, self.clock.time()):  # It forged something meanwhile.
+                failure = "bad_signature"
             if failure:
                 self._unlink(peer, failure)
                 return
@@ -359,7 +361,7 @@ class PeerLinks:
 
     def _send_refusal(self, peer: PeerId, code: str, reason: str) -> None:
         """Record that a peer is refused. Send it the reason, and the owner's order if that excludes it."""
-        self.refused(peer, code, reason)
+        self._record_refusal(peer, code, reason)
         evidence = self.admission.evidence() if code in ("banned", "not_invited") else []
         for message in (Refuse(code, reason), *evidence):
             self._link_pool.spawn(self._one_off_replies.answer(peer, message))
@@ -408,6 +410,15 @@ class PeerLinks:
         self._handshakes.message_arrived(peer)
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
+        """Record that something was refused. If a peer sent something forged, end its links, and accept no
+        messages and links of it for a while."""
+        self._record_refusal(peer, code, reason)
+        if code == BadSignature.code and not self._closed:
+            self._greeted.pop(peer, None)
+            self._unlink(peer, code, reason)
+            self.membership.forged(peer, self.clock.time())
+
+    def _record_refusal(self, peer: PeerId, code: str, reason: str) -> None:
         self.traffic.refused[code] += 1
         self.log_event(log_events.Refused(peer=peer, code=code, reason=reason))
 
@@ -420,6 +431,8 @@ class PeerLinks:
             code, reason = "wire_version", f"I speak wire version {WIRE_VERSION}, you {hello.wire_version}"
         elif hello.run_id != run_bytes(self.run_id):
             code, reason = "wrong_run", f"this peer trains {self.run_id[:16]}"
+        elif self.membership.refuses(peer, self.clock.time()):
+            code, reason = BadSignature.code, "you sent something forged a short time ago"
         else:
             code, reason = self.admission.refusal(peer, hello.invite) or ("", "")
         if code:

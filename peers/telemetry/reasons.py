@@ -65,6 +65,7 @@ DEPARTURES = Codes("A linked peer is gone", "departures_total", {
     "connection_lost": Reason(
         "its connection broke", f"if often: {DOCTOR} on both sides", "warning"
     ),
+    "bad_signature": Reason("the signature does not match the peer, the run or the bytes", BAN, "warning"),
     "refused_us": Reason("it refused this peer", VERSION, "warning"),
     "banned": Reason("the run's owner has banned it", "`swarmnet orders RUN` shows why"),
     "not_invited": Reason("the run's owner has revoked its invite", "`swarmnet orders RUN` shows it"),
@@ -76,7 +77,7 @@ DEPARTURES = Codes("A linked peer is gone", "departures_total", {
 REFUSALS = Codes("Refused", "refused_total", {
     "malformed": Reason("bytes that no honest peer sends", f"one peer: {BAN}; many: {VERSION}", "warning"),
     "too_large": Reason("longer than the message or the run allows", VERSION, "warning"),
-    "bad_signature": Reason("the signature does not match the peer, the run or the bytes", BAN, "warning"),
+    "bad_signature": DEPARTURES["bad_signature"],
     "wrong_run": Reason("made for another run", "the sender checks `run` in its peer file"),
     "banned": Reason("the run's owner has banned it", "ask the owner; `swarmnet orders RUN` shows why"),
     "not_invited": Reason(

@@ -21,6 +21,7 @@ from swarmnet.backoff import doubled
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.address_ranges import public_ranges
 from swarmnet.membership.dial_budget import DialBudget
+from swarmnet.membership.forgers import Forgers
 from swarmnet.membership.guests import Guests
 from swarmnet.membership.overlay import (
     FULL_GROUP,
@@ -144,6 +145,7 @@ class Membership:
         self.budget = DialBudget()
         """Limits dials to strangers."""
         self.guests = Guests()
+        self._forgers = Forgers()
         self._former: dict[PeerId, float] = {}
         """Former members of the group, and when each was last heard."""
         self._left: dict[PeerId, int] = {}
@@ -338,6 +340,15 @@ class Membership:
         known.linked = known.ready = known.wants_us = False
         self.guests.left(peer)
 
+    def forged(self, peer: PeerId, now: float) -> None:
+        """Record that a peer, whose links have ended, sent something forged: it counts as gone, and is
+        refused for a while."""
+        self._forgers.forged(peer, now)
+        known = self.peers.get(peer)
+        if known is not None:
+            known.failures = max(known.failures, GONE_FAILURES)
+            self._wanted = None
+
     def left(self, peer: PeerId) -> None:
         """Record that a peer said goodbye. It is forgotten until it signs a newer record."""
         self._remember_former(peer)
@@ -354,6 +365,10 @@ class Membership:
     def has_left(self, peer: PeerId, sequence: int) -> bool:
         """Return whether a peer has said goodbye since it signed the record with that sequence."""
         return self._left.get(peer, -1) >= sequence
+
+    def refuses(self, peer: PeerId, now: float) -> bool:
+        """Return whether the links of a peer are refused, because it sent something forged."""
+        return self._forgers.refuses(peer, now)
 
     def concerns_us(self, stage: int) -> bool:
         """Return whether a stage is this peer's own, or one that microbatches come from or go to."""
@@ -493,14 +508,15 @@ class Membership:
 
     def to_dial(self, now: float) -> list[PeerId]:
         """Return the peers that may be dialled by now, without regard to the budget. They belong to this
-        stage or to an adjacent one and are not linked. Their links are needed, or they seemed gone and may
-        have returned."""
+        stage or to an adjacent one and are not linked, nor refused as forgers. Their links are needed, or
+        they seemed gone and may have returned."""
         return [
             peer
             for peer, known in self.peers.items()
             if not known.linked
             and not known.dialing
             and known.dial_at <= now
+            and not self.refuses(peer, now)
             and self.concerns_us(known.stage)
             and (known.failures >= GONE_FAILURES or self.needs(peer))
         ]

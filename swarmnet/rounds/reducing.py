@@ -115,6 +115,11 @@ class ReductionSchedule:
         """Round -> the reducers of this peer's slices whose results have arrived."""
         self._omissions: Counter[PeerId] = Counter()
         """Consecutive results of each reducer that left out this peer's slices."""
+        self._largest: Counter[int] = Counter()
+        """Round -> the most contributors that a result, as far as read, has in a shard."""
+        self._left_out: defaultdict[int, dict[PeerId, int]] = defaultdict(dict)
+        """Round -> reducers that left out slices of this peer -> the fewest contributors that their result
+        has in such a shard."""
         self._responded: defaultdict[int, set[PeerId]] = defaultdict(set)
         """Round -> the peers that have sent their slices, or a notice that they have none."""
         self._sent_slices: defaultdict[int, set[PeerId]] = defaultdict(set)
@@ -174,17 +179,34 @@ class ReductionSchedule:
     def read(self, contributor: PeerId, round: int, table: Table) -> None:
         """Record the result of the reducer `contributor` for a round. `table` lists whose slices it sums.
 
-        The reducer is avoided after `MAX_LEFT_OUT` results in a row without all slices that it was sent. What
-        is left out returns to this peer (own_contributions.py), but it costs time."""
+        The reducer is avoided after `MAX_LEFT_OUT` results in a row without all slices that it was sent. If
+        they are missing in a shard in which the result is too small to count, it is avoided at once: it left
+        out most contributors, so the cause is not that this peer was late. What is left out returns to this
+        peer (own_contributions.py), but it costs time."""
+        self._largest[round] = max(self._largest[round], *map(len, table.shards.values()))
         contribution, reducers = self._sent.get(round, (None, ()))
-        if contribution is None or contributor == self.me or contributor not in reducers:
-            return
-        sent_shards = {shard for shard, reducer in enumerate(reducers) if reducer == contributor}
-        self._results_from[round].add(contributor)
-        if table.holding(contribution) >= sent_shards:
-            del self._omissions[contributor]
-        else:
-            self._count_omission(contributor, round)
+        if contribution is not None and contributor != self.me and contributor in reducers:
+            sent_shards = {shard for shard, reducer in enumerate(reducers) if reducer == contributor}
+            self._results_from[round].add(contributor)
+            missing = sent_shards - table.holding(contribution)
+            if missing:
+                self._count_omission(contributor, round)
+                if in_result := missing & table.shards.keys():
+                    self._left_out[round][contributor] = min(len(table.shards[shard]) for shard in in_result)
+            else:
+                del self._omissions[contributor]
+        for reducer, size in self._left_out[round].items():
+            if not self._may_count(round, size):
+                self.avoid(reducer, round)
+
+    def countable(self, round: int, table: Table) -> Table:
+        """Return the shards of a result in which it may count, by the results of the round read so far."""
+        held_by_shard = table.shards.items()
+        return Table({shard: held for shard, held in held_by_shard if self._may_count(round, len(held))})
+
+    def _may_count(self, round: int, contributors: int) -> bool:
+        """Return whether a result with so many contributors in a shard may count there (`counting`)."""
+        return 2 * contributors >= self._largest[round]
 
     def _count_omission(self, contributor: PeerId, round: int) -> None:
         """Count that a reducer left out slices of this peer. After `MAX_LEFT_OUT` in a row, avoid it from
@@ -255,7 +277,10 @@ class ReductionSchedule:
             for reducer in sorted(without_result):
                 # Rounds settle about `window` rounds late, so an earlier round could not avoid it any more.
                 self._count_omission(reducer, round + self.rules.window)
-        for by_round in (self._responded, self._sent_slices, self._sum_by, self._sent, self._results_from):
+        for by_round in (
+            self._responded, self._sent_slices, self._sum_by, self._sent, self._results_from, self._largest,
+            self._left_out,
+        ):  # fmt: skip
             for round in [round for round in by_round if round <= settled]:
                 del by_round[round]
         self._summed = {round for round in self._summed if round > settled}

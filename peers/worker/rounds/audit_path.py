@@ -184,11 +184,12 @@ class AuditPath:
 
     def came(self, reference: events.Reference, result: bytes, table: Table) -> None:
         """Called with a checked result of an open round: request the slices of the shards that are drawn for
-        an audit."""
+        an audit, among those in which the result may count."""
         reducing = self.rounds.reducing
         if reducing is None or not self.rounds.in_step:
             return
-        for shard in self.audits.drawn(reference.id, table, len(reducing.members)):
+        countable = reducing.countable(reference.round, table)
+        for shard in self.audits.drawn(reference.id, countable, len(reducing.members)):
             question = self._question((reference.id, shard), reference.round, reference.peer, reference.peer)
             question.result, question.contributors = result, table.shards[shard]
             question.until += answer_seconds(len(table.shards[shard]), self._body_bytes(shard))

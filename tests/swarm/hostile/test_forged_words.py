@@ -64,6 +64,35 @@ async def test_a_forged_word_ends_the_link_of_who_passes_it_on_and_a_true_one_do
 
 
 @on_virtual_clock
+async def test_who_forged_something_is_refused_for_twice_as_long_each_time_and_still_belongs_to_the_group():
+    swarm = Swarm(tiny_manifest(stages=(1, 2)), stub=True)
+    swarm.open()
+    for name, stage in {"a": 0, "victim": 1, "c": 1}.items():
+        swarm.start(name, stage, in_flight=1)
+    await swarm.until(lambda: swarm.committed(0) >= 10, 60.0)
+    liar, victim = Liar(swarm, 1), swarm.members["victim"]
+    neighbourhood, me = victim.worker.services.links, liar.transport.peer
+    for seconds in (10.0, 20.0):
+        liar._links.clear()
+        await liar.say(victim.peer, GetState())
+        await swarm.during(0.5)
+        assert me in neighbourhood.greeted
+        assert neighbourhood.known()[me].linked
+        await liar.say(victim.peer, *WORDS["record"](swarm, bent))
+        at = swarm.loop.time()
+        while swarm.loop.time() < at + seconds - 1.0:
+            liar._links.clear()
+            await liar.say(victim.peer, GetState())  # On a fresh link.
+            await swarm.during(0.5)
+            assert me not in neighbourhood.greeted
+            assert not neighbourhood.known()[me].linked
+            assert neighbourhood.membership.is_member(me), "its votes count as before"
+        await swarm.during(1.5)
+    assert "Refuse" in liar.heard
+    await swarm.close()
+
+
+@on_virtual_clock
 async def test_a_worker_takes_no_body_of_a_stranger_and_none_that_the_run_does_not_have():
     swarm = Swarm(tiny_manifest(stages=(1, 2)), stub=True)
     swarm.open()

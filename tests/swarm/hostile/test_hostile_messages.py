@@ -140,9 +140,9 @@ def test_envelopes_of_other_runs_stages_and_kinds_and_bent_ones_are_refused_and_
             seal(me, swarm_run, EnvelopeKind.SNAPSHOT, 1, round, round, payload),
             seal(me, swarm_run, EnvelopeKind.CONTRIBUTION, 1, round, round, payload[:-1]),
             seal(me, swarm_run, EnvelopeKind.CONTRIBUTION, 1, round, round, payload + b"\0"),
-            bytes(bent),
             honest[:ENVELOPE_BYTES],
             b"",
+            bytes(bent),  # The last, since nothing more is accepted after it.
         ]
         for number, body in enumerate(bodies, 1):
             before = refusals(swarm, "c")

@@ -11,7 +11,7 @@ from swarmnet.run.schema import Rounds
 
 RULES = Rounds(contribution_timeout_seconds=4.0)
 HALF = WAIT_SHARE * RULES.contribution_timeout_seconds
-ME, A, B, C = (PeerId(name) for name in ("me", "a", "b", "c"))
+ME, A, B, C, D = (PeerId(name) for name in ("me", "a", "b", "c", "d"))
 WINDOW = RULES.window
 DRAW = Draw(b"run", 4, 3, WINDOW)
 INFINITE = float("inf")
@@ -87,6 +87,47 @@ def test_who_leaves_out_what_this_peer_sends_three_times_in_a_row_is_sent_nothin
     tells(one, 5, False)
     assert not any(A in one.reducers(number) for number in drawn)
     assert any(A in one.reducers(number) for number in range(10, 40)), "it may again"
+
+
+def made_by(peer: PeerId, round: int = 5) -> Contributor:
+    return Contributor.of(peer, ContributionId(f"{peer} {round:10}".encode()), 1)
+
+
+def result_with(*peers: PeerId, shards: tuple[int, ...] = (0, 1, 2)) -> Table:
+    return Table(dict.fromkeys(shards, frozenset(map(made_by, peers))))
+
+
+def draws_after(*results: tuple[PeerId, Table]) -> bool:
+    """Whether A still reduces for this peer in the next block, after these results of round 5, for which this
+    peer sent shard 0 to A and the others to B."""
+    one = reducing(A, B, C)
+    one.sliced(5, ContributionId(made_by(ME).contribution), (A, B, B))
+    for reducer, table in results:
+        one.read(reducer, 5, table)
+    return any(A in one.reducers(number) for number in range(6, 9))
+
+
+def test_whose_result_is_too_small_to_count_for_lack_of_others_too_is_sent_nothing_from_then_on():
+    assert draws_after(), "it has its turn in this block"
+    of_all, of_itself = (B, result_with(ME, A, B, C, D, shards=(1, 2))), (A, result_with(A))
+    assert not draws_after(of_all, of_itself)
+    assert not draws_after(of_itself, of_all), "in whatever order they come"
+    assert draws_after(of_all, (A, result_with(A, B, C))), "it counts; this peer may have been late"
+    assert draws_after(of_all, (A, result_with(ME, A))), "it added up what it was sent"
+    assert draws_after(of_all, (A, result_with(C, shards=(1,)))), "nobody's slices of shard 0 came in time"
+
+
+def test_what_is_too_small_to_count_is_known_by_the_largest_result_of_the_round():
+    one, small, large = reducing(A, B, C), result_with(A), result_with(ME, B, C, shards=(2,))
+    one.read(A, 5, small)
+    assert one.countable(5, small) == small
+    one.read(B, 5, large)
+    assert one.countable(5, small).shards == {}
+    assert one.countable(5, large) == large
+    assert one.countable(6, small) == small
+    one.forget_until(5)
+    assert not one._largest
+    assert not one._left_out
 
 
 def test_whose_result_never_comes_is_sent_nothing_for_a_while_like_who_leaves_out():

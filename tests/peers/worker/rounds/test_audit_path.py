@@ -66,7 +66,7 @@ class Looking(World):
 
     def __init__(self) -> None:
         super().__init__()
-        self.audits.drawn = lambda result, table, peers: (SHARD,)
+        self.audits.drawn = lambda result, table, peers: (SHARD,) if SHARD in table.shards else ()
 
     def codes(self) -> list[str]:
         return [note.code for note in self.notes if note.name == "audited"]
@@ -95,6 +95,17 @@ async def test_the_slices_behind_a_result_are_asked_for_and_it_stays_when_they_g
     world.answer(C, name, HONEST)
     assert world.codes() == ["agrees"]
     assert C.peer_id in world.path.rounds.rounds[0].held
+    world.path.close()
+
+
+@on_virtual_clock
+async def test_nobody_looks_into_a_result_that_is_too_small_to_count():
+    world = Looking()
+    of_three, name = result_of(C, contributors=(B, C, D))
+    world.hear(B, Contribution(), of_three)
+    world.hear(B, Contribution(), result_of(D, contributors=(D,))[0])
+    assert D.peer_id in world.path.rounds.rounds[0].held
+    assert world.asks() == [(C.peer_id, GetSlices(name, SHARD))]
     world.path.close()
 
 
