@@ -10,7 +10,8 @@ from collections.abc import Container, Mapping
 from contextlib import suppress
 
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.membership import MAX_PEERS, PeerInfo
+from swarmnet.membership.membership import MAX_PEERS
+from swarmnet.membership.peer_info import PeerInfo
 
 MAX_GREETED = MAX_PEERS
 """Maximum number of peers whose messages are accepted, visitors included. An entry takes about 200 bytes."""

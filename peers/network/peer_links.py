@@ -42,7 +42,7 @@ from protocols.signed.records import ANNOUNCE_SECONDS, SignedRecord, open_record
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.membership.address_ranges import dialable
 from swarmnet.membership.membership import MANY, SILENT_SECONDS, Membership
-from swarmnet.membership.membership import PeerInfo as KnownPeer
+from swarmnet.membership.peer_info import PeerInfo as KnownPeer
 from swarmnet.run.schema import WIRE_VERSION
 
 RECORDS_TOLD = 32
@@ -413,8 +413,8 @@ class PeerLinks:
         """Record that something was refused. If a peer sent something forged, end its links, and accept no
         messages and links of it for a while."""
         self._record_refusal(peer, code, reason)
-        if code == BadSignature.code and not self._closed:
-            self._greeted.pop(peer, None)
+        if code == BadSignature.code and not self._link_pool.closed:
+            self._handshakes.greeted.pop(peer, None)
             self._unlink(peer, code, reason)
             self.membership.forged(peer, self.clock.time())
 

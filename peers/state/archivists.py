@@ -16,7 +16,7 @@ from protocols.signed.envelope import EnvelopeKind, open_envelope
 from protocols.signed.peer_record import NO_STAGE
 from protocols.signed.records import open_record
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.membership import PeerInfo
+from swarmnet.membership.peer_info import PeerInfo
 
 ROLE = "archivist"
 MAX_ASKED = 2

@@ -55,7 +55,7 @@ from protocols.signed import msgpack_guard
 from protocols.signed.envelope import EnvelopeKind, open_envelope
 from protocols.signed.token_count import tokens_in
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.membership import PeerInfo
+from swarmnet.membership.peer_info import PeerInfo
 from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.history import START
 from swarmnet.run.manifest import Manifest

@@ -278,9 +278,14 @@ class ReductionSchedule:
                 # Rounds settle about `window` rounds late, so an earlier round could not avoid it any more.
                 self._count_omission(reducer, round + self.rules.window)
         for by_round in (
-            self._responded, self._sent_slices, self._sum_by, self._sent, self._results_from, self._largest,
+            self._responded,
+            self._sent_slices,
+            self._sum_by,
+            self._sent,
+            self._results_from,
+            self._largest,
             self._left_out,
-        ):  # fmt: skip
+        ):
             for round in [round for round in by_round if round <= settled]:
                 del by_round[round]
         self._summed = {round for round in self._summed if round > settled}

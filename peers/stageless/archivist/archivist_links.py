@@ -37,7 +37,7 @@ from protocols.ports import Directory, Link, Transport
 from protocols.signed.envelope import EnvelopeKind, open_envelope, run_bytes
 from protocols.signed.records import SignedRecord, open_record
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.membership import PeerInfo
+from swarmnet.membership.peer_info import PeerInfo
 from swarmnet.rounds.history import START
 from swarmnet.run.schema import WIRE_VERSION
 from swarmnet.snapshots.digest_votes import ROUNDS_KEPT

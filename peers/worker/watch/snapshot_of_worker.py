@@ -11,7 +11,8 @@ from peers.telemetry.reasons import stuck_lines
 from peers.telemetry.snapshot import IN_STEP, PeerRow, SwarmSnapshot, complete
 from peers.worker.stage_services import StageServices
 from peers.worker.worker import Worker
-from swarmnet.membership.membership import BEAT_SECONDS, PeerInfo
+from swarmnet.membership.membership import BEAT_SECONDS
+from swarmnet.membership.peer_info import PeerInfo
 from swarmnet.pipeline.ledger import MicrobatchLedger
 from swarmnet.placement.standstill import StagePeer, stuck_stages
 from swarmnet.rounds.group_rounds import GroupRounds

@@ -198,15 +198,16 @@ async def test_a_peer_leaves_while_its_text_is_not_there_yet():
     async def first_look(_seconds):
         leaving.set()
 
-    async def refuse_if_over(_checkpoints):
-        """The run has not ended."""
+    async def choose_stage():
+        return 0
 
     leaving, never = asyncio.Event(), asyncio.Event()
     worker = SimpleNamespace(
-        ending=SimpleNamespace(refuse_if_over=refuse_if_over),
-        _leaving=leaving,
-        settings=SimpleNamespace(stage=0, never=frozenset(), line=None, checkpoints=None),
-        orders=SimpleNamespace(first_look=first_look, read_text=never.wait),
+        context=SimpleNamespace(settings=SimpleNamespace(checkpoints=None)),
+        lifecycle=SimpleNamespace(leaving=leaving),
+        orders=SimpleNamespace(first_look=first_look, read_text=never.wait, last_round=None),
+        elsewhere=None,
+        _choose_stage=choose_stage,
     )
     await asyncio.wait_for(Worker.run(worker), 20)
 

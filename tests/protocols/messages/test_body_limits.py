@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 from clocks import on_virtual_clock
-from peers.worker.dispatch import SERVICES
 from swarm import TINY_MODEL, Swarm, tiny_manifest
 
 from peers.compute.stage_part import build_stage_part
 from peers.network.message_router import MessageRouter
 from peers.worker.inference.forward_compute import ForwardWork
+from peers.worker.served_stage import SERVICES
 from protocols.fields import RunSizes
 from protocols.messages.table import (
     Act,

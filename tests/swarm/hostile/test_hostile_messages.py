@@ -190,8 +190,10 @@ def test_two_contributions_for_one_round_told_to_two_peers_still_settle_as_one()
     async def story(swarm: Swarm, liar: Liar) -> None:
         for _ in range(5):
             workers = [swarm.members[name].worker for name in ("c", "d")]
-            payload = next(iter(workers[0].update.store.stored.values())).data[ENVELOPE_BYTES:]
-            at = workers[0].update.rounds.current
+            payload = next(iter(workers[0].services.round_service.store.stored.values())).data[
+                ENVELOPE_BYTES:
+            ]
+            at = workers[0].services.round_service.rounds.current
             for number, worker in enumerate(workers):
                 data = seal(
                     liar.identity, swarm.signed.run_id, EnvelopeKind.CONTRIBUTION, 1, at, number, payload
@@ -322,7 +324,7 @@ def test_a_peer_that_lies_about_rounds_neither_drives_the_others_on_nor_holds_th
     async def story(swarm: Swarm, liar: Liar) -> None:
         workers = [swarm.members[name].worker for name in ("c", "d")]
         honest = swarm.members["a"].worker.services.round_service.rounds
-        first, first_honest = workers[0].update.rounds.current, honest.current
+        first, first_honest = workers[0].services.round_service.rounds.current, honest.current
         commits = len(swarm.of("committed", "c", "d"))
         for number in range(100):
             for worker in workers:
@@ -331,7 +333,7 @@ def test_a_peer_that_lies_about_rounds_neither_drives_the_others_on_nor_holds_th
                     await liar.say(peer, Heartbeat(number, -1, 0.0, 1, True, 0, 0.0, 0, True))
                 await liar.say(peer, LIES[lie](worker.services.round_service.rounds))
             await swarm.during(0.1)
-        rounds = workers[0].update.rounds.current - first
+        rounds = workers[0].services.round_service.rounds.current - first
         assert len(swarm.of("committed", "c", "d")) > commits + 20, "microbatches go on"
         assert rounds <= 4 * (honest.current - first_honest) + 8, "driven on"
         assert rounds >= (honest.current - first_honest) / 8, "held back"

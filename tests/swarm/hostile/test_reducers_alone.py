@@ -77,7 +77,9 @@ def reduce_alone(member) -> None:
         path.feed(events.SlicesArrived(rounds.me, cut.round, True))
 
     path.was_cut = was_cut
-    path.take = lambda peer, round, *_: path.feed(events.SlicesArrived(peer, round, False))
+    handlers = member.worker.services.router._handlers[Slices]
+    assert list(handlers) == [type(path)]
+    handlers[type(path)] = lambda who, message, _: path.feed(events.SlicesArrived(who, message.round, False))
     others = rounds.reducing.members - {rounds.me}
     rounds.reducing.avoid = lambda peer, round: None
     honest = rounds.reducing.draw.reducers

@@ -62,12 +62,12 @@ def test_a_halved_rate_is_the_same_bits_on_all_and_others_than_without_it():
 async def test_who_hears_of_it_too_late_settles_nothing_else_and_goes_on_when_it_hears():
     swarm = six(stub=True)
     await swarm.until(lambda: settled(swarm) >= 3, 60.0)
-    deaf = swarm.members["c"].worker.served.enforcer
-    hears, deaf.message = deaf.message, lambda peer, message: None
+    deaf = swarm.members["c"].worker.orders.book
+    hears, deaf.take = deaf.take, lambda data: True
     await swarm.give(owner_orders.rate(NO_ORDER, 500, 8, ""), "a")
     await swarm.until(lambda: settled(swarm, "a", "b") >= 14, 60.0)
     assert settled(swarm, "c") == 7
-    deaf.message = hears
+    deaf.take = hears
     await swarm.give(owner_orders.pause(swarm.order, "anything"), "c")
     await swarm.give(owner_orders.resume(swarm.order, "anything"), "c")
     await swarm.until(lambda: settled(swarm) >= 20, 60.0)

@@ -50,7 +50,7 @@ def test_the_table_forgets_the_oldest_forgery_first():
 
 
 def test_a_forger_is_not_dialled_nor_counted_and_dialled_again_when_its_time_is_up():
-    membership = Membership(ME, 1, Random(1))
+    membership = Membership(me=ME, stage=1, chance=Random(1))
     for peer in (A, B):
         membership.recorded(peer, 1, "worker", ("/x",), 1, b"record", 0.0)
         membership.linked(peer, 0.0)

@@ -79,7 +79,7 @@ def test_an_older_record_without_these_fields_is_still_read():
 
 
 def test_docs_wire_lists_the_fields_of_a_record_in_their_order():
-    page = (Path(__file__).parents[3] / "docs" / "wire.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "wire.md").read_text()
     (found,) = re.findall(r'`\["peer", (peer, stage,[^\]]*)\]`', page)
     assert found.replace("\n  ", " ").split(", ") == list(PeerRecord.__struct_fields__)
 
