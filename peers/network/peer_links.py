@@ -289,7 +289,7 @@ class PeerLinks:
             linked_stage = known.stage
             failure = await self._open_lanes(peer, linked_stage)
             if self.membership.refuses(peer, self.clock.time()):  # It forged something meanwhile.
-                failure = "bad_signature"
+                failure = BadSignature.code
             if failure:
                 self._unlink(peer, failure)
                 return

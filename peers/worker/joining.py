@@ -9,7 +9,7 @@ from peers.worker.rounds.round_counts import RoundCounts
 from peers.worker.rounds.round_service import RoundObservers, RoundService
 from peers.worker.rounds.update_compute import UpdateWork
 from peers.worker.stage_services import StageServices
-from swarmnet.rounds.events import ChainSigned, FetchGroupState
+from swarmnet.rounds.events import FetchGroupState
 from swarmnet.rounds.own_contributions import OwnContributions
 from swarmnet.run.rates import Rates
 
@@ -82,6 +82,5 @@ def join_rounds(
     if former.has_weights:
         service.take_over(former)
     services.digests.took_up(weights)
-    services.digests.heard = lambda said: service.feed(ChainSigned(said.peer, said.round, said.chain))
     service.register(services.router)
     return service

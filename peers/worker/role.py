@@ -247,7 +247,7 @@ class WorkerRole(Role):
         report_memory_errors(asyncio.get_running_loop(), compute.failed)
         process.pulse.fault = lambda: compute.failed.result() if compute.failed.done() else None
         text = TextReader(process=process, signed=signed, opened=self._text_opened, ended=self._reading_ended)
-        context = WorkerContext.open(
+        context = WorkerContext(
             signed=signed,
             identity=process.identity,
             transport=network.transport,

@@ -30,6 +30,7 @@ from protocols.fields import Body
 from protocols.messages.table import GetState, Message, PeerRecords, Statements
 from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
+from swarmnet.rounds.events import ProcessSuspended
 
 SERVICES = (
     PipelineService,
@@ -151,7 +152,7 @@ class ServedStage:
         self.services.round_service.counted(peers)
 
     def on_stall(self, seconds: float) -> None:
-        self.services.round_service.on_stall(seconds)
+        self.services.round_service.feed(ProcessSuspended(seconds))
 
     def unlinked(self, peer: PeerId, reason: str, released: bool) -> None:
         services = self.services

@@ -33,8 +33,9 @@ from swarmnet.identifiers import PeerId
 from swarmnet.membership.membership import Membership
 from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.contributors import ContributorFilter
-from swarmnet.rounds.events import FetchGroupState
+from swarmnet.rounds.events import ChainSigned, FetchGroupState
 from swarmnet.run.manifest import Manifest
+from swarmnet.snapshots.digest_votes import Statement
 
 AUDITS_OF = b"swarmnet audits 1\0"
 """Signed together with the run's id, this gives a secret that is the same after a restart. It decides which
@@ -84,6 +85,7 @@ class StageServices:
             stage=stage,
             neighbourhood=self.links,
             wrong=self.resynchronise,
+            heard=self._heard_statement,
             log_event=context.log_event,
         )
         self.receipts = Receipts(
@@ -239,6 +241,9 @@ class StageServices:
         self.links.membership.worked(settled.contributors)
         self.digests.settled(settled)
         self.receipts.settled(settled)
+
+    def _heard_statement(self, said: Statement) -> None:
+        self.round_service.feed(ChainSigned(said.peer, said.round, said.chain))
 
     def _committed(self, tokens: int) -> None:
         self.lifecycle.wake()

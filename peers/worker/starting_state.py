@@ -82,12 +82,7 @@ class StateRecovery:
 
     def group(self) -> list[PeerId]:
         """Return the linked peers of the own stage."""
-        membership = self.neighbourhood.membership
-        return [
-            peer
-            for peer, known in membership.peers.items()
-            if known.stage == membership.stage and known.linked
-        ]
+        return self.neighbourhood.linked(self.neighbourhood.membership.stage)
 
     def is_trained(self) -> bool:
         """Return whether a linked peer of the own stage is in step."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from random import Random
 
 from peers.compute.executor import Compute
@@ -24,7 +24,7 @@ class WorkerContext:
     signed: SignedManifest
     identity: Identity
     transport: Transport
-    presence: RecordAnnouncer
+    directory: InitVar[Directory]
     compute: Compute
     settings: Settings
     chance: Random
@@ -33,41 +33,20 @@ class WorkerContext:
     notify: Notify
     """Prints one line for people."""
 
-    @classmethod
-    def open(
-        cls,
-        *,
-        signed: SignedManifest,
-        identity: Identity,
-        transport: Transport,
-        directory: Directory,
-        compute: Compute,
-        settings: Settings,
-        chance: Random,
-        log_event: LogEvent,
-        notify: Notify,
-    ) -> WorkerContext:
-        """Return the context of a worker that announces itself in `directory`."""
+    presence: RecordAnnouncer = field(init=False)
+    """Announces this peer in `directory`."""
+
+    def __post_init__(self, directory: Directory) -> None:
         presence = RecordAnnouncer(
-            signed=signed,
-            identity=identity,
-            transport=transport,
+            signed=self.signed,
+            identity=self.identity,
+            transport=self.transport,
             directory=directory,
-            version=settings.version,
-            log_event=log_event,
-            own_start=settings.own_start,
+            version=self.settings.version,
+            log_event=self.log_event,
+            own_start=self.settings.own_start,
         )
-        return cls(
-            signed=signed,
-            identity=identity,
-            transport=transport,
-            presence=presence,
-            compute=compute,
-            settings=settings,
-            chance=chance,
-            log_event=log_event,
-            notify=notify,
-        )
+        object.__setattr__(self, "presence", presence)  # The dataclass is frozen.
 
     @property
     def manifest(self) -> Manifest:

@@ -29,8 +29,8 @@ class UploadShare:
         self.bytes_per_second = bytes_per_second
         self._burst = BURST_SECONDS * bytes_per_second
         self._level = self._burst
-        self._at = now
         """Bytes that may be sent now; below 0 after a larger piece until its time has passed."""
+        self._at = now
         self._waiting: list[tuple[int, float, int, int]] = []
         """A heap of (turn, deadline, ticket, size)."""
         self._order = itertools.count()

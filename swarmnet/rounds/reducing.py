@@ -46,7 +46,7 @@ class SeedSearch:
         self._chain = chain
         self._asked: Counter[PeerId] = Counter()
         self._began = float("inf")
-        self._ask_at = self._began
+        self._ask_at = float("inf")
         """When the search began, and when the next request is due; infinite while nothing is missing."""
         self._is_over = False
 
@@ -67,7 +67,7 @@ class SeedSearch:
         is_seed_unknown = 0 <= self._draw.seed_round(round) < self._chain.base
         if self._is_over or not is_seed_unknown:
             self._began = float("inf")
-            self._ask_at = self._began
+            self._ask_at = float("inf")
             return None
         self._began = min(self._began, now)
         if now >= self._began + SEARCH_SECONDS:

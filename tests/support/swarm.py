@@ -257,7 +257,7 @@ class Swarm:
             return build_stage_part(manifest, stage, computing=computing)
 
         def worker(settings: Settings) -> Worker:
-            context = WorkerContext.open(
+            context = WorkerContext(
                 signed=signed or self.signed,
                 identity=identity,
                 transport=transport,

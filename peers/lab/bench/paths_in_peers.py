@@ -229,7 +229,7 @@ class TopologyRun:
 
         transport = self.network.transport(identity.peer_id)
         self._overhear(transport, number)
-        context = WorkerContext.open(
+        context = WorkerContext(
             signed=self.signed,
             identity=identity,
             transport=transport,

@@ -244,7 +244,7 @@ class World:
         async def text(_withdrawn: frozenset[bytes]) -> MicrobatchSource:
             return self.text
 
-        context = WorkerContext.open(
+        context = WorkerContext(
             signed=self.signed,
             identity=identity,
             transport=transport,

@@ -39,15 +39,18 @@ class SignedDigests:
         stage: int,
         neighbourhood: PeerLinks,
         wrong: Callable[[FetchGroupState], None],
+        heard: Callable[[Statement], None],
         log_event: log_events.LogEvent,
     ) -> None:
-        """Signs for every snapshot. `wrong` is called when the group's weights differ from this peer's."""
+        """Signs for every snapshot. `wrong` is called when the group's weights differ from this peer's, and
+        `heard` with each new statement."""
         self.identity = identity
         self.run_id = signed.run_id
         self.stage = stage
         self.every_rounds = signed.manifest.rounds.snapshot_interval
         self.neighbourhood = neighbourhood
         self.wrong = wrong
+        self.heard = heard
         self.log_event = log_event
         self.digests = SettledDigests(identity.peer_id)
         self._signed: dict[Statement, bytes] = {}
@@ -61,8 +64,6 @@ class SignedDigests:
         self._newest: dict[PeerId, dict[bool, bytes]] = {}
         """The newest statement of each peer, for any round: one on another branch (True) and one on this
         branch (False)."""
-        self.heard: Callable[[Statement], None] = lambda _: None
-        """Called with each new statement."""
 
     def settled(self, settled: RoundSettled) -> None:
         """Called when a round has settled here: sign its digest if that is due."""

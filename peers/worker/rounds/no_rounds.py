@@ -7,6 +7,7 @@ from typing import Literal
 from peers.state.snapshot_store import NOT_BEGUN, RoundProgress
 from peers.worker.rounds.round_counts import RoundCounts
 from swarmnet.identifiers import PeerId
+from swarmnet.rounds.events import Event
 from swarmnet.rounds.own_contributions import NOTHING_PAST, RestartState
 from swarmnet.run.rates import Rates
 
@@ -38,8 +39,8 @@ class NoRounds:
     def counted(self, peers: int) -> None:
         """Ignore the size of the group: `RoundService` begins with the newest."""
 
-    def on_stall(self, seconds: float) -> None:
-        """Ignore that this process was stopped: no round ran meanwhile."""
+    def feed(self, event: Event) -> None:
+        """Ignore the event: no round runs."""
 
     def committed(self, tokens: int) -> None:
         """Ignore tokens: without weights nothing was computed."""

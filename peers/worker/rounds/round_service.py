@@ -138,8 +138,8 @@ class RoundService:
         self.digest = b""
         """Digest of the newest settled weights."""
         self.tokens = weights.tokens
-        work.tokens = self.tokens
         """Tokens in all settled rounds, of all peers; None if the count before `weights` is unknown."""
+        work.tokens = weights.tokens
         self._ids: RequestBudget[tuple[PeerId, int]] = RequestBudget(ASK_SECONDS)
         self._chains: RequestBudget[PeerId] = RequestBudget(ASK_SECONDS)
         self.store = ContributionStore(neighbourhood, folder, manifest.rounds.max_seconds)
@@ -165,10 +165,6 @@ class RoundService:
     def held_experts(self) -> ExpertAssignment | None:
         """Return the experts that this peer holds and trains; None if the method divides none."""
         return self.work.method.held.holding if self.work.method.held is not None else None
-
-    def on_stall(self, seconds: float) -> None:
-        """Called when this process did not run for this many seconds."""
-        self.feed(events.ProcessSuspended(seconds))
 
     def start(self) -> None:
         self.work.publish()

@@ -300,6 +300,7 @@ def digests() -> SignedDigests:
         stage=1,
         neighbourhood=SimpleNamespace(),  # type: ignore[arg-type]
         wrong=lambda event: None,
+        heard=lambda statement: None,
         log_event=note,
     )
 

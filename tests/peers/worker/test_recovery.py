@@ -101,7 +101,14 @@ def starting(ready: bool) -> tuple[StateRecovery, Apart]:
         membership.linked(name, 0.0)
         membership.beat(name, 0, ready, 5, 0.1, 0.0)
     clock = SimpleNamespace(time=asyncio.get_running_loop().time)
-    around = SimpleNamespace(membership=membership, clock=clock, known=lambda: membership.peers)
+    around = SimpleNamespace(
+        membership=membership,
+        clock=clock,
+        known=lambda: membership.peers,
+        linked=lambda stage: [
+            peer for peer, seen in membership.peers.items() if seen.stage == stage and seen.linked
+        ],
+    )
 
     def nothing(*_, **__):
         pass
