@@ -32,6 +32,17 @@ WAYS = ("direct", "relayed", "none", "unknown")
 STATES = ("connecting", "joining", "training", "paused_by_owner", "ended", "paused", "leaving")
 """States of a worker (`Worker.state`)."""
 
+LEARNING = {
+    "train_loss":
+        "Loss, mean of the newest 100 microbatches here, nats per token.",
+    "train_learning_rate":
+        "Learning rate of the newest applied round.",
+    "train_gradient_norm":
+        "2-norm of the mean gradient in the newest own contribution, before clipping; nats per token.",
+    "train_momentum_norm":
+        "2-norm of the residual (error feedback); it should level off.",
+}  # fmt: skip
+"""Gauges of training, without a series before their first value."""
 COUNTED = {
     "finalized_tokens":
         "Tokens of all peers in all settled rounds of the stage. Only if known.",
@@ -73,20 +84,7 @@ class TrainingMetrics:
         self.tokens = declare.counter(
             "train_tokens_total", "Tokens whose gradient this process has committed."
         )
-        self.loss = declare.gauge(
-            "train_loss", "Loss, mean of the newest 100 microbatches here, nats per token."
-        )
-        self.learning_rate = declare.gauge(
-            "train_learning_rate", "Learning rate of the newest applied round."
-        )
-        self.gradient_norm = declare.gauge(
-            "train_gradient_norm",
-            "2-norm of the mean gradient in the newest own contribution, before clipping; nats per token.",
-        )
-        self.momentum_norm = declare.gauge(
-            "train_momentum_norm",
-            "2-norm of the residual (error feedback); it should level off.",
-        )
+        self.known = OptionalGauges(declare, LEARNING)
         self.last_step = declare.gauge(
             "train_last_step_timestamp_seconds", "Unix time of the newest applied round."
         )
@@ -282,6 +280,7 @@ class PeerMetrics:
 
     def show_all(self) -> None:
         """Create also the series that appear only when their value is known, for the documentation."""
+        self.training.known.show()
         self.gpu.show()
         self.peak.show()
         self.counted.show()

@@ -204,8 +204,7 @@ class WorkerSampler:
     def _shown(self, snapshot: SwarmSnapshot) -> None:
         """Update the metrics whose values `swarmnet top` shows as well."""
         rounds, growth = self.metrics.rounds, self.growth
-        if snapshot.loss is not None:
-            self.metrics.training.loss.set(snapshot.loss)
+        self.metrics.training.known.set("train_loss", snapshot.loss)
         if snapshot.round is not None and snapshot.settled is not None:
             rounds.round.set(snapshot.round)
             rounds.settled.set(snapshot.settled)
@@ -265,9 +264,8 @@ class WorkerSampler:
             self._round_service = service
             growth.forget("rounds", "applied", "contributions not finite", "updates", "votes")
         rounds, counts, training = service.rounds, service.counts, self.metrics.training
-        for gauge, norm in zip((training.gradient_norm, training.momentum_norm), counts.norms, strict=True):
-            if norm is not None:
-                gauge.set(norm)
+        for name, norm in zip(("train_gradient_norm", "train_momentum_norm"), counts.norms, strict=True):
+            training.known.set(name, norm)
         for outcome, number in asdict(counts.votes).items():
             metrics.votes(outcome).inc(growth.of("votes", number, outcome))
         for ended, count in counts.ended.items():
@@ -276,7 +274,8 @@ class WorkerSampler:
             training.last_step.set(time.time())
         if rounds.applied >= 0:
             factor = factor_of(rounds.rates, rounds.applied) / WHOLE
-            training.learning_rate.set(factor * learning_rate(services.context.manifest.sync, rounds.applied))
+            rate = factor * learning_rate(services.context.manifest.sync, rounds.applied)
+            training.known.set("train_learning_rate", rate)
         training.nonfinite("contribution").inc(growth.of("contributions not finite", counts.not_finite))
         for outcome, count in services.audits.outcomes.items():
             metrics.audits(outcome).inc(growth.of("audits", count, outcome))
