@@ -77,7 +77,8 @@ class Restoring:
 
     def _copy_newest(self, folder: Path, stage: int, layout: Layout, damaged: Collection[Path]) -> str:
         """Copy the archive's newest usable checkpoint of the stage into `folder`, unless a file there is as
-        new. Returns a message for the user. Raises ArchiveError if none is usable."""
+        new. Returns a message for the user, also if the archive has no checkpoint of the stage. Raises
+        ArchiveError if it has some and none is usable."""
         archive = Archive(open_store(self._secret_url))
         archive.open(self.signed)
         files = [file for file in checkpoint_file.files(folder, stage) if file not in damaged]

@@ -81,7 +81,9 @@ class Reporter(Protocol):
 def open_report(
     log: Literal["auto", "line", "json"], stream: TextIO, clock: Callable[[], float], name: str = ""
 ) -> Reporter:
-    """Return the report for a peer file's `log` setting. `clock` returns Unix time in seconds."""
+    """Return the report for a peer file's `log` setting: a status line for `line`, JSON lines for `json`.
+    With `auto`, it is a status line if `stream` is a terminal, else JSON. `clock` returns Unix time in
+    seconds."""
     if log == "line" or (log == "auto" and stream.isatty()):
         return LineReporter(stream, clock)
     return JsonReporter(

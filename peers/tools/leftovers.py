@@ -82,9 +82,9 @@ class Leftovers:
 
 
 def find(home: Path, units: Path, more: Sequence[Path], keys: Sequence[Path]) -> Leftovers:
-    """Find state folders below `home`, where this system keeps state, and in the folders `more`. `units`:
-    folder of the user's systemd units; `keys`: owner keys to remove. Raises UserError for a path that is not
-    what it was named as."""
+    """Find what peers wrote: the state folders below `home`, the folders `more`, and the owner keys `keys`.
+    Files of others in a state folder, units in the folder `units`, and temporary folders are listed as kept,
+    with the reason. Raises UserError if one of `more` is no state folder, or one of `keys` no owner key."""
     found = Leftovers()
     folders = [*_below(home, found), *(_named(path) for path in more)]
     folders = list(dict.fromkeys(folder.resolve() for folder in folders))

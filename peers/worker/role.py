@@ -430,7 +430,7 @@ class WorkerRole(Role):
     # -- pausing --------------------------------------------------------------------------------------
 
     def pause(self, reason: Why, text: str = "") -> None:
-        """Drop the stage soon and load none while this or another reason holds."""
+        """Drop the stage soon, and load none while this or another reason holds."""
         if reason not in self.pausing.texts:
             self.process.notify_event(
                 log_events.Pausing(f"pauses: {text or self.pausing.meaning(reason)}", reason)

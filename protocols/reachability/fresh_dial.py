@@ -105,8 +105,9 @@ async def dial(peer: PeerId, addresses: Sequence[str], program: Path = _PROGRAM)
 
 
 async def _collect(process: asyncio.subprocess.Process, task: Dial, outcomes: dict[str, DialOutcome]) -> str:
-    """Give the program its task, put each line of its output into `outcomes` as it comes, and return as text
-    why the program ended. If it fails at one address, the outcomes before that are thus kept."""
+    """Give the program its task, and put each line of its output into `outcomes` as it comes. If it fails at
+    one address, the outcomes before that are thus kept. Returns as text why no further line is read: the
+    program ended, or wrote something else."""
     assert process.stdin is not None, "it was started with a pipe"
     assert process.stdout is not None, "it was started with a pipe"
     with contextlib.suppress(OSError):

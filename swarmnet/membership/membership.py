@@ -350,9 +350,10 @@ class Membership:
         """Return the peers that this one keeps links to: neighbours in its group, some peers of adjacent
         stages, and the reducers of its slices.
 
-        Neighbours are chosen four times: among all peers, those that a reached peer knows, those that were
-        reached, and those that contributed. If records are true and links work, the choices are equal.
-        Further peers are added while no peer of the group is linked, and while none has contributed."""
+        Neighbours are chosen four times, each time from another list: all peers; those that were reached or
+        that a reached peer names; those that were reached; those that contributed, reached or not. False
+        records can fill the first lists, not all. Further peers are added while no peer of the group is
+        linked, while no linked one has taken part for `SEEK_SECONDS`, and while none has contributed."""
         if self._wanted is None:
             self._group_neighbours = frozenset()
             wanted = self._reducers

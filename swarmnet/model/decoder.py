@@ -4,8 +4,8 @@ layers.
 It has RMSNorm (arXiv:1910.07467), rotary positions (arXiv:2104.09864), grouped-query attention
 (arXiv:2305.13245) and SwiGLU (arXiv:2002.05202), optionally QK-norm (as in Qwen3) and experts
 (`experts/mixture.py`). Parameters have the names of Hugging Face, so that a checkpoint is an export.
-Embedding and head are never tied, because they are in different stages. The forward pass is a pure function
-of a mapping from names to tensors.
+Embedding and head are never tied, because they are in different stages. The forward pass is a function of a
+mapping from names to tensors, and changes nothing but the cache of keys and values, if it is given one.
 
 Matrix products use the number format of the matrices. Hidden states between layers, norms and results are
 float32.

@@ -143,8 +143,9 @@ def spread_over(needs: Needs, manifest: Manifest, devices: int, computing: Compu
 
 def _temporary_bytes(manifest: Manifest, layout: Layout, trained: Layout, work: int, on_gpu: bool) -> int:
     """Return the bytes of temporary tensors while a microbatch or a round is computed. With local steps it is
-    the largest of four: a tile, a gradient, the results of a round, and a step of Muon. `trained` is the part
-    of `layout` that this peer trains. `work` is the bytes of a weight used for computing."""
+    the largest of four: a tile (the part of a vector that is computed at once), a gradient, the results of a
+    round, and a step of Muon. A GPU takes such steps for many matrices of one shape at once. `trained` is the
+    part of `layout` that this peer trains. `work` is the bytes of a weight used for computing."""
     local_steps = manifest.sync.local_steps
     if local_steps is None:
         return layout.size * AT_WORK_BYTES

@@ -249,8 +249,8 @@ class Draw:
         return _place(self.seed, value, round // self.block_rounds, shard, peer)
 
     def reducers(self, round: int, peers: Iterable[PeerId], value: bytes) -> tuple[PeerId, ...]:
-        """Return the reducer of each shard in this round, in the order of the shards: the peer of `peers`
-        with the smallest `place` (a hash).
+        """Return the reducer of each shard, in the order of the shards: the peer of `peers` with the smallest
+        `place` (a hash). All rounds of this round's block have the same reducers.
 
         `value` is the chain value, a hash over all settled rounds, after round `seed_round(round)`."""
         known = tuple(peers)

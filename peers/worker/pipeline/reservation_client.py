@@ -423,6 +423,8 @@ class ReservationClient(NoReservations):
         self._timer.arm(now + TELL_SECONDS)
 
     def _send_load(self, peer: PeerId) -> None:
+        """Send `peer` this peer's bookings (reserved times, relative to now), its seconds per microbatch, the
+        number of microbatches that fit into its memory, and the costs of the way from here to the end."""
         load, now = truncate_bookings(self.places.load, MAX_BOOKINGS), self.clock.time()
         bookings = [Booked(b.start - now, b.release - now) for b in load.bookings]
         costs = [CostToGo(frontier, hops, seconds) for (frontier, hops), seconds in self.table.items()]
