@@ -78,7 +78,7 @@ def wrong_with(metric):
         if not (metric.kind == "gauge" and (name in UNITLESS or counts_things(name, metric.help))):
             yield (
                 f"name ends in no unit: add one ({', '.join(UNITS)}), or, for a gauge that counts things, "
-                "let the name end in them and the help begin with them (credit_tokens: 'Tokens in ...'), or "
+                "let the name end in them and the help begin with them (text_epochs: 'Epochs ...'), or "
                 "list it in UNITLESS of test_metrics.py"
             )
         elif not re.fullmatch(UNITLESS.get(name, ".*"), metric.help):
