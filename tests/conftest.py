@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -33,6 +34,13 @@ def pytest_itemcollected(item):
 def pytest_collection_modifyitems(items):
     """Long tests come first, so that at the end both processes have short ones left to share."""
     items.sort(key=lambda item: item.get_closest_marker("swarm") is None)
+
+
+def pytest_collection_finish():
+    """What is imported stays to the end. Looked through by every collection of garbage, torch alone would take
+    half of the time of the tests that measure memory."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -179,11 +179,11 @@ class Promiser(Liar):
 def test_who_promises_at_once_and_answers_nothing_is_given_no_more_than_it_has_earned():
     async def story(swarm: Swarm) -> None:
         began = swarm.committed(0)
-        await swarm.during(20.0)
+        await swarm.during(10.0)
         honest = swarm.committed(0) - began
         liar, began, most = Promiser(swarm, 1), swarm.committed(0), 0
         costs = [CostToGo(1, 1, 0.0), CostToGo(1, 2, 0.0)]
-        for number in range(200):
+        for number in range(100):
             for name in ("a", "a2"):
                 peer = swarm.members[name].peer
                 await liar.say(peer, Heartbeat(number, -1, 0.0, 1, True, 64, 0.0, 0, True))
