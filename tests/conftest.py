@@ -19,7 +19,9 @@ from web_server import WebServer
 PLAYS = {"Swarm": "swarm", "play": "peers.lab.faults.play"}
 """Who imports this name from there plays whole swarms: seconds to minutes of computing a test."""
 
-LONGEST = ("tests/peers/lab/faults/", "tests/swarm/methods/", "tests/swarm/orders/", "tests/peers/worker/pipeline/")
+LONGEST = tuple(
+    f"tests/{folder}/" for folder in ("peers/lab/faults", "swarm/methods", "swarm/orders", "peers/worker/pipeline")
+)
 """Where the longest of them stand."""
 
 EXAMPLES = int(os.environ.get("SWARMNET_EXAMPLES", "20"))
@@ -44,8 +46,8 @@ def is_long(item):
 
 
 def pytest_collection_finish():
-    """What is imported stays to the end. Looked through by every collection of garbage, torch alone would take
-    half of the time of the tests that measure memory."""
+    """What is imported stays to the end. Were it looked through by each collection of garbage, that would take
+    most of the time of the tests that measure memory."""
     gc.collect()
     gc.freeze()
 

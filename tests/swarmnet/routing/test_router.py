@@ -161,7 +161,7 @@ def test_whoever_promises_much_is_sent_no_more_than_it_has_earned():
         router.answered(A, 0.2)
     assert filled(200.0) == 6, "one at a time earns no more than one"
     for _ in range(2 * MAX_SLOTS):
-        while router.choose([A], 200.0) == A:  # Those in flight stay there, and each answer is followed by more.
+        while router.choose([A], 200.0) == A:  # What is in flight stays there.
             router.sent(A)
         router.ended(A)
         router.answered(A, 0.2)

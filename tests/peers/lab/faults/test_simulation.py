@@ -457,7 +457,8 @@ def test_schedules_hold_with_a_real_model_too():
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["all-gather", "sharded-reduce"])
 def test_schedules_hold_where_each_peer_trains_half_of_the_experts(sharded):
-    seen = play(Options(2, peers=4, stages=2, real=True, rounds=20, experts=True, sharded=sharded, seconds=25.0))
+    options = Options(2, peers=4, stages=2, real=True, rounds=20, experts=True, sharded=sharded, seconds=25.0)
+    seen = play(options)
     assert check(seen) == []
     notes = [saying(note, group=0) if note.event == "experts_reassigned" else note for note in seen.notes]
     rules = {violation.rule for violation in check(replace(seen, notes=notes))}
