@@ -19,8 +19,11 @@ from web_server import WebServer
 PLAYS = {"Swarm": "swarm", "play": "peers.lab.faults.play"}
 """Who imports this name from there plays whole swarms: seconds to minutes of computing a test."""
 
-LONGEST = tuple(
-    f"tests/{folder}/" for folder in ("peers/lab/faults", "swarm/methods", "swarm/orders", "peers/worker/pipeline")
+LONGEST = (
+    "tests/peers/lab/faults/",
+    "tests/peers/worker/pipeline/",
+    "tests/swarm/methods/",
+    "tests/swarm/orders/",
 )
 """Where the longest of them stand."""
 
@@ -46,8 +49,8 @@ def is_long(item):
 
 
 def pytest_collection_finish():
-    """What is imported stays to the end. Were it looked through by each collection of garbage, that would take
-    most of the time of the tests that measure memory."""
+    """What is imported stays to the end. To look through it at each collection of garbage would take most of
+    the time of the tests that measure memory."""
     gc.collect()
     gc.freeze()
 

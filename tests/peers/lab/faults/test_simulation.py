@@ -33,7 +33,7 @@ MOVED_SEED = 4
 FIRST_SEED, SCHEDULES = 3000, 2
 """Always the same ones: what a change breaks must be told from what was never seen before. New seeds are
 played by `scripts/test` and `scripts/soak simulate`; those that fail belong into failing_seeds.txt."""
-WITH_MOVES = (14, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (15, 205)))
+WITH_MOVES = (14, 15, 205)
 """Cheap ones. In the first a stage is lost, and peers come to it by their own decision."""
 SHARDED = (4, 7, 10)
 """Small ones, with partitions, crashes and peers that stand still."""
@@ -91,6 +91,7 @@ def test_what_failed_once_holds_now(options):
     assert check(play(options)) == []
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", WITH_MOVES)
 def test_schedules_in_which_peers_move_violate_nothing(seed):
     assert check(play(Options(seed, moves=True))) == []
@@ -455,7 +456,9 @@ def test_schedules_hold_with_a_real_model_too():
     assert rules == {"one digest soon after the last heal"}
 
 
-@pytest.mark.parametrize("sharded", [False, True], ids=["all-gather", "sharded-reduce"])
+@pytest.mark.parametrize(
+    "sharded", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["all-gather", "sharded-reduce"]
+)
 def test_schedules_hold_where_each_peer_trains_half_of_the_experts(sharded):
     options = Options(2, peers=4, stages=2, real=True, rounds=20, experts=True, sharded=sharded, seconds=25.0)
     seen = play(options)
