@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -18,6 +19,14 @@ from web_server import WebServer
 PLAYS = {"Swarm": "swarm", "play": "peers.lab.faults.play"}
 """Who imports this name from there plays whole swarms: seconds to minutes of computing a test."""
 
+LONGEST = (
+    "tests/peers/lab/faults/",
+    "tests/peers/worker/pipeline/",
+    "tests/swarm/methods/",
+    "tests/swarm/orders/",
+)
+"""Where the longest of them stand."""
+
 EXAMPLES = int(os.environ.get("SWARMNET_EXAMPLES", "20"))
 """A property is tried with so many, unless it says how many; `scripts/soak properties` tries more."""
 settings.register_profile("examples", max_examples=EXAMPLES, deadline=None)
@@ -32,7 +41,18 @@ def pytest_itemcollected(item):
 
 def pytest_collection_modifyitems(items):
     """Long tests come first, so that at the end both processes have short ones left to share."""
-    items.sort(key=lambda item: item.get_closest_marker("swarm") is None)
+    items.sort(key=lambda item: (not item.nodeid.startswith(LONGEST), not is_long(item)))
+
+
+def is_long(item):
+    return any(item.get_closest_marker(name) is not None for name in ("swarm", "slow"))
+
+
+def pytest_collection_finish():
+    """What is imported stays to the end. To look through it at each collection of garbage would take most of
+    the time of the tests that measure memory."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """The modules of the product, each read and parsed once for all rules of tests/house."""
 
 import ast
+import gc
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,13 @@ def text_of(path):
 
 @cache
 def tree_of(path):
-    return ast.parse(text_of(path))
+    """The tree of a module. It stays, and has no cycles: looking through all of them for garbage would take
+    more time than parsing does."""
+    gc.disable()
+    tree = ast.parse(text_of(path))
+    gc.freeze()
+    gc.enable()
+    return tree
 
 
 @cache

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,14 @@ def minutes_of(time):
     return 60 * int(hours or 0) + int(minutes or 0)
 
 
+@cache
+def rules_of_all_groups():
+    return [rule for group in YAML(typ="safe").load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
 def fires(folder, alert, series, minutes):
     """At which of these minutes the alert fires. `series`: promtool's values by name."""
-    rules = YAML(typ="safe").load(RULES.read_text())["groups"]
-    asked = [rule for group in rules for rule in group["rules"] if rule["alert"] == alert]
+    asked = [rule for rule in rules_of_all_groups() if rule["alert"] == alert]
     assert len(asked) == 1, alert
     (folder / "rule.yml").write_text(json.dumps({"groups": [{"name": "one", "rules": asked}]}))
     asked_for = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) or vector(0)'

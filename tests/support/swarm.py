@@ -20,6 +20,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -120,8 +121,10 @@ def tokens_of(places: Sequence[str], vocabulary: int, tokenizer: Path | None = N
     return torch.cat(list(encoded(text_at(places), read_by, lambda _done, _all: None)))
 
 
+@cache
 def corpus(tokens: int = 20_000, seed: int = 0) -> Tensor:
-    """uint8 text that can be learnt: half of it 16 frequent bytes, the rest follows from the byte before."""
+    """uint8 text that can be learnt: half of it 16 frequent bytes, the rest follows from the byte before. All
+    swarms share it, and only read it."""
     chance, text = Random(seed), [0]
     for _ in range(tokens - 1):
         frequent = chance.random() < 0.5

@@ -87,7 +87,7 @@ def test_a_killed_peer_is_missed_for_a_moment_and_a_newcomer_takes_its_place():
         assert fetched.fields["round"] >= 3
         assert fetched.fields["bytes"] == newcomer.worker.services.part.layout.size * 4
         assert not swarm.of("resync")
-        await swarm.until(lambda: settled(swarm) > FETCH_ROUNDS + 15, 60.0)
+        await swarm.until(lambda: settled(swarm) > FETCH_ROUNDS + 9, 60.0)
         served = [note for note in swarm.of("committed", "g") if note.time > killed_at]
         assert len(served) > 10, "microbatches go through the newcomer"
 

@@ -30,6 +30,7 @@ from swarmnet.run.schema import Data, Experts, ModelShape, Rounds, Sync
 from swarmnet.run.sync_methods import DEFAULT_LOCAL_METHOD, DEFAULT_METHOD, MethodName
 
 FAULT_SECONDS = 50.0
+"""Time in which faults are injected, unless the options say otherwise."""
 HEAL_SECONDS = 20.0 + DIAL_SECONDS + 1.2 * LONGEST_REDIAL_SECONDS
 """Time after the last heal until all peers of a stage are on one branch: 20 s once their links are up again.
 
@@ -63,6 +64,8 @@ class Options:
     kinds: tuple[str, ...] = ()
     real: bool = False
     rounds: int = MIN_ROUNDS
+    seconds: float = FAULT_SECONDS
+    """Time in which faults are injected; the calm comes after it."""
     faults: tuple[ScheduledFault, ...] | None = None
     """Faults of the schedule; None: drawn from the seed."""
     moves: bool = False
@@ -197,7 +200,7 @@ async def _play(options: Options, folder: Path) -> ScheduleRecord:
     for number, name in enumerate(names):
         world.start(name, number % stages)
     sampling = asyncio.create_task(_sample(world, seen))
-    await _inflict(world, faults)
+    await _inflict(world, faults, options.seconds)
     seen.healed_at = asyncio.get_running_loop().time()
     await _calm(world, seen)
     sampling.cancel()
@@ -213,7 +216,7 @@ async def _play(options: Options, folder: Path) -> ScheduleRecord:
 
 
 def _drawn(options: Options, names: Sequence[str]) -> list[ScheduledFault]:
-    return schedule(options.seed, names, FAULT_SECONDS, options.kinds, options.moves)
+    return schedule(options.seed, names, options.seconds, options.kinds, options.moves)
 
 
 def _describe_error(error: BaseException) -> str:
@@ -223,8 +226,8 @@ def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{where}"
 
 
-async def _inflict(world: World, faults: list[ScheduledFault]) -> None:
-    """Inject and heal the faults at their times, and wait until `FAULT_SECONDS` have passed."""
+async def _inflict(world: World, faults: list[ScheduledFault], seconds: float) -> None:
+    """Inject and heal the faults at their times, and wait until `seconds` have passed."""
     steps = sorted(
         [(fault.at, 0, number, fault) for number, fault in enumerate(faults)]
         + [(fault.until, 1, number, fault) for number, fault in enumerate(faults) if fault.until > fault.at],
@@ -240,7 +243,7 @@ async def _inflict(world: World, faults: list[ScheduledFault]) -> None:
         elif number in injected:
             await fault.heal(world)
             world.note("world", 0, Healed(repr(fault)))
-    await asyncio.sleep(max(0.0, FAULT_SECONDS - loop.time()))
+    await asyncio.sleep(max(0.0, seconds - loop.time()))
 
 
 async def _calm(world: World, seen: ScheduleRecord) -> None:

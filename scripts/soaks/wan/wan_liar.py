@@ -34,6 +34,8 @@ MODEL = ModelShape(
 WARM_ROUNDS = 20
 """So many settled rounds that a newcomer must fetch a snapshot: the sets of the last 16 are kept."""
 JOIN_SECONDS = 60.0
+MICROBATCH_SECONDS = 0.1
+"""At the origin: what is trained while somebody joins takes most of the computing."""
 
 
 def false_snapshots(worker, lie):
@@ -129,7 +131,7 @@ def joins(count, seed=0):
 
     async def story():
         swarm.open()
-        swarm.start("origin", 0, in_flight=1)
+        swarm.start("origin", 0, in_flight=1, compute=lambda _kind: MICROBATCH_SECONDS)
         for name in ("a", "b", "c", "liar"):
             swarm.start(name, 1)
         await swarm.until(lambda: settled(swarm, "a") >= WARM_ROUNDS, 300.0)

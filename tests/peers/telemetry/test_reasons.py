@@ -1,12 +1,13 @@
 """Every code that the program uses is in the list of reasons, and the other way round; so are the docs."""
 
 import ast
-from pathlib import Path
+from functools import cache
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 from one_of_each import one_of_each
+from syntax import MODULES, ROOT, nodes_of, tree_of
 
 from peers.telemetry import event_page, log_events, notices
 from peers.telemetry.event import event_text
@@ -17,8 +18,6 @@ from peers.telemetry.metrics import declared_metrics
 from peers.telemetry.notices import QUIET_SECONDS, NoticePrinter
 from peers.telemetry.reasons import TABLES
 
-ROOT = Path(__file__).parents[3]
-MODULES = sorted(path for name in ("swarmnet", "protocols", "peers") for path in (ROOT / name).rglob("*.py"))
 LISTED = {code for table in TABLES for code in table}
 WHERE = {
     "ComputeError": 0, "_unlink": 1, "part_from": 1, "refused": 1, "_refused": 1, "Refuse": 0, "SendNack": 3,
@@ -64,30 +63,32 @@ def constants_of(nodes):
     return found
 
 
-def scopes(tree):
-    """(nodes, the variables of the place) of every function, and of what is outside of all."""
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    outside = constants_of(tree.body)
-    bodies = [node.body for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef)]
+def scopes(path):
+    """(assignments and calls, the variables of the place) of every function, and of what is outside."""
+    found = nodes_of(path)
+    functions = [*found.get(ast.FunctionDef, ()), *found.get(ast.AsyncFunctionDef, ())]
+    outside = constants_of(tree_of(path).body)
+    bodies = [tree_of(path).body, *(node.body for node in found.get(ast.ClassDef, ()))]
     yield [node for body in bodies for node in body if isinstance(node, ast.Assign)], outside
     for function in functions:
-        nodes = list(ast.walk(function))
+        nodes = [node for node in ast.walk(function) if isinstance(node, ast.Assign | ast.Call)]
         yield nodes, {**outside, **constants_of(nodes)}
 
 
+@cache
 def used_codes():
     """Code -> where it is used: (file:line, the kind of event or None)."""
-    shared = constants_of(ast.parse((ROOT / "swarmnet/inference/inference_client.py").read_text()).body)
+    shared = constants_of(tree_of(ROOT / "swarmnet/inference/inference_client.py").body)
     used = {}
     for path in MODULES:
         name = str(path.relative_to(ROOT))
         if name in QUOTED:
             continue
-        for nodes, constants in scopes(ast.parse(path.read_text())):
+        for nodes, constants in scopes(path):
+            known = {**shared, **constants}
             for node in nodes:
-                event = event_of(node)
-                for code in codes_at(node, {**shared, **constants}) - {""}:
-                    used.setdefault(code, []).append((f"{name}:{node.lineno}", event))
+                for code in codes_at(node, known) - {""}:
+                    used.setdefault(code, []).append((f"{name}:{node.lineno}", event_of(node)))
     return used
 
 
@@ -119,17 +120,14 @@ def codes_of_call(call, constants):
     return found
 
 
-USED = used_codes()
-
-
 def test_every_code_that_is_used_is_listed():
-    assert {code: places[0][0] for code, places in USED.items() if code not in LISTED} == {}
+    assert {code: places[0][0] for code, places in used_codes().items() if code not in LISTED} == {}
 
 
 def test_every_event_with_a_code_has_a_table_that_lists_it():
     wrong = [
         (place, event, code)
-        for code, places in USED.items()
+        for code, places in used_codes().items()
         for place, event in places
         if event and code not in (event.codes or ())
     ]
@@ -141,8 +139,8 @@ def test_every_listed_code_is_used():
         node.value
         for path in MODULES
         if str(path.relative_to(ROOT)) not in QUOTED
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for node in nodes_of(path).get(ast.Constant, ())
+        if isinstance(node.value, str)
     }
     assert LISTED - strings == {"other"} - strings
 

@@ -86,6 +86,8 @@ def share_of_liar(seen: ScheduleRecord, begin: float, end: float) -> float:
 
 @pytest.mark.parametrize("seed", [1, pytest.param(3, marks=pytest.mark.soak)])
 def test_a_liar_does_not_choose_what_the_others_settle(seed):
-    seen = play(Options(seed, peers=10, stages=2, faults=(Slander(BEGINS, ENDS, LIAR),)))
+    seen = play(
+        Options(seed, peers=10, stages=2, faults=(Slander(BEGINS, ENDS, LIAR),), rounds=20, seconds=ENDS)
+    )
     assert check(seen) == [], "what all held is settled among others"
     assert 0.05 < share_of_liar(seen, BEGINS + 5.0, ENDS) < 0.4, "of five peers one"

@@ -100,6 +100,7 @@ async def test_from_the_seed_nobody_works_in_the_shadow():
 SHARDED = local_manifest(topology="sharded-reduce", shards=4)
 
 
+@pytest.mark.soak
 def test_a_swarm_with_reducers_learns_though_one_of_them_crashes_and_a_newcomer_comes():
     swarm = Swarm(SHARDED)
     told: dict[str, set[bytes]] = {}

@@ -25,35 +25,46 @@ def factors(swarm, name):
     }
 
 
-def halved(factor):
-    """Six peers, of which one is away when the order of `factor` from round 12 on is given, and another that
-    comes later. Returns what both stages weigh by round."""
-    found = []
+async def ordered(factor):
+    """Six peers, of which one is away when the order of `factor` from round 12 on is given."""
+    swarm = six()
+    await swarm.until(lambda: settled(swarm) >= 3, 60.0)
+    await swarm.leave("f")
+    await swarm.give(owner_orders.rate(NO_ORDER, factor, 12, "the loss stands still"), "a")
+    await swarm.until(lambda: settled(swarm) >= 16, 120.0)
+    return swarm
 
-    async def story():
-        swarm = six()
-        await swarm.until(lambda: settled(swarm) >= 3, 60.0)
-        await swarm.leave("f")
-        await swarm.give(owner_orders.rate(NO_ORDER, factor, 12, "the loss stands still"), "a")
-        await swarm.until(lambda: settled(swarm) >= 16, 120.0)
-        away = swarm.members["f"].worker.context.transport
-        await away.close()
-        swarm.start("f", 1)
-        swarm.start("g", 0)
-        await swarm.until(lambda: {"f", "g"} <= swarm.rounds().keys() and settled(swarm) >= 22, 120.0)
-        assert set(swarm.living()) == {"a", "b", "c", "d", "e", "f", "g"}
-        assert not swarm.of("resync")
-        await swarm.close()
-        assert shared_rounds(swarm) > 30
-        found.extend(weights(swarm, stage) for stage in (0, 1))
 
-    run(story())
-    return found
+def both_weights(swarm):
+    """What both stages weigh, by round."""
+    assert shared_rounds(swarm) > 20
+    return [weights(swarm, stage) for stage in (0, 1)]
+
+
+async def halved():
+    """The one that was away comes back later, and another comes."""
+    swarm = await ordered(WHOLE // 2)
+    away = swarm.members["f"].worker.context.transport
+    await away.close()
+    swarm.start("f", 1)
+    swarm.start("g", 0)
+    await swarm.until(lambda: {"f", "g"} <= swarm.rounds().keys() and settled(swarm) >= 22, 120.0)
+    assert set(swarm.living()) == {"a", "b", "c", "d", "e", "f", "g"}
+    assert not swarm.of("resync")
+    await swarm.close()
+    assert shared_rounds(swarm) > 30
+    return both_weights(swarm)
+
+
+async def not_halved():
+    """As far as it takes to compare."""
+    swarm = await ordered(WHOLE)
+    await swarm.close()
+    return both_weights(swarm)
 
 
 def test_a_halved_rate_is_the_same_bits_on_all_and_others_than_without_it():
-    ordered, control = halved(WHOLE // 2), halved(WHOLE)
-    for with_order, without in zip(ordered, control, strict=True):
+    for with_order, without in zip(run(halved()), run(not_halved()), strict=True):
         assert all(with_order[round] == without[round] for round in range(12))
         assert with_order[12] != without[12]
 
@@ -96,7 +107,7 @@ async def test_who_went_on_alone_with_the_old_rate_takes_up_the_history_of_the_o
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 6))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 6))]
 )
 @on_virtual_clock
 async def test_an_order_for_rounds_that_are_past_parts_nobody(seed):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from archived import SLOW
 from clocks import on_virtual_clock
 from swarm import Swarm, tiny_manifest
 
@@ -44,7 +45,7 @@ async def begin(swarm: Swarm) -> None:
     """Two peers of the first stage, one of each other; they train."""
     swarm.open()
     for name, stage in {"a": 0, "b": 0, "c": 1, "d": 2}.items():
-        swarm.start(name, stage)
+        swarm.start(name, stage, compute=SLOW)
     await swarm.until(lambda: swarm.committed(0) > 5, 60.0)
 
 
@@ -55,7 +56,7 @@ async def test_the_later_process_ends_and_the_others_go_on(stage, heard_by):
     await begin(swarm)
     other = asyncio.create_task(renew(swarm, stage, swarm.loop.time(), heard_by))
     await asyncio.sleep(5.0)
-    later = swarm.start("x", 0)
+    later = swarm.start("x", 0, compute=SLOW)
     began = swarm.loop.time()
     done, _ = await asyncio.wait([later.task], timeout=60.0)
     later.dead = True
@@ -72,7 +73,7 @@ async def test_the_later_process_ends_and_the_others_go_on(stage, heard_by):
 async def test_the_earlier_process_goes_on_and_answers_at_once():
     swarm = Swarm(tiny_manifest(), stub=True)
     await begin(swarm)
-    earlier = swarm.start("x", 0)
+    earlier = swarm.start("x", 0, compute=SLOW)
     await swarm.until(lambda: earlier.worker.state == "training", 60.0)
     other = asyncio.create_task(renew(swarm, 0, swarm.loop.time(), ""))
     before = earlier.worker.context.presence.own_start.number
@@ -87,11 +88,11 @@ async def test_the_earlier_process_goes_on_and_answers_at_once():
 async def test_a_peer_that_is_killed_and_started_again_within_a_second_goes_on():
     swarm = Swarm(tiny_manifest(), stub=True)
     await begin(swarm)
-    first = swarm.start("x", 0)
+    first = swarm.start("x", 0, compute=SLOW)
     await swarm.until(lambda: first.worker.state == "training", 60.0)
     await swarm.crash("x")
     await asyncio.sleep(0.5)
-    again = swarm.start("x", 0)
+    again = swarm.start("x", 0, compute=SLOW)
     await swarm.during(50.0)  # The directory is looked at every 10 s.
     assert again.worker.state == "training"
     await swarm.close()

@@ -22,14 +22,16 @@ def queue() -> RequestQueue[int]:
 
 
 def served_among(greedy: list[Client], honest: Client, seconds: float) -> Counter[PeerId]:
-    """Each greedy client asks four times whenever 50 ms have passed, the honest one once, 0.2 s after it was
-    declined or served; one request a tenth of a second is served."""
+    """Each greedy client fills up to four places whenever 50 ms have passed, until it is declined, as it then
+    would be again. The honest one asks once, 0.2 s after it was declined or served. One request a tenth of a
+    second is served."""
     waiting, served = queue(), Counter[PeerId]()
     for tick in range(int(seconds / 0.05)):
         now = 0.05 * tick
         for each in greedy:
             for _ in range(4 - waiting.count(each.peer)):
-                waiting.add(each, 0, 1, now)
+                if not waiting.add(each, 0, 1, now)[0]:
+                    break
         if tick % 4 == 0 and not waiting.count(honest.peer):
             waiting.add(honest, 0, 1, now)
         if tick % 2 == 0:

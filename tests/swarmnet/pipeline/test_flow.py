@@ -207,7 +207,7 @@ def test_what_autograd_keeps_is_about_what_was_foretold(features):
     assert 0.8 < sum(kept.values()) / graph_bytes(manifest, 0) < 1.25
 
 
-def committed_per_second(latency, in_flight, seconds=40.0):
+def committed_per_second(latency, in_flight, seconds=24.0):
     """Of an origin whose two peers of the last stage are `latency` seconds away, and its window at last."""
     swarm = Swarm(tiny_manifest((1, 2)), conditions=Conditions(latency_seconds=latency), stub=True)
     window = []

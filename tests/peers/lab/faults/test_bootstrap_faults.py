@@ -13,9 +13,9 @@ from swarmnet.membership.bootstrap_contacts import BootstrapContacts
 
 
 def absence(seconds: float) -> Options:
-    back = 15.0 + seconds
-    faults = (BootstrapAway(15.0, back), Join(back + 0.1, "n1"), NewcomerFinds(back + JOIN_SECONDS, "n1"))
-    return Options(1, peers=4, stages=1, faults=faults, rounds=10)
+    back = 8.0 + seconds
+    faults = (BootstrapAway(8.0, back), Join(back + 0.1, "n1"), NewcomerFinds(back + JOIN_SECONDS, "n1"))
+    return Options(1, peers=2, stages=1, faults=faults, rounds=10, seconds=8.0)
 
 
 @pytest.mark.parametrize("seconds", [pytest.param(5.0, marks=pytest.mark.soak), 65.0])

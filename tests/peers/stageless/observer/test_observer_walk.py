@@ -30,7 +30,7 @@ class Watched:
     """A swarm of two stages of two peers each, and an observer in the same world."""
 
     def __init__(self):
-        self.swarm = Swarm(tiny_manifest((1, 1)))
+        self.swarm = Swarm(tiny_manifest((1, 1)), stub=True)
         self.notes = []
 
     @asynccontextmanager

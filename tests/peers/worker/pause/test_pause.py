@@ -61,7 +61,7 @@ async def test_in_a_swarm_the_others_go_on_without_a_paused_peer_and_it_counts_a
 
 @on_virtual_clock
 async def test_whoever_was_told_goodbye_does_not_dial_though_the_directory_still_has_the_last_record():
-    swarm = Swarm(tiny_manifest(stages=(1, 2)))
+    swarm = Swarm(tiny_manifest(stages=(1, 2)), stub=True)
     swarm.open()
     first, second, last = swarm.start("a", stage=0), swarm.start("b", stage=0), swarm.start("c", stage=1)
     await swarm.until(lambda: swarm.committed(0) > 20, 60.0)

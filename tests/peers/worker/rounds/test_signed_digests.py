@@ -116,7 +116,7 @@ def test_a_peer_whose_weights_go_wrong_learns_it_and_fetches_those_of_the_others
         replica = swarm.members["b"].worker.services.round_service.work.replica
         replica._settled[5] ^= 1 << 7
         await swarm.until(lambda: swarm.of("fetched", "b"), 30.0)
-        later = settled(swarm) + 12
+        later = settled(swarm) + 8
         await swarm.until(lambda: settled(swarm) > later, 60.0)
 
     swarm = trio(story)
