@@ -26,7 +26,7 @@ from peers.worker.lifecycle import Lifecycle
 from peers.worker.rounds.round_service import RoundService
 from peers.worker.run_end import refuse_ended_run
 from peers.worker.run_orders import LoadText, RunOrders
-from peers.worker.served_stage import ServedStage
+from peers.worker.served_stage import NoStage, ServedStage
 from peers.worker.stage_moves import first_stage
 from peers.worker.stage_services import StageServices
 from peers.worker.worker_context import WorkerContext
@@ -61,8 +61,8 @@ class Worker:
         )
         self.stage = -1
         """The stage that this peer serves; -1 until it is chosen."""
-        self.served: ServedStage | None = None
-        """The stage's services and what steers them; None until the stage is chosen."""
+        self.served: ServedStage | NoStage = NoStage()
+        """The stage's services and what steers them, from the choice of the stage on."""
         self._make_part = make_part
         self._in_step_before = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -73,15 +73,15 @@ class Worker:
 
     @property
     def services(self) -> StageServices | None:
-        return self.served.services if self.served is not None else None
+        """The services of the stage; None until it is chosen."""
+        return self.served.services
 
     # -- life -----------------------------------------------------------------------------------------
 
     def leave(self, drain_seconds: float | None = None, goodbye: str = "leaving") -> None:
         """Finish current work, hand over the last contribution and say goodbye. `drain_seconds` limits how
         long that may take; None keeps the limit of the settings."""
-        if self.served is not None:
-            self.served.moving.close()  # Otherwise a pause could become a move while the peer drains.
+        self.served.stop_moving()  # Otherwise a pause could become a move while the peer drains.
         self.lifecycle.leave(drain_seconds, goodbye)
 
     async def run(self) -> None:
@@ -304,11 +304,6 @@ class Worker:
         await self.lifecycle.wait_until(service.handed_over, until)
         await services.disk.save(service.settled_weights)
 
-    async def keep_newest(self) -> None:
-        """Save the newest snapshot, which may be the only copy. Called when the settled weights are lost."""
-        if self.services is not None:
-            await self.services.disk.save_newest(self.services.snapshots)
-
     # -- what others ask ------------------------------------------------------------------------------
 
     def _may_be_empty(self) -> bool:
@@ -321,12 +316,8 @@ class Worker:
 
     def has_weights(self) -> bool:
         """Return whether this peer has joined the rounds of its stage."""
-        return self.services is not None and self.services.round_service.has_weights
+        return self.served.has_weights
 
     def linked(self) -> list[PeerId]:
         """Return the peers with open links."""
-        return self.services.linked() if self.services is not None else []
-
-    def has_company(self) -> bool:
-        """Return whether another peer of the stage has its weights, too."""
-        return self.services is None or self.services.has_company()
+        return self.served.linked_peers()
