@@ -444,9 +444,7 @@ class WorkerRole(Role):
     async def _rest(self, signed: SignedManifest, network: Network) -> None:
         """Stay paused until no reason holds."""
         process, pausing = self.process, self.pausing
-        resting = asyncio.create_task(
-            rest(process, signed, network, version("swarmnet"), pausing.line()), name="resting"
-        )
+        resting = asyncio.create_task(rest(process, signed, network, pausing.line()), name="resting")
         held = await free_until_deleted(self._left)
         pausing.resting.set()
         training = process.metrics.training

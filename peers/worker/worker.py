@@ -8,12 +8,11 @@ directory, compute and event loop that it is given: p2pd and a thread, or memory
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from peers.compute.executor import UPDATE
+from peers.compute.executor import computed
 from peers.compute.stage_part import MakePart, build_stage_part
 from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.network.discovery.discovery import met
@@ -37,8 +36,6 @@ MEET_SECONDS = 3.0
 """How long a newcomer waits for links to the peers that it knows."""
 STEP_SECONDS = 60.0
 """A peer that is not in step after this time fetches the state again."""
-
-Result = TypeVar("Result")
 
 
 class Worker:
@@ -173,23 +170,12 @@ class Worker:
         began = loop.time()
         warm_up = partial(services.part.compute.warm_up, data.micro_batch_size, data.seq_len)
         if services.part.hold is not None:
-            await self._computed(warm_up)
+            await computed(self.context.compute, warm_up)
             notify("devices", f"devices ready in {loop.time() - began:.0f} s")
             return
         notify("compiles", "compiles the layers for this GPU before it starts to train (compute.compile)")
-        await self._computed(warm_up)
+        await computed(self.context.compute, warm_up)
         notify("compiled", f"compiled the layers in {loop.time() - began:.0f} s")
-
-    async def _computed(self, work: Callable[[], Result]) -> Result:
-        """Run `work` in the compute thread and return its result."""
-        done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-
-        def deliver(result: Result, _seconds: float) -> None:
-            if not done.done():
-                done.set_result(result)
-
-        self.context.compute.submit(UPDATE, work, deliver)
-        return await done
 
     async def _meet(self, services: StageServices) -> None:
         """Find the group before deciding that there is none, so that no second branch starts. If no peer
@@ -224,7 +210,10 @@ class Worker:
         former.close()  # Devices have one replica, and queued work of the former comes first.
         make_replica = partial(part.replica, weights.units, weights.settled_round)
         on_devices = part.hold is not None
-        replica = await until_left(leaving, self._computed(make_replica)) if on_devices else make_replica()
+        if on_devices:
+            replica = await until_left(leaving, computed(self.context.compute, make_replica))
+        else:
+            replica = make_replica()
         joined = join_rounds(
             services=services,
             replica=replica,
