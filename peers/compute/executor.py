@@ -98,7 +98,6 @@ class ThreadCompute:
         return self._finished_seconds + self.working_seconds()
 
     def working_seconds(self) -> float:
-        """Return the seconds of the current work item; 0 if there is none. Any thread may call it."""
         started_at = self._started_at
         return 0.0 if started_at is None else time.perf_counter() - started_at
 
