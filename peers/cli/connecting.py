@@ -3,10 +3,12 @@ user, and errors that the user can correct."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import typer
 
@@ -15,8 +17,11 @@ from peers.config.peer_file import default_state, run_id_of
 from peers.config.quantities import bootstrap_multiaddr
 from peers.config.run_file import RunFileError, load_signed
 from peers.network.discovery.bootstrap import PeerCache
+from peers.network.discovery.visitor_session import RunConnection, visit_run
 from peers.telemetry.console import shown
-from protocols.errors import CannotStart
+from protocols.errors import CannotStart, WireError
+
+Result = TypeVar("Result")
 
 NOT_REACHED = (NoAnswer, RunFileError, CannotStart)
 """Errors that the user can correct."""
@@ -44,3 +49,19 @@ def remembered_peers(run: str, bootstraps: Sequence[str]) -> PeerCache:
     if not bootstraps and not cache.read():
         raise UserError("add --bootstrap MULTIADDR: this machine remembers no peer of that run")
     return cache
+
+
+def with_run(
+    run: str, bootstraps: Sequence[str] | None, work: Callable[[RunConnection], Awaitable[Result]]
+) -> Result:
+    """Connect to a run, and return the result of `work`. `run` is a run id or a published file. Raises
+    UserError if the run is not reached, or the directory does not answer."""
+    addresses = bootstraps or ()
+    cache = remembered_peers(run, addresses)
+
+    async def connect() -> Result:
+        async with visit_run(run, addresses, cache, notify) as connection:
+            return await work(connection)
+
+    with as_user_errors(*NOT_REACHED, WireError):
+        return asyncio.run(connect())

@@ -15,11 +15,12 @@ import typer
 
 from peers.cli.owner import Bootstraps, Key, Reason, Run, give_planned_order
 from peers.config.errors import UserError
+from swarmnet.run import owner_orders
+from swarmnet.run.owner_orders import OwnerOrders
 
 if TYPE_CHECKING:
     from peers.network.discovery.visitor_session import RunConnection
     from peers.tools.owner.round_ahead import Chosen
-    from swarmnet.run.owner_orders import OwnerOrders
 
 MAX_FACTOR_DIGITS = 20
 """Maximum digits of a factor in thousandths: an order has 64 bits."""
@@ -42,8 +43,6 @@ def rate(
     bootstrap: Bootstraps = None,
 ) -> None:
     """Multiply the run's learning rate by FACTOR from a round on, for all peers."""
-    from swarmnet.run import owner_orders
-
     thousandths = _thousandths(factor)
 
     async def prepare_rate(connection: RunConnection) -> Callable[[OwnerOrders], OwnerOrders]:
@@ -63,7 +62,6 @@ def end(
 ) -> None:
     """End a run before a round of the first stage: all peers settle and save what is open, and stop."""
     from peers.cli.run import warn
-    from swarmnet.run import owner_orders
 
     async def prepare_end(connection: RunConnection) -> Callable[[OwnerOrders], OwnerOrders]:
         """Choose the last round, warn if no archivist saves the run, and return the change of the orders."""

@@ -17,19 +17,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from peers.cli import (
-    control,
-    course,
-    doctor,
-    join,
-    lab,
-    making,
-    model,
-    owner,
-    run,
-    top,
-    uninstall,
-)
+from peers.cli import control, course, doctor, join, lab, making, model, owner, run, top, uninstall
 from peers.config.errors import ConfigError, UserError
 
 ERROR_EXIT = 2

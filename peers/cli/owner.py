@@ -19,6 +19,8 @@ import typer
 
 from peers.config.errors import UserError, as_user_errors
 from peers.config.peer_file import default_state, run_id_of
+from swarmnet.run import owner_orders
+from swarmnet.run.owner_orders import OwnerOrders
 
 if TYPE_CHECKING:
     from peers.config.run_file import SignedManifest
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from peers.tools.owner.run_facts import RunFacts
     from protocols.signed.identity import Identity
     from swarmnet.identifiers import PeerId
-    from swarmnet.run.owner_orders import OwnerOrders
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id or published run file.")]
 Bootstraps = Annotated[
@@ -42,22 +43,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def pause(run: Run, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
     """Pause the run: peers finish current work and start nothing new until `resume`."""
-    from swarmnet.run import owner_orders
-
     _give_order(run, key, bootstrap, lambda orders: owner_orders.pause(orders, reason))
 
 
 def resume(run: Run, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
     """Resume a paused run."""
-    from swarmnet.run import owner_orders
-
     _give_order(run, key, bootstrap, lambda orders: owner_orders.resume(orders, reason))
 
 
 def checkpoint(run: Run, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
     """Let all peers write their newest settled weights to disk."""
-    from swarmnet.run import owner_orders
-
     _give_order(run, key, bootstrap, lambda orders: owner_orders.checkpoint(orders, reason))
 
 
@@ -66,16 +61,12 @@ Peer = Annotated[str, typer.Argument(metavar="PEER", help="Peer id, 12D3Koo...")
 
 def ban(run: Run, peer: Peer, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
     """Ban a peer: all peers close their links to it."""
-    from swarmnet.run import owner_orders
-
     banned = _parse_peer_id(peer)
     _give_order(run, key, bootstrap, lambda orders: owner_orders.ban(orders, banned, reason))
 
 
 def unban(run: Run, peer: Peer, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
     """Lift the ban of a peer."""
-    from swarmnet.run import owner_orders
-
     banned = _parse_peer_id(peer)
     _give_order(run, key, bootstrap, lambda orders: owner_orders.unban(orders, banned, reason))
 
@@ -90,8 +81,6 @@ def withdraw(
     bootstrap: Bootstraps = None,
 ) -> None:
     """Exclude a document from the training text from now on."""
-    from swarmnet.run import owner_orders
-
     _give_order(run, key, bootstrap, lambda orders: owner_orders.withdraw(orders, document.lower(), reason))
 
 
@@ -103,8 +92,6 @@ def revoke(
     bootstrap: Bootstraps = None,
 ) -> None:
     """Revoke an invite, and disconnect peers that joined with it."""
-    from swarmnet.run import owner_orders
-
     _give_order(run, key, bootstrap, lambda orders: owner_orders.revoke(orders, invite.lower(), reason))
 
 
@@ -143,26 +130,20 @@ def give_planned_order(
 ) -> None:
     """Sign and send an order that may depend on the progress of the run. `planned` receives the connection to
     the run and returns a function from the orders in force to the new ones. Raises UserError."""
-    from peers.cli.connecting import NOT_REACHED, notify, remembered_peers
-    from peers.network.discovery.visitor_session import visit_run
+    from peers.cli.connecting import notify, with_run
     from peers.tools.owner.give_order import check_owner, give, newest
-    from protocols.errors import WireError
-    from swarmnet.run.owner_orders import describe_changes
 
     path, identity = _load_owner_key(key)
-    bootstraps = bootstrap or []
-    cache = remembered_peers(run, bootstraps)
 
-    async def connect_and_order() -> None:
+    async def send_order(connection: RunConnection) -> None:
         """Send the order, print what it changes, and raise UserError if nothing has stored it."""
-        async with visit_run(run, bootstraps, cache, notify) as connection:
-            check_owner(connection.signed, identity, path)
-            saved_orders = _state_home() / "orders" / f"{connection.signed.run_id[:16]}.bin"
-            change = await planned(connection)
-            # The newest orders of the directory and of this machine, which saves all that it has given.
-            in_force = await newest(connection, saved_orders, notify)
-            given = await give(connection, identity, in_force, change)
-        for line in describe_changes(given.before, given.order.order):
+        check_owner(connection.signed, identity, path)
+        saved_orders = _state_home() / "orders" / f"{connection.signed.run_id[:16]}.bin"
+        change = await planned(connection)
+        # The newest orders of the directory and of this machine, which saves all that it has given.
+        in_force = await newest(connection, saved_orders, notify)
+        given = await give(connection, identity, in_force, change)
+        for line in owner_orders.describe_changes(given.before, given.order.order):
             _echo(f"order  {line}")
         verb = "keeps" if given.stored else "does not keep"
         typer.echo(f"sent   to {given.told} peers; the directory {verb} it")
@@ -171,29 +152,21 @@ def give_planned_order(
                 "no peer has it yet: repeat the command when peers are online (the order is saved)"
             )
 
-    with as_user_errors(*NOT_REACHED, WireError):
-        asyncio.run(connect_and_order())
+    with_run(run, bootstrap, send_order)
 
 
 def show_orders(run: Run, bootstrap: Bootstraps = None, as_json: AsJson = False) -> None:
     """Show the current orders of a run's owner: pause, bans, withdrawn documents, revoked invites."""
     from dataclasses import asdict
 
-    from peers.cli.connecting import NOT_REACHED, notify, remembered_peers
-    from peers.network.discovery.visitor_session import visit_run
+    from peers.cli.connecting import notify, with_run
     from peers.tools.owner.give_order import newest
-    from protocols.errors import WireError
 
-    bootstraps = bootstrap or []
-    cache = remembered_peers(run, bootstraps)
+    async def fetch_orders(connection: RunConnection) -> OwnerOrders:
+        known = await newest(connection, kept=None, notify=notify)
+        return known.public  # The orders that the directory has.
 
-    async def fetch_orders() -> OwnerOrders:
-        async with visit_run(run, bootstraps, cache, notify) as connection:
-            known = await newest(connection, kept=None, notify=notify)
-            return known.public  # The orders that the directory has.
-
-    with as_user_errors(*NOT_REACHED, WireError):
-        order = asyncio.run(fetch_orders())
+    order = with_run(run, bootstrap, fetch_orders)
     _echo(json.dumps(asdict(order), indent=2, ensure_ascii=False) if as_json else _describe_order(order))
 
 
@@ -292,19 +265,13 @@ def registry_list(
 
 def registry_show(run: Run, bootstrap: Bootstraps = None) -> None:
     """Print a run's manifest as verified, readable JSON."""
-    from peers.cli.connecting import NOT_REACHED, notify, remembered_peers
+    from peers.cli.connecting import with_run
     from peers.config.run_file import published_text
-    from peers.network.discovery.visitor_session import visit_run
 
-    bootstraps = bootstrap or []
-    cache = remembered_peers(run, bootstraps)
+    async def fetch_manifest(connection: RunConnection) -> str:
+        return published_text(connection.signed)
 
-    async def fetch_manifest() -> str:
-        async with visit_run(run, bootstraps, cache, notify) as connection:
-            return published_text(connection.signed)
-
-    with as_user_errors(*NOT_REACHED):
-        _echo(asyncio.run(fetch_manifest()).rstrip("\n"))
+    _echo(with_run(run, bootstrap, fetch_manifest).rstrip("\n"))
 
 
 def report(
@@ -327,7 +294,6 @@ def report(
     from peers.tools.owner.run_facts import from_archive, from_manifest
     from peers.tools.owner.training_report import as_json as to_json
     from peers.tools.owner.training_report import as_markdown
-    from swarmnet.run.owner_orders import NO_ORDER
 
     if run_id_of(run) or (bootstrap and is_file(Path(run))):
         facts = _live_run_facts(run, bootstrap or [])
@@ -337,7 +303,7 @@ def report(
             "run; an archive's report needs none"
         )
     elif is_file(Path(run)):
-        facts = from_manifest(load_signed(Path(run)), NO_ORDER, time.time())
+        facts = from_manifest(load_signed(Path(run)), owner_orders.NO_ORDER, time.time())
     else:
         archive = Archive(open_store(run))
         facts = from_archive(archive, archive.open(), time.time())
@@ -352,24 +318,19 @@ def report(
 def _live_run_facts(run: str, bootstraps: list[str]) -> RunFacts:
     """Return what the report needs to know of a run, from the directory and live peers. Raises UserError if
     peers of a stage or the orders are missing."""
-    from peers.cli.connecting import NOT_REACHED, notify, remembered_peers
-    from peers.network.discovery.visitor_session import visit_run
+    from peers.cli.connecting import with_run
     from peers.tools.owner.run_facts import from_directory
     from protocols.errors import WireError
 
-    cache = remembered_peers(run, bootstraps)
+    async def fetch_facts(connection: RunConnection) -> RunFacts:
+        try:
+            return await from_directory(connection.signed, connection.directory)
+        except WireError as error:
+            raise UserError(
+                f"{error}; a report needs every stage and the orders: repeat the command"
+            ) from None
 
-    async def fetch_facts() -> RunFacts:
-        async with visit_run(run, bootstraps, cache, notify) as connection:
-            try:
-                return await from_directory(connection.signed, connection.directory)
-            except WireError as error:
-                raise UserError(
-                    f"{error}; a report needs every stage and the orders: repeat the command"
-                ) from None
-
-    with as_user_errors(*NOT_REACHED):
-        return asyncio.run(fetch_facts())
+    return with_run(run, bootstraps, fetch_facts)
 
 
 def _state_home() -> Path:

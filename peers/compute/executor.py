@@ -58,6 +58,18 @@ class Compute(Protocol):
         """Finish the current work item and drop the others."""
 
 
+async def computed(compute: Compute, work: Callable[[], Result]) -> Result:
+    """Run `work` at the priority of updates, and return its result."""
+    done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+
+    def deliver(result: Result, _seconds: float) -> None:
+        if not done.done():
+            done.set_result(result)
+
+    compute.submit(UPDATE, work, deliver)
+    return await done
+
+
 class ThreadCompute:
     """Runs work in one thread. `failed` gets the exception that escaped from some work."""
 
@@ -86,7 +98,6 @@ class ThreadCompute:
         return self._finished_seconds + self.working_seconds()
 
     def working_seconds(self) -> float:
-        """Return the seconds of the current work item; 0 if there is none. Any thread may call it."""
         started_at = self._started_at
         return 0.0 if started_at is None else time.perf_counter() - started_at
 

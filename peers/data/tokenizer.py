@@ -177,7 +177,6 @@ class FileTokenizer(Tokenizer):
         return tokens_of_pieces
 
     def decode(self, tokens: Sequence[int]) -> bytes:
-        """Return the text of tokens, without a trailing character whose last bytes are missing."""
         text = str(self._loaded.decode(list(tokens), skip_special_tokens=False))
         return text.rstrip("\N{REPLACEMENT CHARACTER}").encode()
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 
 from peers.config.peer_file import PeerFile
+from peers.config.run_file import SignedManifest
 from peers.network.counted_directory import CountedDirectory
+from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.bootstrap import ANSWER_SECONDS, PeerCache, join_directory
 from peers.network.discovery.mdns import Lan
 from peers.runtime.control_server import Control
@@ -82,6 +84,18 @@ class Network:
         addresses = self.transport.addresses
         public = [address for address in addresses if "/127.0.0.1/" not in address and "/::1/" not in address]
         return [f"{address}/p2p/{self.transport.peer}" for address in public or addresses]
+
+    def announcer(self, process: Process, signed: SignedManifest) -> RecordAnnouncer:
+        """Return what announces this peer in the directory of a run."""
+        return RecordAnnouncer(
+            signed=signed,
+            identity=process.identity,
+            transport=self.transport,
+            directory=self.directory,
+            version=version("swarmnet"),
+            log_event=process.log.record,
+            own_start=process.own_start,
+        )
 
     async def join(self, process: Process) -> None:
         """Join the directory through the configured bootstraps, remembered peers and those on the local

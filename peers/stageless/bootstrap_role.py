@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from importlib.metadata import version
 
 from peers.config.errors import UserError
 from peers.config.run_file import SignedManifest
 from peers.network.dht_sampler import RelayObserver
-from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.bootstrap import find_manifest
 from peers.network.discovery.claims import Claims, plain_name
 from peers.network.discovery.height import HighestFinalizedRound
@@ -79,14 +77,7 @@ class Bootstrap(Role):
         process, directory = self.process, network.directory
         height = HighestFinalizedRound(process.config.state / "height.json")
         log_event = process.log.record
-        announcer = RecordAnnouncer(
-            signed=signed,
-            identity=process.identity,
-            transport=network.transport,
-            directory=directory,
-            version=version("swarmnet"),
-            log_event=log_event,
-        )
+        announcer = network.announcer(process, signed)
         while True:
             try:
                 records = await look(directory, signed.run_id, len(signed.manifest.stages))

@@ -77,8 +77,6 @@ class FolderStore:
         self.url = str(folder)
 
     def read(self, name: str, limit: int = READ_LIMIT) -> bytes | None:
-        """Return a file; None if it does not exist. Raises ArchiveError if it cannot be read or is longer
-        than `limit` bytes."""
         try:
             if is_there(self.folder / name) and not is_file(self.folder / name):
                 raise ArchiveError(f"{self.folder / name}: is no file (a link to a device?): remove it")
@@ -92,11 +90,9 @@ class FolderStore:
             raise ArchiveError(f"{self.folder / name}: cannot be read: {error.strerror}") from None
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file completely or not at all. Raises UserError."""
         write_atomically(self.folder / name, data)
 
     def delete(self, name: str) -> None:
-        """Delete a file if it exists. Raises ArchiveError."""
         try:
             (self.folder / name).unlink(missing_ok=True)
         except OSError as error:
@@ -120,8 +116,6 @@ class FsspecStore:
             pass
 
     def read(self, name: str, limit: int = READ_LIMIT) -> bytes | None:
-        """Return a file; None if it does not exist. Raises ArchiveError if it cannot be read or is longer
-        than `limit` bytes."""
         with self._connected("cannot be read", name) as (files, path):
             try:
                 return _within(self._first_bytes(files, path, limit + 1), limit, f"{self.url}/{name}")
@@ -157,7 +151,6 @@ class FsspecStore:
             files.mv(path + _UNFINISHED, path)
 
     def delete(self, name: str) -> None:
-        """Delete a file if it exists. Raises ArchiveError."""
         with (
             self._connected("cannot be removed", name) as (files, path),
             contextlib.suppress(FileNotFoundError),

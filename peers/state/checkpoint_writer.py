@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from peers.compute.executor import UPDATE, Compute
+from peers.compute.executor import Compute, computed
 from peers.compute.stage_part import StagePart
 from peers.config.run_file import SignedManifest
 from peers.state import checkpoint_file
@@ -151,16 +151,8 @@ class CheckpointWriter:
     async def save(self, settled: Callable[[], Weights]) -> None:
         """Write the settled weights that `settled` returns, unless a file has them or newer ones. `settled`
         is called in the compute thread, and this waits for it."""
-        if self.folder is None:
-            return
-        settled_weights: asyncio.Future[Weights] = asyncio.get_running_loop().create_future()
-
-        def deliver(result: Weights, _seconds: float) -> None:
-            if not settled_weights.done():
-                settled_weights.set_result(result)
-
-        self.compute.submit(UPDATE, settled, deliver)  # At the priority of updates: forwards never run out.
-        await self._write(await settled_weights, last=True)
+        if self.folder is not None:
+            await self._write(await computed(self.compute, settled), last=True)
 
     async def save_newest(self, snapshots: Snapshots) -> None:
         """Write the newest snapshot, unless a file has it or a newer one."""

@@ -11,7 +11,7 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -51,11 +51,11 @@ from peers.worker.pause.paused import rest
 from peers.worker.pause.pausing import CUT_SECONDS, DRAIN_SECONDS, PauseControl
 from peers.worker.pipeline.text_reader import TextReader
 from peers.worker.rounds.receipt_service import FILE_NAME, read, summary
+from peers.worker.running import NotRunning, RunningWorker
 from peers.worker.settings import Settings
 from peers.worker.stage_services import StageServices
 from peers.worker.watch.compute_sampler import ComputeTime
 from peers.worker.watch.sampler import WorkerSampler
-from peers.worker.watch.snapshot_of_worker import stuck_of_worker
 from peers.worker.watch.startup_summary import (
     PACE_MICROBATCHES,
     found,
@@ -88,15 +88,6 @@ async def _trim_forever() -> None:
         await asyncio.to_thread(trim)
 
 
-@dataclass(frozen=True, slots=True)
-class RunningWorker:
-    """The worker of one stage, with what belongs to it alone."""
-
-    worker: Worker
-    sampler: WorkerSampler
-    compute: Compute
-
-
 class FirstStage:
     """The stage that a peer serves first, for what waits until it is chosen."""
 
@@ -127,8 +118,8 @@ class WorkerRole(Role):
         self.processes: Processes | None = None
         """The processes of several devices; None with one device."""
         self._restarts = DeviceRestarts()
-        self.running: RunningWorker | None = None
-        """The worker of the stage that this peer serves now; None while it serves none."""
+        self.running: RunningWorker | NotRunning = NotRunning()
+        """The worker of the stage that this peer serves now."""
         self._left: Callable[[], Worker | None] = lambda: None
         """Returns the previous worker while anything still references it."""
         self.story = PeerTimeline()
@@ -166,7 +157,7 @@ class WorkerRole(Role):
     @property
     def services(self) -> StageServices | None:
         """The services of the stage that this peer serves now; None while it serves none."""
-        return self.running.worker.services if self.running is not None else None
+        return self.running.services
 
     async def run(self, network: Network) -> None:
         """Serve the run until the peer has left it."""
@@ -271,7 +262,7 @@ class WorkerRole(Role):
             await self._until_paused(worker, compute)
         except DevicesLost as error:
             lost = error
-            await worker.keep_newest()
+            await worker.served.save_newest()
         finally:
             observing.cancel()
             # A worker that was cut off did not close its compute thread.
@@ -287,7 +278,7 @@ class WorkerRole(Role):
                     network.cache.write((peer, seen.addresses) for peer, seen in known if seen.reached)
             process.pulse.fault = lambda: None
             network.dht.linked = tuple  # It would keep the whole worker in memory while this peer is paused.
-            self.running = None
+            self.running = NotRunning()
             self._left = weakref.ref(worker)
             held = worker.stage if worker.stage >= 0 else self.stage  # Also set after its p2pd has died.
             goes_to = worker.lifecycle.goes_to
@@ -296,7 +287,7 @@ class WorkerRole(Role):
         if lost is not None:
             await self._report_lost(lost)
             return not process.stop.is_set()
-        ended = worker.served.ending.round if worker.served is not None else None
+        ended = worker.served.ended_at
         if ended is not None:
             hint = context.settings.export_hint
             process.notify("ended", f"the run has ended at round {ended}: {hint}")
@@ -347,7 +338,7 @@ class WorkerRole(Role):
                 if not self.process.stop.is_set():
                     worker.leave(min(DRAIN_SECONDS, drain), "pausing")
                 # Weights that no other peer has are saved, however long that takes, once there are some.
-                others_have_it = worker.has_company() or not worker.has_weights()
+                others_have_it = worker.served.has_company or not worker.has_weights()
                 await asyncio.wait({work}, timeout=CUT_SECONDS if others_have_it else None)
             if work.done():
                 work.result()
@@ -420,12 +411,12 @@ class WorkerRole(Role):
         return self._gpu.joules if self._gpu is not None else 0.0
 
     def _text_opened(self) -> None:
-        if self.services is not None:
-            self.services.pipeline_service.pump()
+        services = self.services
+        if services is not None:
+            services.pipeline_service.pump()
 
     def _reading_ended(self, task: asyncio.Task[None]) -> None:
-        if self.running is not None:
-            self.running.worker.context.task_ended(task)
+        self.running.task_ended(task)
 
     # -- pausing --------------------------------------------------------------------------------------
 
@@ -453,9 +444,7 @@ class WorkerRole(Role):
     async def _rest(self, signed: SignedManifest, network: Network) -> None:
         """Stay paused until no reason holds."""
         process, pausing = self.process, self.pausing
-        resting = asyncio.create_task(
-            rest(process, signed, network, version("swarmnet"), pausing.line()), name="resting"
-        )
+        resting = asyncio.create_task(rest(process, signed, network, pausing.line()), name="resting")
         held = await free_until_deleted(self._left)
         pausing.resting.set()
         training = process.metrics.training
@@ -482,7 +471,7 @@ class WorkerRole(Role):
             await asyncio.gather(resting, ended, return_exceptions=True)
 
     async def _asked_how_it_is(self, _request: Request) -> dict[str, Any]:
-        snapshot, story = self.running.sampler.snapshot if self.running is not None else None, self.story
+        snapshot, story = self.running.snapshot, self.story
         if snapshot is None:
             name = self.process.config.name or self.process.identity.peer_id[-6:]
             state = "paused" if self.pausing else "connecting"
@@ -508,7 +497,7 @@ class WorkerRole(Role):
         before, began = resident_bytes(), time.monotonic()
         self.pause("user")
         # Without a worker the peer has not started, and will not start while paused.
-        if self.running is not None and not await self.pausing.rested():
+        if self.running.is_there and not await self.pausing.rested():
             raise UserError("the pause was ended before it was complete: the peer joins its stage again")
         seconds = round(time.monotonic() - began, 3)
         return {**self._standing(), "seconds": seconds, "bytes_before": before, "bytes": resident_bytes()}
@@ -530,25 +519,23 @@ class WorkerRole(Role):
     async def _asked_what_it_did(self, _request: Request) -> dict[str, Any]:
         """Return the answer to a control request for this peer's work: its state, and the sums of its
         receipts. Raises UserError before the run is found."""
-        signed, process = self.signed, self.process
-        worker = self.running.worker if self.running is not None else None
+        signed, process, running = self.signed, self.process, self.running
         if signed is None:
             raise UserError("this peer has not found its run yet: no bootstrap has answered so far")
         services = self.services
         path, me = process.config.state / FILE_NAME, process.identity.peer_id
         kept = services.receipts.kept if services is not None else read(path, signed, me)
-        state = worker.state if worker is not None else self.pausing.line()
         return {
             "peer": me,
             "run": signed.run_id,
             "name": signed.manifest.name,
-            "state": state,
-            "stage": worker.stage if worker is not None else -1,
+            "state": running.state or self.pausing.line(),
+            "stage": running.stage,
             "moves": self.moved,
             "group": services is not None and services.has_company(),
             "uptime_seconds": round(time.monotonic() - self.began, 1),
             "every": signed.manifest.rounds.snapshot_interval,
-            "warnings": [*(stuck_of_worker(worker) if worker is not None else ()), *self.upload.warnings],
+            "warnings": [*running.stuck, *self.upload.warnings],
             **summary(kept),
         }
 
@@ -558,20 +545,18 @@ class WorkerRole(Role):
     # -- what the process asks ------------------------------------------------------------------------
 
     def not_ready(self) -> str | None:
-        if self.running is not None and self.running.sampler.ready:
+        if self.running.is_ready:
             return None
         if self.pausing:
             return self.pausing.line()
-        return self.running.worker.state if self.running is not None else "connecting"
+        return self.running.state or "connecting"
 
     def leave(self) -> bool:
-        if self.running is None:
-            return False
-        self.running.worker.leave()
-        return True
+        self.running.leave()
+        return self.running.is_there
 
     def working_seconds(self) -> float:
-        return self.running.compute.working_seconds() if self.running is not None else 0.0
+        return self.running.working_seconds()
 
     async def save(self) -> None:
         """Save the weights although no peer can be reached, so that they need not be fetched again."""

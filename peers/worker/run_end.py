@@ -75,9 +75,14 @@ class RunShutdown:
             self.ordered.set()
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the run has ended here."""
+        return self.round is not None
+
+    @property
     def starts_nothing(self) -> bool:
         """Whether no new microbatch starts here."""
-        return self.round is not None or self._services.round_service.rounds.past_last
+        return self.has_ended or self._services.round_service.rounds.past_last
 
     async def run(self) -> None:
         """Wait for the end of the run, then save the weights and leave. Runs until cancelled."""

@@ -1,11 +1,15 @@
-"""Dispatch what the peer links report (messages, new and lost links) to the services of a stage."""
+"""Dispatch what the peer links report (messages, new and lost links) to the services of a stage, and tell
+others what this peer claims about itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from math import isfinite
+from pathlib import Path
 
 from peers.compute.stage_part import MakePart
 from peers.config.errors import IdentityInUse
+from peers.network.discovery.claims import Claims, plain_name
 from peers.network.discovery.height import RemoteProgressGuard
 from peers.network.message_router import MessageRouter, handles
 from peers.network.ports import HeartbeatLoad
@@ -16,7 +20,7 @@ from peers.worker.lifecycle import Lifecycle
 from peers.worker.order_enforcement import OrderEnforcer
 from peers.worker.pipeline.pipeline_service import PipelineService
 from peers.worker.pipeline.reservation_client import ReservationClient
-from peers.worker.record_fields import claims_of
+from peers.worker.pipeline.text_reader import coverage_of
 from peers.worker.rounds.audit_path import AuditPath
 from peers.worker.rounds.exchange import ReducerPath
 from peers.worker.rounds.receipt_service import Receipts
@@ -44,6 +48,27 @@ SERVICES = (
     OrderEnforcer,
 )
 """The services of a stage that handle messages."""
+HIGHEST_LOSS = 1e6
+"""Upper bound in nats per token: a record takes no higher value, and a higher one means nothing."""
+
+
+class NoStage:
+    """Stands for the served stage until one is chosen."""
+
+    services: StageServices | None = None
+    ended_at: int | None = None
+    has_weights = False
+    has_company = True
+    moving_to = -1
+
+    def linked_peers(self) -> list[PeerId]:
+        return []
+
+    def stop_moving(self) -> None:
+        """Do nothing, since nothing moves."""
+
+    async def save_newest(self) -> None:
+        """Do nothing, since there is nothing to save."""
 
 
 class ServedStage:
@@ -101,6 +126,38 @@ class ServedStage:
         self.moving.close()
         await self.services.close()
 
+    @property
+    def ended_at(self) -> int | None:
+        """The last settled round, once the run has ended here."""
+        return self.ending.round
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether this peer has joined the rounds of its stage."""
+        return self.services.round_service.has_weights
+
+    @property
+    def has_company(self) -> bool:
+        """Whether another peer of the stage has its weights, too."""
+        return self.services.has_company()
+
+    @property
+    def moving_to(self) -> int:
+        """The announced target stage; -1 for none."""
+        return self.moving.moving_to
+
+    def linked_peers(self) -> list[PeerId]:
+        """Return the peers with open links."""
+        return self.services.linked()
+
+    def stop_moving(self) -> None:
+        """Move to no other stage from now on."""
+        self.moving.close()
+
+    async def save_newest(self) -> None:
+        """Save the newest snapshot, which may be the only copy. Called when the settled weights are lost."""
+        await self.services.disk.save_newest(self.services.snapshots)
+
     def make_record(self) -> bytes:
         """Return a new signed record for the directory and for neighbours."""
         services = self.services
@@ -114,7 +171,7 @@ class ServedStage:
         """Called when the owner may have paused, resumed or ended the run."""
         if self.lifecycle.state in IN_STEP:
             standing = "paused_by_owner" if self.orders.paused else "training"
-            self.lifecycle.enter(standing if self.ending.round is None else "ended")
+            self.lifecycle.enter("ended" if self.ending.has_ended else standing)
 
     def own_record(self, signed: SignedRecord) -> None:
         """End if an earlier process uses this identity. Answer a later process's record with a new own
@@ -191,3 +248,44 @@ class ServedStage:
 
     def answer_visitor(self, peer: PeerId, message: Message, body: Body) -> None:
         self.services.inference.visitors.post(peer, message, body)
+
+
+def claims_of(services: StageServices, load: HeartbeatLoad) -> Claims:
+    """Return the claims as of now. `load` is what heartbeats report."""
+    settings, part = services.context.settings, services.part
+    pipeline, service = services.pipeline_service, services.round_service
+    seconds = load.service_seconds
+    loss = pipeline.losses.mean
+    saved = services.disk.saved
+    coverage = coverage_of(pipeline.origin.text)
+    held = service.held_experts()
+    return Claims(
+        state=services.lifecycle.state,
+        name=plain_name(settings.name),
+        round=service.rounds.current,
+        tokens_per_second=services.context.manifest.microbatch_tokens / seconds if seconds > 0 else 0.0,
+        moving_to=load.moving_to,
+        loss=loss if loss is not None and isfinite(loss) and 0 <= loss <= HIGHEST_LOSS else None,
+        tokens=pipeline.ledger.tokens,
+        settled=service.rounds.settled,
+        checkpoint_round=saved[1] if saved is not None else -1,
+        checkpoint_seconds=_written_at(saved[0]) if saved is not None else 0.0,
+        sent_bytes=services.links.traffic.sent.total(),
+        received_bytes=services.links.traffic.received.total(),
+        finalized_tokens=service.tokens,
+        device=part.kind or part.device.type,
+        joules=settings.joules(),
+        text_shards=coverage.shards if coverage is not None else 0,
+        text_shards_read=coverage.read_ever if coverage is not None else 0,
+        line=settings.line,
+        experts_group=held.group if held is not None else -1,
+        experts_trained=held.trained if held is not None else (),
+    )
+
+
+def _written_at(path: Path) -> float:
+    """Return the Unix time when the file was written, also by an earlier process; 0 if the file is gone."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

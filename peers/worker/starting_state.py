@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from peers.compute.executor import UPDATE, Compute
+from peers.compute.executor import Compute, computed
 from peers.network.peer_links import PeerLinks
 from peers.state.archivists import PATIENCE_SECONDS, ArchivistClients
 from peers.state.checkpoint_writer import CheckpointWriter
@@ -96,7 +96,7 @@ class StateRecovery:
 
         `wish()` returns why the state is fetched again, as known by then. After a fork only peers of the
         winning branch are asked, and own weights of the losing branch are not used."""
-        own = self._first() if update is None else await self._settled(update)
+        own = self._first() if update is None else await computed(self.compute, update.settled_weights)
         clock = self.neighbourhood.clock
         until, agreed_until = clock.time() + PATIENCE_SECONDS, clock.time() + AGREE_SECONDS
         while True:
@@ -220,13 +220,3 @@ class StateRecovery:
         own = self._own
         self._own = None
         return own if own is not None else self.disk.first_weights(self.states.snapshots)
-
-    async def _settled(self, update: RoundService) -> Weights:
-        taken: asyncio.Future[Weights] = asyncio.get_running_loop().create_future()
-
-        def deliver(weights: Weights, _seconds: float) -> None:
-            if not taken.done():
-                taken.set_result(weights)
-
-        self.compute.submit(UPDATE, update.settled_weights, deliver)
-        return await taken

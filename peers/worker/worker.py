@@ -8,12 +8,11 @@ directory, compute and event loop that it is given: p2pd and a thread, or memory
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from peers.compute.executor import UPDATE
+from peers.compute.executor import computed
 from peers.compute.stage_part import MakePart, build_stage_part
 from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.network.discovery.discovery import met
@@ -26,7 +25,7 @@ from peers.worker.lifecycle import Lifecycle
 from peers.worker.rounds.round_service import RoundService
 from peers.worker.run_end import refuse_ended_run
 from peers.worker.run_orders import LoadText, RunOrders
-from peers.worker.served_stage import ServedStage
+from peers.worker.served_stage import NoStage, ServedStage
 from peers.worker.stage_moves import first_stage
 from peers.worker.stage_services import StageServices
 from peers.worker.worker_context import WorkerContext
@@ -37,8 +36,6 @@ MEET_SECONDS = 3.0
 """How long a newcomer waits for links to the peers that it knows."""
 STEP_SECONDS = 60.0
 """A peer that is not in step after this time fetches the state again."""
-
-Result = TypeVar("Result")
 
 
 class Worker:
@@ -61,8 +58,8 @@ class Worker:
         )
         self.stage = -1
         """The stage that this peer serves; -1 until it is chosen."""
-        self.served: ServedStage | None = None
-        """The stage's services and what steers them; None until the stage is chosen."""
+        self.served: ServedStage | NoStage = NoStage()
+        """The stage's services and what steers them, from the choice of the stage on."""
         self._make_part = make_part
         self._in_step_before = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -73,15 +70,15 @@ class Worker:
 
     @property
     def services(self) -> StageServices | None:
-        return self.served.services if self.served is not None else None
+        """The services of the stage; None until it is chosen."""
+        return self.served.services
 
     # -- life -----------------------------------------------------------------------------------------
 
     def leave(self, drain_seconds: float | None = None, goodbye: str = "leaving") -> None:
         """Finish current work, hand over the last contribution and say goodbye. `drain_seconds` limits how
         long that may take; None keeps the limit of the settings."""
-        if self.served is not None:
-            self.served.moving.close()  # Otherwise a pause could become a move while the peer drains.
+        self.served.stop_moving()  # Otherwise a pause could become a move while the peer drains.
         self.lifecycle.leave(drain_seconds, goodbye)
 
     async def run(self) -> None:
@@ -173,23 +170,12 @@ class Worker:
         began = loop.time()
         warm_up = partial(services.part.compute.warm_up, data.micro_batch_size, data.seq_len)
         if services.part.hold is not None:
-            await self._computed(warm_up)
+            await computed(self.context.compute, warm_up)
             notify("devices", f"devices ready in {loop.time() - began:.0f} s")
             return
         notify("compiles", "compiles the layers for this GPU before it starts to train (compute.compile)")
-        await self._computed(warm_up)
+        await computed(self.context.compute, warm_up)
         notify("compiled", f"compiled the layers in {loop.time() - began:.0f} s")
-
-    async def _computed(self, work: Callable[[], Result]) -> Result:
-        """Run `work` in the compute thread and return its result."""
-        done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-
-        def deliver(result: Result, _seconds: float) -> None:
-            if not done.done():
-                done.set_result(result)
-
-        self.context.compute.submit(UPDATE, work, deliver)
-        return await done
 
     async def _meet(self, services: StageServices) -> None:
         """Find the group before deciding that there is none, so that no second branch starts. If no peer
@@ -224,7 +210,10 @@ class Worker:
         former.close()  # Devices have one replica, and queued work of the former comes first.
         make_replica = partial(part.replica, weights.units, weights.settled_round)
         on_devices = part.hold is not None
-        replica = await until_left(leaving, self._computed(make_replica)) if on_devices else make_replica()
+        if on_devices:
+            replica = await until_left(leaving, computed(self.context.compute, make_replica))
+        else:
+            replica = make_replica()
         joined = join_rounds(
             services=services,
             replica=replica,
@@ -304,11 +293,6 @@ class Worker:
         await self.lifecycle.wait_until(service.handed_over, until)
         await services.disk.save(service.settled_weights)
 
-    async def keep_newest(self) -> None:
-        """Save the newest snapshot, which may be the only copy. Called when the settled weights are lost."""
-        if self.services is not None:
-            await self.services.disk.save_newest(self.services.snapshots)
-
     # -- what others ask ------------------------------------------------------------------------------
 
     def _may_be_empty(self) -> bool:
@@ -321,12 +305,8 @@ class Worker:
 
     def has_weights(self) -> bool:
         """Return whether this peer has joined the rounds of its stage."""
-        return self.services is not None and self.services.round_service.has_weights
+        return self.served.has_weights
 
     def linked(self) -> list[PeerId]:
         """Return the peers with open links."""
-        return self.services.linked() if self.services is not None else []
-
-    def has_company(self) -> bool:
-        """Return whether another peer of the stage has its weights, too."""
-        return self.services is None or self.services.has_company()
+        return self.served.linked_peers()

@@ -46,7 +46,6 @@ class BoundedLink:
         return self._queue(message, body)
 
     async def drained(self, below_bytes: int, deadline_seconds: float) -> None:
-        """Wait until at most `below_bytes` are queued. Raises PeerGone at the link's end or the deadline."""
         if self.closed:
             raise PeerGone(f"the {self.lane} link to {self.peer} has ended: {self._end}")
         if self.queued_bytes <= below_bytes:

@@ -1,11 +1,13 @@
-"""Messages of membership: joining, heartbeats, leaving, and the manifest of the run.
+"""Messages of membership: joining, heartbeats, leaving, the manifest of the run, and its owner's orders.
 
 See table.py and docs/wire.md for the message numbers and other properties.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
 
 from protocols.fields import (
     BodyLimit,
@@ -21,6 +23,7 @@ from protocols.fields import (
     StageNumber,
 )
 from swarmnet.run.canonical_form import MANIFEST_LIMIT
+from swarmnet.run.owner_orders import ORDER_LIMIT
 
 
 class Hello(Message, frozen=True, tag=1):
@@ -88,3 +91,12 @@ class ManifestResponse(Message, frozen=True, tag=41):
     """The manifest. Body: the canonical manifest, then the owner's 64-byte signature."""
 
     body: ClassVar[BodyLimit] = lambda run: MANIFEST_LIMIT
+
+
+class OrderUpdate(Message, frozen=True, tag=60):
+    """The newest order that the sender knows; sent when a link opens and when a newer order arrives. An order
+    is verified from its own signature, so it is accepted even before `Hello`."""
+
+    before_hello: ClassVar[bool] = True
+    order: Annotated[bytes, Meta(max_length=ORDER_LIMIT)]
+    """The owner's signed envelope (protocols/signed/orders.py)."""

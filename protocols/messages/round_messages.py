@@ -1,4 +1,5 @@
-"""Messages of a group's rounds: contributions, which of them are accepted, and what was settled.
+"""Messages of a group's rounds: contributions, which of them are accepted, what was settled, receipts of
+that, and audits of reducers.
 
 See table.py and docs/wire.md for the message numbers and other properties.
 """
@@ -24,6 +25,7 @@ from protocols.fields import (
 )
 from protocols.signed.envelope import ENVELOPE_BYTES
 from protocols.signed.identity import SIGNATURE_BYTES
+from protocols.signed.signed_receipts import RECEIPT_LIMIT
 from protocols.signed.slices import head_bytes
 
 MAX_STATEMENTS = 256
@@ -156,3 +158,49 @@ class Statements(Message, frozen=True, tag=27):
 
     kind: ClassVar[str] = "update"
     statements: list[Annotated[bytes, Meta(max_length=164)]]
+
+
+class ReceiptMessage(Message, frozen=True, tag=70):
+    """Signed statement about those of the receiver's contributions that the sender saw settle. It needs no
+    reply."""
+
+    kind: ClassVar[str] = "update"
+    receipt: Annotated[bytes, Meta(max_length=120 + RECEIPT_LIMIT)]
+    """An envelope around a `ReceiptBody` (protocols/signed/signed_receipts.py). The envelope's round is
+    the last round."""
+
+
+def longest_evidence(run: RunSizes) -> int:
+    """Return the largest body of evidence in bytes: a result, or slices; 0 without reducers."""
+    return max(contribution_bytes(run), slices_bytes(run)) if run.slices_bytes else 0
+
+
+class GetSlices(Message, frozen=True, tag=80):
+    """Request the slices of one shard that went into a result. The reducer that made the result, or a peer
+    that sent `FraudProof` about it, replies with one `Evidence` per slice."""
+
+    kind: ClassVar[str] = "audit"
+    result: Identifier
+    shard: Number
+
+
+class Evidence(Message, frozen=True, tag=81):
+    """Body: one slice with its signed head (protocols/signed/slices.py). A peer that sent `FraudProof` about
+    the result sends the signed result first."""
+
+    kind: ClassVar[str] = "audit"
+    priority: ClassVar[int] = 1
+    body: ClassVar[BodyLimit] = longest_evidence
+    result: Identifier
+    shard: Number
+
+
+class FraudProof(Message, frozen=True, tag=82):
+    """The sender has proof that `peer` published a false result for `round`: its `shard` does not match the
+    slices. It is repeated once a second until the receiver also sends `FraudProof` for this result."""
+
+    kind: ClassVar[str] = "audit"
+    peer: Name
+    round: RoundNumber
+    result: Identifier
+    shard: Number

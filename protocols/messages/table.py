@@ -17,9 +17,6 @@ import msgspec
 from protocols.errors import Malformed
 from protocols.fields import Message as Message
 from protocols.fields import Path as Path
-from protocols.messages.audit_messages import Evidence as Evidence
-from protocols.messages.audit_messages import FraudProof as FraudProof
-from protocols.messages.audit_messages import GetSlices as GetSlices
 from protocols.messages.inference_messages import ForwardDeclined as ForwardDeclined
 from protocols.messages.inference_messages import Forwarded as Forwarded
 from protocols.messages.inference_messages import ForwardRequest as ForwardRequest
@@ -28,6 +25,7 @@ from protocols.messages.membership_messages import GetManifest as GetManifest
 from protocols.messages.membership_messages import Heartbeat as Heartbeat
 from protocols.messages.membership_messages import Hello as Hello
 from protocols.messages.membership_messages import ManifestResponse as ManifestResponse
+from protocols.messages.membership_messages import OrderUpdate as OrderUpdate
 from protocols.messages.membership_messages import PeerRecords as PeerRecords
 from protocols.messages.membership_messages import Refuse as Refuse
 from protocols.messages.microbatch_messages import NO_ATTEMPT as NO_ATTEMPT
@@ -37,8 +35,6 @@ from protocols.messages.microbatch_messages import Cancel as Cancel
 from protocols.messages.microbatch_messages import Credit as Credit
 from protocols.messages.microbatch_messages import Grad as Grad
 from protocols.messages.microbatch_messages import Nack as Nack
-from protocols.messages.order_messages import OrderUpdate as OrderUpdate
-from protocols.messages.receipt_messages import ReceiptMessage as ReceiptMessage
 from protocols.messages.reservation_messages import HoldTime as HoldTime
 from protocols.messages.reservation_messages import Prospect as Prospect
 from protocols.messages.reservation_messages import ReservationReply as ReservationReply
@@ -48,11 +44,15 @@ from protocols.messages.round_messages import Announce as Announce
 from protocols.messages.round_messages import ChainResponse as ChainResponse
 from protocols.messages.round_messages import Contribution as Contribution
 from protocols.messages.round_messages import ContributionRef as ContributionRef
+from protocols.messages.round_messages import Evidence as Evidence
+from protocols.messages.round_messages import FraudProof as FraudProof
 from protocols.messages.round_messages import GetChain as GetChain
 from protocols.messages.round_messages import GetContributions as GetContributions
 from protocols.messages.round_messages import GetIds as GetIds
+from protocols.messages.round_messages import GetSlices as GetSlices
 from protocols.messages.round_messages import OpenRound as OpenRound
 from protocols.messages.round_messages import Progress as Progress
+from protocols.messages.round_messages import ReceiptMessage as ReceiptMessage
 from protocols.messages.round_messages import Slices as Slices
 from protocols.messages.round_messages import Statements as Statements
 from protocols.messages.snapshot_messages import Chunk as Chunk

@@ -157,7 +157,6 @@ class ChunkCarriers:
 
     @property
     def requests_per_holder(self) -> int:
-        """Number of chunks that can be in flight from one holder."""
         return len(self._daemons) * ASKED_PER_STREAM
 
     def ask(self, holder: PeerId, addresses: Sequence[str], digest: bytes, index: int) -> None:

@@ -161,17 +161,13 @@ class P2pdTransport:
         self.speed.upload = upload
 
     def seen_range(self, peer: PeerId) -> str:
-        """Return the public /24 or /48 from which the peer's links come, or that of its relay. Empty for a
-        private address and for a peer without links."""
         host_address, _, _ = self._origin_addresses.get(peer, "").partition("/p2p/")
         return next(iter(public_ranges((host_address,))), "")
 
     def on_address_change(self, told: Callable[[], None]) -> None:
-        """Call `told` whenever `addresses` has changed; it replaces the previous callback."""
         self.relays.moved = told
 
     def serve_chunks(self, find: FindChunk) -> None:
-        """Answer chunk requests with `find(digest, index)`. Uploads for a previous `find` are cut off."""
         self.chunks.close()
         self.chunks.find = find
 

@@ -44,12 +44,9 @@ class Skipping:
         return self.arrive(key, header)
 
     def check(self, header: PathHeader) -> None:
-        """Raise IllegalPath unless a microbatch may come here with this header."""
         check(header, self.stage, self.rules)
 
     def came_by_other_path(self, key: MicrobatchId, header: PathHeader) -> bool:
-        """Return whether this microbatch arrived here before by another path. If so, the result computed for
-        that path is no answer to this request."""
         known = self.headers.get(key)
         return known is not None and known.visited != header.visited
 
@@ -77,7 +74,6 @@ class Skipping:
         return header
 
     def missing(self) -> tuple[int, ...]:
-        """Return the stages that the next microbatch here would wait for; empty if there are none."""
         if self.stage == self.rules.last:
             return ()
         return self._next_stages(None).missing

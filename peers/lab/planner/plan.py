@@ -4,7 +4,7 @@ The estimate has these steps:
 - The matrix products of a stage turn a peer's speed into seconds per microbatch and stage.
 - Peers are placed in the stage with the least capacity, like newcomers (swarmnet/placement/policy.py).
 - Contributions take their part of the links (exchange.py).
-- The maximum flow of the whole swarm on the rest is computed exactly (max_flow.py, visits.py).
+- The maximum flow of the whole swarm on the rest is that of its thinnest stage (playing.py, visits.py).
 - A simulation finds the share of it that real routing reaches (playing.py), and the cost of churn (churn.py).
 
 A run with a full-path warm-up is simulated twice, with and without skipping.
@@ -18,12 +18,7 @@ from math import inf
 
 from peers.config.errors import UserError
 from peers.lab.planner.churn import computed, turnover
-from peers.lab.planner.exchange import (
-    Exchange,
-    alone_memory,
-    charged,
-    exchange_of,
-)
+from peers.lab.planner.exchange import Exchange, alone_memory, charged, exchange_of
 from peers.lab.planner.layout import PeerSpec, SwarmLayout, Work
 from peers.lab.planner.placing import Placement, placed, sample
 from peers.lab.planner.plan_request import (

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from random import Random
 
-from peers.lab.planner import losses, max_flow
+from peers.lab.planner import losses
 from peers.lab.planner.churn import Play, Turnover
 from peers.lab.planner.layout import PeerSpec, SwarmLayout
 from peers.lab.planner.simulator import Swarm
@@ -82,7 +82,7 @@ def course(layout: SwarmLayout, seed: int) -> Course:
     capacity, stages = layout.capacity(), layout.stages()
     sums = [sum(capacity[peer] for peer in peers) for peers in stages]
     if layout.rules is None or len(stages) < 3:
-        most, visited, on_way = max_flow.most(stages, capacity), (1.0,) * len(stages), float(len(stages))
+        most, visited, on_way = min(sums), (1.0,) * len(stages), float(len(stages))
     else:
         on_way, middle = layout.rules.mean_length(0), layout.rules.shortest - 2
         whole = layout.rules.full_path_fraction

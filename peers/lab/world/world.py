@@ -309,7 +309,7 @@ class World:
     def spare(self, member: Member) -> bool:
         """Return whether another peer of its stage trains now and stays, so that the stage survives."""
         return any(
-            other.trains and other.worker.served is not None and other.worker.served.moving.moving_to < 0
+            other.trains and other.worker.served.moving_to < 0
             for other in self.living(member.worker.stage)
             if other is not member
         )

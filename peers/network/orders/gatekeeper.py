@@ -87,7 +87,6 @@ class Gatekeeper:
         return peer in self.convicted or self.book.order.banned(peer) is not None
 
     def evidence(self) -> list[Message]:
-        """Return the owner's newest order, if any: it proves to a refused peer that the owner excludes it."""
         return [OrderUpdate(self.book.held.data)] if self.book.held is not None else []
 
     @property

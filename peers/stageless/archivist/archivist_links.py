@@ -22,16 +22,7 @@ from peers.telemetry import log_events
 from peers.telemetry.reasons import refusal
 from protocols.errors import WireError
 from protocols.fields import Body, RunSizes
-from protocols.messages.table import (
-    GetChunk,
-    GetState,
-    Hello,
-    Lane,
-    Message,
-    OrderUpdate,
-    Refuse,
-    Statements,
-)
+from protocols.messages.table import GetChunk, GetState, Hello, Lane, Message, OrderUpdate, Refuse, Statements
 from protocols.messages.terms import Terms
 from protocols.ports import Directory, Link, Transport
 from protocols.signed.envelope import EnvelopeKind, open_envelope, run_bytes

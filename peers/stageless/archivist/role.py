@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from random import Random
 
 from peers.config.remote_files import retry_until_reached
-from peers.network.discovery.announcer import OPERATION_SECONDS, RecordAnnouncer
+from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.network.discovery.bootstrap import find_manifest
 from peers.network.discovery.claims import Claims, plain_name
 from peers.network.orders.exclusion import first_look, until_excluded
@@ -62,15 +61,7 @@ class ArchivistRole(Role):
         book = OrderBook(
             signed=signed, kept=config.state / "order.bin", log_event=log_event, notify=process.notify
         )
-        announcer = RecordAnnouncer(
-            signed=signed,
-            identity=process.identity,
-            transport=network.transport,
-            directory=directory,
-            version=version("swarmnet"),
-            log_event=log_event,
-            own_start=process.own_start,
-        )
+        announcer = network.announcer(process, signed)
         claims = Claims("serving", plain_name(config.name), "archivist")
 
         def record() -> bytes:

@@ -10,7 +10,6 @@ from importlib.metadata import version
 from typing import Protocol
 
 from peers.config.run_file import SignedManifest
-from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.bootstrap import find_manifest
 from peers.network.discovery.claims import Claims, plain_name
 from peers.network.discovery.record_reader import OBSERVER
@@ -87,15 +86,7 @@ class ObserverRole(Role):
         if self.board is None:
             self.board = Board(signed, self._join_line(signed, network), version("swarmnet"))
         me = process.identity.peer_id
-        announcer = RecordAnnouncer(
-            signed=signed,
-            identity=process.identity,
-            transport=network.transport,
-            directory=directory,
-            version=version("swarmnet"),
-            log_event=process.log.record,
-            own_start=process.own_start,
-        )
+        announcer = network.announcer(process, signed)
         crawl = Crawl(
             run=signed.run_id,
             me=me,

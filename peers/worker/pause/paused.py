@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from peers.config.run_file import SignedManifest
 from peers.network.channels import DIAL_SECONDS
-from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import Claims, plain_name
 from peers.network.message_router import MessageRouter, handles
 from peers.process.role import Network, Process
@@ -79,17 +78,9 @@ class PausedReceiver:
         await asyncio.gather(*self._answers.values(), return_exceptions=True)
 
 
-async def rest(process: Process, signed: SignedManifest, network: Network, version: str, told: str) -> None:
+async def rest(process: Process, signed: SignedManifest, network: Network, told: str) -> None:
     """Stay announced as paused, without a stage, until cancelled. `told` is the status line."""
-    presence = RecordAnnouncer(
-        signed=signed,
-        identity=process.identity,
-        transport=network.transport,
-        directory=network.directory,
-        version=version,
-        log_event=process.log.record,
-        own_start=process.own_start,
-    )
+    presence = network.announcer(process, signed)
     claims = Claims("paused", name=plain_name(process.config.name))
 
     def record() -> bytes:

@@ -29,16 +29,7 @@ from peers.worker.pipeline.missing_stages import MissingStages
 from peers.worker.pipeline.origin import MicrobatchSource, Origin
 from peers.worker.pipeline.reservation_client import open_pipeline
 from peers.worker.pipeline.validate_act import ActForm, Arrival, checked_act
-from protocols.messages.table import (
-    NO_ATTEMPT,
-    Act,
-    Busy,
-    Cancel,
-    Credit,
-    Grad,
-    Nack,
-    Path,
-)
+from protocols.messages.table import NO_ATTEMPT, Act, Busy, Cancel, Credit, Grad, Nack, Path
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline import events
 from swarmnet.pipeline.flow_control import Flow, graphs_that_fit

@@ -136,14 +136,14 @@ class WorkerSampler:
 
     def look(self) -> None:
         """Update the metrics and the status line."""
-        worker, metrics = self.worker, self.metrics
+        worker, metrics, services = self.worker, self.metrics, self.worker.services
         metrics.training.stage.set(worker.stage)
         only(metrics.training.state, STATES, worker.state)
         self._machine(worker.context.settings.checkpoints)
         self._account()
-        if worker.served is not None:
-            self.ready = worker.served.load().ready
-            self._active(worker, worker.served.services)
+        if services is not None:
+            self.ready = services.load(worker.served.moving_to).ready
+            self._active(worker, services)
         else:
             self.snapshot = snapshot_of(worker, self.name, idle_share=self.compute_time.idle_share)
             self.report.status(

@@ -153,7 +153,6 @@ class SpreadWeights:
         return self._gradient.was_within(total)
 
     def agreed(self, here: bool) -> bool:
-        """Return whether `here` is true on all devices."""
         devices_where_false = torch.tensor(float(not here), device=self.device)
         return not bool(total(devices_where_false))
 

@@ -10,10 +10,9 @@ import psutil
 import pytest
 import torch
 
-from peers.compute.limits_watch import LimitsWatch
+from peers.compute.limits_watch import LimitsWatch, on_battery
 from peers.compute.machine_use import OtherUse
 from peers.compute.memory_budget import all_needs, allowed_bytes, graphs_that_fit
-from peers.compute.power import on_battery
 from peers.compute.process_memory import memory_bytes
 from peers.config.errors import UserError
 from peers.config.limits import LimitsFile

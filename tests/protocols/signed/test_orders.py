@@ -16,7 +16,7 @@ from peers.network.orders.order_book import OrderBook
 from peers.tools.owner.give_order import give, newest
 from protocols.dht.stored_values import key_id, stored_value, verify_value
 from protocols.errors import BadSignature, Malformed, TooLarge, WireError, WrongRun
-from protocols.messages.order_messages import OrderUpdate
+from protocols.messages.membership_messages import OrderUpdate
 from protocols.messages.table import decode, encode
 from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.identity import Identity

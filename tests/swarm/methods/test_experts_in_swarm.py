@@ -9,8 +9,8 @@ from swarm import expert_manifest, nothing_is_committed_twice, shared_rounds
 from watched import Watched, moved
 
 from peers.lab.world.virtual_time import run
-from peers.worker.record_fields import claims_of
 from peers.worker.rounds.operations import ExpertChange, experts_line
+from peers.worker.served_stage import claims_of
 from peers.worker.watch.sampler import BALANCE_SECONDS
 from protocols.signed.identity import Identity
 from swarmnet.model.flat_layout import trained_layout

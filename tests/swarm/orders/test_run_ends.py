@@ -66,7 +66,7 @@ async def test_a_run_ends_at_the_round_that_its_owner_names_and_all_have_saved_i
     await swarm.until(lambda: all(member.worker.served.ending.round for member in last), 60.0)
     assert {member.worker.state for member in swarm.members.values()} == {"ended"}
     late = swarm.start("f", 0, checkpoints=tmp_path / "f")  # There are peers still to take it from.
-    await swarm.until(lambda: late.worker.served and late.worker.served.ending.round == 11, 40.0)
+    await swarm.until(lambda: late.worker.served.ended_at == 11, 40.0)
     for member in swarm.members.values():
         await asyncio.wait_for(member.task, 120.0)  # By itself.
         member.dead = True

@@ -15,12 +15,7 @@ from itertools import accumulate
 from math import inf
 
 from peers.config.errors import UserError
-from peers.lab.planner.exchange import (
-    MAX_OF_A_LINE,
-    Exchange,
-    exchange_of,
-    largest,
-)
+from peers.lab.planner.exchange import MAX_OF_A_LINE, Exchange, exchange_of, largest
 from peers.lab.planner.placing import Placement, placed
 from peers.lab.planner.plan_request import BACKWARD_RATIO, PlanRequest
 from peers.lab.planner.shape import laws

@@ -15,8 +15,8 @@ from swarm import sign, tiny_manifest
 from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import Claims, plain_name
 from peers.network.ports import HeartbeatLoad
-from peers.worker.record_fields import claims_of
 from peers.worker.rounds.no_rounds import NoRounds
+from peers.worker.served_stage import claims_of
 from peers.worker.settings import Settings
 from protocols.errors import Malformed
 from protocols.memory.transport import MemoryNetwork
