@@ -23,6 +23,7 @@ from swarmnet.optimizer.local_steps.reduced_experts import ReducedExperts
 from swarmnet.optimizer.local_steps.reduced_steps import ReducedSteps
 from swarmnet.optimizer.low_rank.low_rank import LowRank
 from swarmnet.optimizer.mean_gradient import GradientError
+from swarmnet.optimizer.sign_muon import SignMuon
 from swarmnet.optimizer.sign_votes import VoteMethod
 from swarmnet.optimizer.step import Step
 from swarmnet.optimizer.tiling import Tile, all_tiles
@@ -197,7 +198,8 @@ class Method(Protocol):
         """2-norm of all that was not sent yet (error feedback); None if the method keeps nothing."""
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
-        """Add a gradient and return this round's payload. What is sent is removed from the momentum.
+        """Add a gradient and return this round's payload. What is sent is removed from the momentum, unless
+        the method lets it decay there (`sign-muon`).
 
         `gradient` is float32 [layout.size], summed over `tokens` tokens, zero in the padding. Raises
         GradientError without any change.
@@ -208,7 +210,7 @@ class Method(Protocol):
         group settles without it.
 
         It is then sent with later contributions. Votes have no size, so they return with that of their
-        chunk's largest coefficient.
+        chunk's largest coefficient. Does nothing if the momentum still contains what was sent.
         """
 
     def check(self, payload: bytes) -> None:
@@ -230,6 +232,7 @@ METHODS: Mapping[str, Callable[[Manifest, Layout, torch.device], Method]] = {
     "demo": FloatMethod,
     "low-rank": LowRank,
     "hybrid": LowRank,
+    "sign-muon": SignMuon,
     **dict.fromkeys(PRESETS, LocalSteps),
 }
 """The class of each sync method. tests/swarmnet/optimizer/test_methods.py runs all of them through the

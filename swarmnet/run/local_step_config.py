@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, log2
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 from swarmnet.run.method_config import CHUNK, FLOAT_BYTES, MethodConfig, Problem, StageSizes
 
@@ -61,11 +61,6 @@ class LocalStepConfig(MethodConfig):
         "The others are local-step methods: a peer runs its own optimizer and sends weight deltas."
     )
     preset_keys: ClassVar[tuple[str, ...]] = ("inner_optimizer", "fragments", "delta_codec", "residual")
-    """Keys that may be `method` or 0, which stands for the preset's value."""
-
-    def read(self, keys: Mapping[str, Any]) -> Self:
-        left = {key for key in self.preset_keys if keys[key] in ("method", 0)}
-        return MethodConfig.read(self, {key: value for key, value in keys.items() if key not in left})
 
     @property
     def outer_thousandths(self) -> tuple[int, int]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log2
-from typing import Literal
+from math import ceil, log2
+from typing import ClassVar, Literal
 
 from swarmnet.run.local_step_config import LocalStepConfig, OuterStepConfig
 from swarmnet.run.method_config import CHUNK, FLOAT_BYTES, MethodConfig, Problem, StageSizes
@@ -86,11 +86,32 @@ class LowRankConfig(CoefficientConfig):
         return CoefficientConfig.kept_bytes(self, sizes, open_rounds, is_small) + sizes.all * both
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignMuonConfig(MethodConfig):
+    """The configuration of votes on the orthogonalized momentum."""
+
+    fragments: int = 4
+    """Number of fragments of the weights. Each round covers one of them, in turn."""
+    momentum: float = 0.95
+    small_model_rate: float = 3.2e-2
+
+    orthogonalizes_gradients: ClassVar[bool] = True
+    preset_keys: ClassVar[tuple[str, ...]] = ("fragments",)
+
+    def contribution_bytes(self, sizes: StageSizes) -> float:
+        return MethodConfig.contribution_bytes(self, sizes) / self.fragments
+
+    def kept_bytes(self, sizes: StageSizes, open_rounds: int, is_small: bool) -> int:
+        """Estimate the bytes of the open rounds and of the newest own votes. Each covers a fragment."""
+        return ceil(MethodConfig.kept_bytes(self, sizes, open_rounds + 1, is_small) / self.fragments)
+
+
 MethodName = Literal[
     "demo-sign",
     "demo",
     "low-rank",
     "hybrid",
+    "sign-muon",
     "local-steps",
     "diloco",
     "streaming-diloco",
@@ -139,6 +160,9 @@ METHOD_CONFIGS: Mapping[MethodName, MethodConfig] = {
         votes_on_matrices=False,
     ),
     "hybrid": LowRankConfig(meaning="low-rank, plus votes on the remainder.", votes_on_matrices=True),
+    "sign-muon": SignMuonConfig(
+        meaning="one-bit votes on each matrix's orthogonalized momentum, a fragment per round."
+    ),
     **PRESETS,
 }
 DEFAULT_METHOD: MethodName = "demo-sign"

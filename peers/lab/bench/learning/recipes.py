@@ -86,6 +86,13 @@ def recipes(sync: Sync) -> Mapping[str, Recipe]:
             replace(sync, method="low-rank"), "of each matrix few directions, an orthogonal step"
         ),
         "hybrid": _rounds(replace(sync, method="hybrid"), "the same, and votes on what they left"),
+        **{
+            f"sign-muon-{fragments}": _rounds(
+                replace(sync, method="sign-muon", learning_rate=3.2e-2, fragments=fragments),
+                f"signs of Muon's direction, {said}",
+            )
+            for fragments, said in ((1, "all"), (4, "a quarter"), (8, "an eighth"), (16, "a sixteenth"))
+        },
         "local-steps": _own(own("local-steps"), "signs of a quarter"),
         "local-steps-2": _own(own("local-steps", fragments=2), "signs of a half"),
         "local-steps-1": _own(own("local-steps", fragments=1), "signs of all"),
