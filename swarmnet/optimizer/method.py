@@ -220,7 +220,8 @@ class Method(Protocol):
         """Return an empty aggregate for the contributions of `round`."""
 
     def lookahead(self, round: int, factor: int = WHOLE) -> Step | None:
-        """Return the expected step of `round`, as if all peers had this peer's momentum.
+        """Return the expected step of `round`, as if all peers had this peer's momentum. It may include steps
+        of later rounds to which this peer has contributed.
 
         Between `contribute(round)` and the application of the round, it includes what was just sent. None if
         `own` includes all that can be predicted.

@@ -15,6 +15,9 @@ A fragment is every n-th number of each chunk, the same for all peers, so no ind
 their turns in a fixed order, and step n times as far. What is sent stays in the momentum and decays there, as
 in Muon, so nothing has to return to it.
 
+Until a round is applied, the peer computes at weights that include its own votes at full size, as if all
+others had voted the same. The group's step then takes their place exactly.
+
 A vote is a peer's own matter and computed in floating point. A step is an integer function of the votes,
 bit-identical on all peers.
 
@@ -41,7 +44,7 @@ from swarmnet.optimizer.mean_gradient import BlockClip
 from swarmnet.optimizer.polar_factor import matrix_batches, polar_factors
 from swarmnet.optimizer.sign_votes import Votes, VoteTally
 from swarmnet.optimizer.sparsify import coin_flips, seed_of
-from swarmnet.optimizer.step import RateRange, SignStep, rate_units
+from swarmnet.optimizer.step import RateRange, SignStep, StepSum, rate_units
 from swarmnet.optimizer.tiling import plane_of, tiles_of
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
@@ -74,8 +77,10 @@ class SignMuon:
         """Layout of the votes of one round."""
         self._places = tuple(_places(layout, self._voted))
         """Each parameter with the numbers before it in its plane, and with the start of its plane's votes."""
-        self._newest: tuple[int, Tensor] | None = None
-        """The round of the newest contribution and its signs, int8 [voted.size]."""
+        self._open_rounds = manifest.rounds.window + 1
+        self._own: dict[int, Tensor] = {}
+        """Maps a round that may not be applied yet to the signs of this peer's votes, int8 [voted.size]; 0
+        where the direction was exactly zero."""
         self.sections = [(plane.chunk,) for plane in self._voted.planes]
         self.votes = self._voted.size
         self.payload_bytes = sum(packed_bytes(plane.chunks, plane.chunk) for plane in self._voted.planes)
@@ -91,7 +96,8 @@ class SignMuon:
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
         self._accumulate(gradient, tokens)
         signs = self._direction_signs(round)
-        self._newest = round, signs
+        self._own = {of: own for of, own in self._own.items() if of >= round - self._open_rounds}
+        self._own[round] = signs
         seed = seed_of(self._run_id, round, peer)
         parts = []
         for plane in self._voted.planes:
@@ -112,11 +118,12 @@ class SignMuon:
     def tally(self, round: int) -> VoteTally:
         return VoteTally(method=self, layout=self._voted, device=self._device, round=round)
 
-    def lookahead(self, round: int, factor: int = WHOLE) -> SignStep | None:
-        """Return the step of this peer's own votes; None if they are not those of its newest contribution."""
-        if self._newest is None or self._newest[0] != round:
-            return None
-        return self.step_of(self._newest[1], round, factor)
+    def lookahead(self, round: int, factor: int = WHOLE) -> StepSum | None:
+        """Return the steps of this peer's own votes in all rounds from `round` on, which are not applied. The
+        peer computes ahead by them until the group's step takes their place. None if there are none."""
+        self._own = {of: signs for of, signs in self._own.items() if of >= round}
+        steps = tuple(self.step_of(signs, of, factor) for of, signs in self._own.items())
+        return StepSum(steps) if steps else None
 
     def votes_of(self, payload: bytes) -> Iterator[Votes]:
         if len(payload) != self.payload_bytes:
@@ -129,9 +136,8 @@ class SignMuon:
             start = stop
 
     def own_votes(self, round: int) -> list[Votes] | None:
-        if self._newest is None or self._newest[0] != round:
-            return None
-        return [Votes(None, plane_of(self._newest[1], plane)) for plane in self._voted.planes]
+        signs = self._own.get(round)
+        return signs if signs is None else [Votes(None, plane_of(signs, each)) for each in self._voted.planes]
 
     def invert(self, plane: int, sums_CN: Tensor, voters: int) -> Tensor:
         """Return the sums: votes are on the weights themselves."""

@@ -58,6 +58,17 @@ class SignStep:
                 changed.add_(self.signs[first : first + len(changed)], alpha=-each.rate)
 
 
+@dataclass(frozen=True, slots=True)
+class StepSum:
+    """Several steps, one after the other."""
+
+    steps: tuple[Step, ...]
+
+    def add_to(self, units_CN: Tensor, tile: Tile, momentum_CN: Tensor | None = None) -> None:
+        for step in self.steps:
+            step.add_to(units_CN, tile, momentum_CN)
+
+
 def sign_step(signs: Tensor, layout: Layout, manifest: Manifest, round: int, factor: int = WHOLE) -> SignStep:
     """Return the step of `round` against a direction's signs, int8 [layout.size], which it keeps. The step is
     the learning rate times the parameter's share (`residual_init_scale`) and the owner's `factor` in

@@ -102,8 +102,8 @@ class SignMuonConfig(MethodConfig):
         return MethodConfig.contribution_bytes(self, sizes) / self.fragments
 
     def kept_bytes(self, sizes: StageSizes, open_rounds: int, is_small: bool) -> int:
-        """Estimate the bytes of the open rounds and of the newest own votes. Each covers a fragment."""
-        return ceil(MethodConfig.kept_bytes(self, sizes, open_rounds + 1, is_small) / self.fragments)
+        """Estimate the bytes of the open rounds and of the own votes in them. Each covers a fragment."""
+        return ceil(MethodConfig.kept_bytes(self, sizes, 2 * open_rounds, is_small) / self.fragments)
 
 
 MethodName = Literal[

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from method_cases import PEERS, bent, gradient_of, manifest, replica_of, shapes_of
 
+from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import layout_of, views_of
 from swarmnet.optimizer.local_steps.inner_optimizer import MUON_RMS, orthogonal
 from swarmnet.optimizer.method import ContributionError, method_of
@@ -157,6 +158,39 @@ def test_ahead_is_the_step_of_the_own_votes():
         assert torch.allclose(half.float(), step / 2, atol=1)
 
 
+def test_a_peer_computes_ahead_by_all_its_votes_that_are_not_applied_and_exactly_with_the_group_afterwards():
+    settings = run(4)
+    mine, others = method_of(settings, LAYOUT), method_of(settings, LAYOUT)
+    replica = replica_of(mine, LAYOUT)
+    assert torch.equal(replica.live_floats(ahead=True), replica.live_floats(ahead=False))
+    own_steps = []
+    for round in range(3):
+        payload = mine.contribute(gradient_of(LAYOUT, round), 7, round, PEERS[0])
+        own_steps.append(step_of(mine, {PEERS[0]: payload}, round))
+        replica.add(round, PEERS[0], payload)
+        for number in (1, 2):
+            other = others.contribute(gradient_of(LAYOUT, 10 * number + round), 7, round, PEERS[number])
+            replica.add(round, PEERS[number], other)
+    for round in range(4):
+        pending = to_floats(sum(own_steps[round:], torch.zeros(LAYOUT.size, dtype=torch.int32)))
+        ahead = replica.live_floats(ahead=True)
+        torch.testing.assert_close(ahead, replica.live_floats(ahead=False) + pending, rtol=0, atol=1e-6)
+        if round < 3:
+            assert pending.any()
+            replica.apply(round)
+    assert torch.equal(ahead, replica.live_floats(ahead=False)), "nothing is pending"
+
+
+def test_own_votes_that_no_round_applies_do_not_gather():
+    settings = run(4)
+    method = method_of(settings, LAYOUT)
+    rounds = 3 * settings.rounds.window
+    for round in range(rounds):
+        method.contribute(gradient_of(LAYOUT, round), 7, round, PEERS[0])
+    assert method.own_votes(rounds - 1 - settings.rounds.window)
+    assert method.own_votes(rounds - 3 - settings.rounds.window) is None
+
+
 def test_agreement_is_counted_over_the_fragment_of_the_round():
     settings = run(4)
     mine, theirs = method_of(settings, LAYOUT), method_of(settings, LAYOUT)
@@ -167,8 +201,8 @@ def test_agreement_is_counted_over_the_fragment_of_the_round():
     found = tally.vote_agreement(PEERS[0])
     padding = int((~parameters()).view(-1, 4)[:, 0].sum())
     assert found == VoteAgreement(mine.votes - padding, 0, padding)
-    mine.contribute(gradient, 7, 1, PEERS[0])
-    assert tally.vote_agreement(PEERS[0]) is None, "its votes of that round are forgotten"
+    assert mine.lookahead(1) is None
+    assert tally.vote_agreement(PEERS[0]) is None, "its votes of an applied round are forgotten"
 
 
 def test_exact_zeros_get_pseudo_random_signs():
