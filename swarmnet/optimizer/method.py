@@ -23,6 +23,7 @@ from swarmnet.optimizer.local_steps.reduced_experts import ReducedExperts
 from swarmnet.optimizer.local_steps.reduced_steps import ReducedSteps
 from swarmnet.optimizer.low_rank.low_rank import LowRank
 from swarmnet.optimizer.mean_gradient import GradientError
+from swarmnet.optimizer.reduced_votes import ReducedVotes
 from swarmnet.optimizer.sign_muon import SignMuon
 from swarmnet.optimizer.sign_votes import VoteMethod
 from swarmnet.optimizer.step import Step
@@ -243,6 +244,8 @@ interface's requirements."""
 def method_of(manifest: Manifest, layout: Layout, device: torch.device | str = "cpu") -> Method:
     """Return the manifest's method, with fresh state on `device`."""
     mixed, sharded = manifest.model.experts.groups > 1, manifest.sync.topology == "sharded-reduce"
+    if sharded and manifest.sync.local_steps is None:
+        return ReducedVotes(manifest, layout, torch.device(device))
     if sharded:
         return (ReducedExperts if mixed else ReducedSteps)(manifest, layout, torch.device(device))
     if mixed:

@@ -73,17 +73,17 @@ class SignMuon:
         self._clip = BlockClip(layout, manifest.sync.max_grad_norm, device)
         self._device_group: DeviceGroup = ALONE
         self._momentum = torch.zeros(layout.size, device=device)
-        self._voted = fragment_layout(layout, self._fragments)
+        self.voted = fragment_layout(layout, self._fragments)
         """Layout of the votes of one round."""
-        self._places = tuple(_places(layout, self._voted))
+        self._places = tuple(_places(layout, self.voted))
         """Each parameter with the numbers before it in its plane, and with the start of its plane's votes."""
         self._open_rounds = manifest.rounds.window + 1
         self._own: dict[int, Tensor] = {}
         """Maps a round that may not be applied yet to the signs of this peer's votes, int8 [voted.size]; 0
         where the direction was exactly zero."""
-        self.sections = [(plane.chunk,) for plane in self._voted.planes]
-        self.votes = self._voted.size
-        self.payload_bytes = sum(packed_bytes(plane.chunks, plane.chunk) for plane in self._voted.planes)
+        self.sections = [(plane.chunk,) for plane in self.voted.planes]
+        self.votes = self.voted.size
+        self.payload_bytes = sum(packed_bytes(plane.chunks, plane.chunk) for plane in self.voted.planes)
 
     def use_device_group(self, company: DeviceGroup) -> None:
         """Use collectives of several devices for norms and matrices."""
@@ -100,7 +100,7 @@ class SignMuon:
         self._own[round] = signs
         seed = seed_of(self._run_id, round, peer)
         parts = []
-        for plane in self._voted.planes:
+        for plane in self.voted.planes:
             signs_CM = plane_of(signs, plane).cpu().numpy()
             negative_CM, zero_CM = signs_CM < 0, signs_CM == 0
             if zero_CM.any():
@@ -116,7 +116,7 @@ class SignMuon:
             pass
 
     def tally(self, round: int) -> VoteTally:
-        return VoteTally(method=self, layout=self._voted, device=self._device, round=round)
+        return VoteTally(method=self, layout=self.voted, device=self._device, round=round)
 
     def lookahead(self, round: int, factor: int = WHOLE) -> StepSum | None:
         """Return the steps of this peer's own votes in all rounds from `round` on, which are not applied. The
@@ -129,7 +129,7 @@ class SignMuon:
         if len(payload) != self.payload_bytes:
             raise ContributionError(f"payload of {len(payload)} bytes where {self.payload_bytes} belong")
         start = 0
-        for plane in self._voted.planes:
+        for plane in self.voted.planes:
             stop = start + packed_bytes(plane.chunks, plane.chunk)
             bits_CM = unpack(memoryview(payload)[start:stop], plane.chunks, plane.chunk)
             yield Votes(None, torch.from_numpy(1 - 2 * bits_CM.view(np.int8)))
@@ -137,7 +137,7 @@ class SignMuon:
 
     def own_votes(self, round: int) -> list[Votes] | None:
         signs = self._own.get(round)
-        return signs if signs is None else [Votes(None, plane_of(signs, each)) for each in self._voted.planes]
+        return signs if signs is None else [Votes(None, plane_of(signs, each)) for each in self.voted.planes]
 
     def invert(self, plane: int, sums_CN: Tensor, voters: int) -> Tensor:
         """Return the sums: votes are on the weights themselves."""
@@ -175,7 +175,7 @@ class SignMuon:
     def _direction_signs(self, round: int) -> Tensor:
         """Return the signs of the direction of the fragment of `round`, int8 [voted.size]; 0 in the
         padding."""
-        signs = torch.zeros(self._voted.size, dtype=torch.int8, device=self._device)
+        signs = torch.zeros(self.voted.size, dtype=torch.int8, device=self._device)
         group = self._device_group
         matrices: dict[Entry, _Turn] = {}
         for each in self._turns(round):

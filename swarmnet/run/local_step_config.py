@@ -60,6 +60,7 @@ class LocalStepConfig(MethodConfig):
     introduction: ClassVar[str] = (
         "The others are local-step methods: a peer runs its own optimizer and sends weight deltas."
     )
+    can_shard: ClassVar[bool] = True
     preset_keys: ClassVar[tuple[str, ...]] = ("inner_optimizer", "fragments", "delta_codec", "residual")
 
     @property
@@ -120,8 +121,6 @@ class LocalStepConfig(MethodConfig):
         return sizes.trained / self.fragments * BITS[self.delta_codec] / 8 + sizes.trained / CHUNK
 
     def result_bytes(self, size: int) -> float:
-        """Estimate the bytes of all results of one round. Together they cover a fragment of `size`
-        parameters."""
         return size / self.fragments * RESULT_BITS / 8 + size / CHUNK
 
     def kept_bytes(self, sizes: StageSizes, open_rounds: int, is_small: bool) -> int:

@@ -49,6 +49,8 @@ class MethodConfig:
     """Sentence of the documentation before the first method of this class."""
     has_outer_optimizer: ClassVar[bool] = False
     """Whether the method reads `outer_lr` and `outer_momentum`."""
+    can_shard: ClassVar[bool] = False
+    """Whether the method works with `sync.topology: sharded-reduce`."""
     orthogonalizes_gradients: ClassVar[bool] = False
     """Whether a contribution takes Newton-Schulz steps on the matrices of layers."""
     preset_keys: ClassVar[tuple[str, ...]] = ()
@@ -71,6 +73,11 @@ class MethodConfig:
     def contribution_bytes(self, sizes: StageSizes) -> float:
         """Estimate the bytes of one contribution."""
         return sizes.trained * self.value_bits / 8
+
+    def result_bytes(self, size: int) -> float:
+        """Estimate the bytes of all results of one round, with reducers. Together they cover a fragment of
+        `size` parameters."""
+        raise TypeError("the method does not work with reducers")
 
     def kept_bytes(self, sizes: StageSizes, open_rounds: int, is_small: bool) -> int:
         """Estimate the bytes of the tensors that only this method has, without optimizer moments. `is_small`

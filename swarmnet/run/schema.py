@@ -330,8 +330,8 @@ class Sync:
     contributes."""
     topology: TopologyName = field(default="all-gather", metadata={ADDED: True})
     """`all-gather`: each peer receives every contribution of its stage. `sharded-reduce`: peers send slices
-    to reducers and receive four-bit means, so the cost per peer does not grow with the group. It works with
-    local-step methods, but not with topk-2bit."""
+    to reducers and receive four-bit means, or counts of votes, so the cost per peer does not grow with the
+    group. It works with sign-muon and local-step methods, but not with topk-2bit."""
     expert_lr_scale: float = field(default=1.0, metadata={ADDED: True})
     """With expert groups, the factor on the experts' learning rate. Few peers train each expert, so its steps
     see fewer tokens."""

@@ -24,7 +24,7 @@ from swarmnet.run.sync_methods import METHOD_CONFIGS, PRESETS, MethodName
 TRANSFORMS = ["hadamard", "dct"]
 SIGNED = ["demo-sign", "demo"]
 """Methods that step by a learning rate in a direction; they alone select and transform."""
-SHARDED = ["local-steps, sharded", "diloco, sharded"]
+SHARDED = ["local-steps, sharded", "diloco, sharded", "sign-muon, sharded"]
 TILED = "demo-sign, tiles"
 EVERY = [
     *product(SIGNED, SELECTIONS, TRANSFORMS),
@@ -246,7 +246,7 @@ def test_every_selection_and_transform_descends(method_name, selection, transfor
     layout = layout_of({"lm_head.weight": (70, 64), "model.norm.weight": (40,)})
     settings_ = manifest(
         method=method_name, selection=selection, transform=transform, topk_per_chunk=1024, momentum=0.8,
-        learning_rate=0.1 if method_name == "sign-muon" else 0.02, decay_rounds=120, max_grad_norm=100.0,
+        learning_rate=0.1 if "sign-muon" in method_name else 0.02, decay_rounds=120, max_grad_norm=100.0,
     )  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     target = gradient_of(layout, 5) * 0.3
