@@ -447,6 +447,12 @@ def test_schedules_hold_with_a_real_model_too():
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["all-gather", "sharded-reduce"])
+def test_schedules_hold_with_votes_on_polar_factors(sharded):
+    seen = play(Options(2, peers=4, stages=2, real=True, rounds=20, method="sign-muon", sharded=sharded))
+    assert check(seen) == []
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["all-gather", "sharded-reduce"])
 def test_schedules_hold_where_each_peer_trains_half_of_the_experts(sharded):
     seen = play(Options(2, peers=4, stages=2, real=True, rounds=20, experts=True, sharded=sharded))
     assert check(seen) == []
