@@ -17,7 +17,13 @@ import typer
 from peers.config.errors import ConfigError, UserError, as_user_errors
 from peers.config.peer_file import DemoOptions, PeerFile, default_state, load, validate_peer_file
 from peers.config.yaml_lines import ParsedYaml
-from swarmnet.run.sync_methods import DEFAULT_LOCAL_METHOD, DEFAULT_METHOD, PRESETS, MethodName
+from swarmnet.run.sync_methods import (
+    DEFAULT_LOCAL_METHOD,
+    DEFAULT_METHOD,
+    METHOD_CONFIGS,
+    PRESETS,
+    MethodName,
+)
 
 if TYPE_CHECKING:
     from peers.config.run_file import SignedManifest
@@ -218,7 +224,7 @@ def demo(
     ] = None,
     sharded: Annotated[
         bool,
-        typer.Option("--sharded", help="Set sync.topology: sharded-reduce (local-step methods)."),
+        typer.Option("--sharded", help="Set sync.topology: sharded-reduce."),
     ] = False,
     experts: Annotated[
         bool,
@@ -235,8 +241,8 @@ def demo(
     method = method or (DEFAULT_LOCAL_METHOD if experts else DEFAULT_METHOD)
     if experts and method not in PRESETS:
         raise UserError(f"--experts needs a local-step method: add --method with one of {', '.join(PRESETS)}")
-    if sharded and method not in PRESETS:
-        raise UserError(f"--sharded needs a local-step method: add --method {DEFAULT_LOCAL_METHOD}")
+    if sharded and not METHOD_CONFIGS[method].can_shard:
+        raise UserError(f"--sharded does not work with {method}: add --method {DEFAULT_LOCAL_METHOD}")
     from peers.lab.processes.demo import run_demo
 
     options = DemoOptions(peers, stages, seconds, report, seed, keep, method, sharded, experts, undisturbed)

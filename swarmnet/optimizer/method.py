@@ -23,6 +23,8 @@ from swarmnet.optimizer.local_steps.reduced_experts import ReducedExperts
 from swarmnet.optimizer.local_steps.reduced_steps import ReducedSteps
 from swarmnet.optimizer.low_rank.low_rank import LowRank
 from swarmnet.optimizer.mean_gradient import GradientError
+from swarmnet.optimizer.reduced_votes import ReducedVotes
+from swarmnet.optimizer.sign_muon import SignMuon
 from swarmnet.optimizer.sign_votes import VoteMethod
 from swarmnet.optimizer.step import Step
 from swarmnet.optimizer.tiling import Tile, all_tiles
@@ -197,7 +199,8 @@ class Method(Protocol):
         """2-norm of all that was not sent yet (error feedback); None if the method keeps nothing."""
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
-        """Add a gradient and return this round's payload. What is sent is removed from the momentum.
+        """Add a gradient and return this round's payload. What is sent is removed from the momentum, unless
+        the method lets it decay there (`sign-muon`).
 
         `gradient` is float32 [layout.size], summed over `tokens` tokens, zero in the padding. Raises
         GradientError without any change.
@@ -208,7 +211,7 @@ class Method(Protocol):
         group settles without it.
 
         It is then sent with later contributions. Votes have no size, so they return with that of their
-        chunk's largest coefficient.
+        chunk's largest coefficient. Does nothing if the momentum still contains what was sent.
         """
 
     def check(self, payload: bytes) -> None:
@@ -218,7 +221,8 @@ class Method(Protocol):
         """Return an empty aggregate for the contributions of `round`."""
 
     def lookahead(self, round: int, factor: int = WHOLE) -> Step | None:
-        """Return the expected step of `round`, as if all peers had this peer's momentum.
+        """Return the expected step of `round`, as if all peers had this peer's momentum. It may include steps
+        of later rounds to which this peer has contributed.
 
         Between `contribute(round)` and the application of the round, it includes what was just sent. None if
         `own` includes all that can be predicted.
@@ -230,6 +234,7 @@ METHODS: Mapping[str, Callable[[Manifest, Layout, torch.device], Method]] = {
     "demo": FloatMethod,
     "low-rank": LowRank,
     "hybrid": LowRank,
+    "sign-muon": SignMuon,
     **dict.fromkeys(PRESETS, LocalSteps),
 }
 """The class of each sync method. tests/swarmnet/optimizer/test_methods.py runs all of them through the
@@ -239,6 +244,8 @@ interface's requirements."""
 def method_of(manifest: Manifest, layout: Layout, device: torch.device | str = "cpu") -> Method:
     """Return the manifest's method, with fresh state on `device`."""
     mixed, sharded = manifest.model.experts.groups > 1, manifest.sync.topology == "sharded-reduce"
+    if sharded and manifest.sync.local_steps is None:
+        return ReducedVotes(manifest, layout, torch.device(device))
     if sharded:
         return (ReducedExperts if mixed else ReducedSteps)(manifest, layout, torch.device(device))
     if mixed:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -114,6 +115,7 @@ class VoteMethod:
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
         votes = self.votes_of(payload)
         for index, found in enumerate(list(votes)):
+            assert found.indices is not None
             signs_CK = found.signs.to(self._device, torch.float32)
             strength_C1 = self._momentum.strength(index)
             self._momentum.put(index, found.indices.to(self._device), signs_CK * strength_C1)
@@ -143,6 +145,12 @@ class VoteMethod:
             yield Votes(indices_CK, torch.from_numpy(signs_CK))
             start = stop
 
+    def own_votes(self, round: int) -> list[Votes] | None:
+        taken = self.sent(round)
+        if taken is None:
+            return None
+        return [Votes(each.indices, torch.sign(each.values).to(torch.int8)) for each in taken]
+
     def sent(self, round: int) -> list[Sent] | None:
         """Return what this peer's contribution to `round` took from each plane; None if it is not the newest
         one."""
@@ -159,17 +167,50 @@ class VoteMethod:
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """Votes of one plane: int64 [C, K] indices, and int8 [C, K] signs of +1 and -1."""
+    """Votes of one plane."""
 
-    indices: Tensor
+    indices: Tensor | None
+    """int64 [C, K]; None: all coefficients in their order."""
     signs: Tensor
+    """int8 [C, K]: +1 and -1, and 0 for own votes on a coefficient that was zero."""
+
+    def add_to(self, sums_CN: Tensor, weight: int) -> None:
+        """Add the votes, times `weight`, to int16 [C, N]."""
+        signs_CK = self.signs.to(sums_CN.device)
+        if self.indices is None:
+            sums_CN.add_(signs_CK, alpha=weight)
+        else:
+            sums_CN.scatter_add_(1, self.indices.to(sums_CN.device), signs_CK.to(torch.int16) * weight)
+
+    def at(self, sums_CN: Tensor) -> Tensor:
+        """Return the sums [C, K] of the coefficients that the votes concern."""
+        return sums_CN if self.indices is None else sums_CN.gather(1, self.indices)
+
+
+class VotingMethod(Protocol):
+    """What a tally of votes needs from its method."""
+
+    def votes_of(self, payload: bytes) -> Iterator[Votes]:
+        """Yield the votes of each plane. Raises ContributionError if no honest peer can have sent
+        `payload`."""
+
+    def own_votes(self, round: int) -> list[Votes] | None:
+        """Return this peer's votes of `round` in each plane; None if they are not the newest ones."""
+
+    def invert(self, plane: int, sums_CN: Tensor, voters: int) -> Tensor:
+        """Return an integer multiple of the direction against which a plane steps, from the vote sums of
+        `voters` peers."""
+
+    def step_of(self, signs: Tensor, round: int, factor: int) -> SignStep:
+        """Return the step with these signs, int8 [layout.size of the tally], at the rate of `round`."""
 
 
 class VoteTally:
     """The votes of one round, and until it is applied their sums. These are int16, because no group has 32768
     peers."""
 
-    def __init__(self, *, method: VoteMethod, layout: Layout, device: torch.device, round: int) -> None:
+    def __init__(self, *, method: VotingMethod, layout: Layout, device: torch.device, round: int) -> None:
+        """`layout` has a plane for each plane of the votes."""
         self._method = method
         self._layout = layout
         self._device = device
@@ -204,13 +245,12 @@ class VoteTally:
 
     def vote_agreement(self, me: PeerId) -> VoteAgreement | None:
         # The votes are remembered as they were taken: decoding the payload would cost ten times as much.
-        sent = self._method.sent(self._round) if me in self._payloads else None
+        sent = self._method.own_votes(self._round) if me in self._payloads else None
         if sent is None:
             return None
         found = VoteAgreement(0, 0, 0)
         for plane, own in zip(self._layout.planes, sent, strict=True):
-            sums_CK = plane_of(self._summed(), plane).gather(1, own.indices)
-            found += vote_agreement(torch.sign(own.values).to(torch.int16), sums_CK)
+            found += vote_agreement(own.signs, own.at(plane_of(self._summed(), plane)))
         return found
 
     def _summed(self) -> Tensor:
@@ -224,6 +264,4 @@ class VoteTally:
     def _count(self, votes: Iterable[Votes], weight: int, sums: Tensor) -> None:
         """Add votes, times `weight`, to `sums`."""
         for plane, found in zip(self._layout.planes, votes, strict=True):
-            sums_CN = plane_of(sums, plane)
-            votes_CK = found.signs.to(self._device, torch.int16) * weight
-            sums_CN.scatter_add_(1, found.indices.to(self._device), votes_CK)
+            found.add_to(plane_of(sums, plane), weight)

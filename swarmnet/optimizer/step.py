@@ -26,15 +26,17 @@ class Step(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RateRange:
-    """A range of weights with one learning rate."""
+    """A range of weights, or every n-th weight of it, with one learning rate."""
 
     start: int
     stop: int
-    """Both are positions in the flat vector."""
+    """Both are positions in the flat vector. The weight at `start` is the first that changes."""
     signs: int
     """First position in the signs."""
     rate: int
     """Learning rate in units."""
+    stride: int = 1
+    """Distance between two weights that change. Their signs are consecutive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +51,46 @@ class SignStep:
         units = units_CN.view(-1)
         for each in self.stretches:
             start, stop = tile.within(each.start, each.stop)
+            start += (each.start - start) % each.stride
             if start < stop:
-                shift = each.signs - each.start
-                signs = self.signs[start + shift : stop + shift]
-                units[start - tile.start : stop - tile.start].add_(signs, alpha=-each.rate)
+                changed = units[start - tile.start : stop - tile.start : each.stride]
+                first = each.signs + (start - each.start) // each.stride
+                changed.add_(self.signs[first : first + len(changed)], alpha=-each.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSum:
+    """Several steps, one after the other."""
+
+    steps: tuple[Step, ...]
+
+    def add_to(self, units_CN: Tensor, tile: Tile, momentum_CN: Tensor | None = None) -> None:
+        for step in self.steps:
+            step.add_to(units_CN, tile, momentum_CN)
 
 
 def sign_step(signs: Tensor, layout: Layout, manifest: Manifest, round: int, factor: int = WHOLE) -> SignStep:
     """Return the step of `round` against a direction's signs, int8 [layout.size], which it keeps. The step is
     the learning rate times the parameter's share (`residual_init_scale`) and the owner's `factor` in
     thousandths (`run/rates.py`). It is 0 in the padding."""
-    rate = learning_rate(manifest.sync, round)
     empty_padding(signs, layout)
     stretches = (
         RateRange(
             entry.offset,
             entry.offset + entry.size,
             entry.offset,
-            scaled(learning_rate_units(rate * residual_init_scale(manifest.model, entry.name)), factor),
+            rate_units(manifest, entry.name, round, factor),
         )
         for entry in layout.entries
     )
     return SignStep(signs, tuple(stretches))
+
+
+def rate_units(manifest: Manifest, name: str, round: int, factor: int, size: float = 1.0) -> int:
+    """Return the learning rate of a parameter in units: `size` times that of the round, times the parameter's
+    share (`residual_init_scale`) and the owner's `factor` in thousandths (`run/rates.py`)."""
+    rate = learning_rate(manifest.sync, round) * size
+    return scaled(learning_rate_units(rate * residual_init_scale(manifest.model, name)), factor)
 
 
 def add_step(units: Tensor, step: Step, layout: Layout, momentum: Tensor | None = None) -> None:

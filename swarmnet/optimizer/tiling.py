@@ -224,6 +224,12 @@ def plane_of(flat: Tensor, plane: Plane) -> Tensor:
     return flat[plane.offset : plane.stop].view(plane.chunks, plane.chunk)
 
 
+def rows_of(plane: Plane, shard: int, shards: int) -> slice:
+    """Return the chunks of a plane that belong to one of `shards` shards; none for some shards of a small
+    plane."""
+    return slice(plane.chunks * shard // shards, plane.chunks * (shard + 1) // shards)
+
+
 def empty_padding(flat: Tensor, layout: Layout) -> None:
     """Set elements of a vector [layout.size] that belong to no parameter to zero."""
     for start, stop in layout.padding:

@@ -83,7 +83,5 @@ def contribution_bytes(manifest: Manifest, stage: int) -> float:
 
 
 def result_bytes(manifest: Manifest, stage: int) -> float:
-    """Estimate the bytes of all results of one round. Reducers work with local-step methods only."""
-    local_steps = manifest.sync.local_steps
-    assert local_steps is not None, "only own steps go through reducers"
-    return local_steps.result_bytes(trained_layout(manifest, stage).size)
+    """Estimate the bytes of all results of one round, in a run with reducers."""
+    return manifest.sync.config.result_bytes(trained_layout(manifest, stage).size)

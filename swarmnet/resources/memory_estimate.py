@@ -148,19 +148,26 @@ def _temporary_bytes(manifest: Manifest, layout: Layout, trained: Layout, work: 
     part of `layout` that this peer trains. `work` is the bytes of a weight used for computing."""
     local_steps = manifest.sync.local_steps
     if local_steps is None:
-        return layout.size * AT_WORK_BYTES
+        votes = layout.size * AT_WORK_BYTES
+        is_muon = manifest.sync.config.orthogonalizes_gradients
+        return max(votes, _muon_step_bytes(trained, on_gpu)) if is_muon else votes
     tile = TILE_BYTES * (GPU_TIMES if on_gpu else 1)
     gradient = work * max((entry.size for entry in trained.entries), default=0)  # Of one parameter.
     results = RESULT_AT_WORK_BYTES * layout.size // local_steps.fragments if local_steps.is_sharded else 0
     if local_steps.inner_optimizer != "muon":
         return max(tile, gradient, results)
+    return max(tile, gradient, results, _muon_step_bytes(trained, on_gpu))
+
+
+def _muon_step_bytes(trained: Layout, on_gpu: bool) -> int:
+    """Return the bytes of temporary tensors while Muon orthogonalizes a batch of matrices."""
     shapes = Counter(entry.shape for entry in trained.entries if trains_with_muon(entry.name, entry.shape))
     numbers = 0
     for shape, count in shapes.items():
         at_once = max(1, min(count, BATCH_NUMBERS // prod(shape))) if on_gpu else 1
         per_matrix = MUONS_NUMBERS * prod(shape) + MUONS_SQUARES * min(shape) ** 2
         numbers = max(numbers, at_once * per_matrix)
-    return max(tile, gradient, results, FLOAT_BYTES * numbers)
+    return FLOAT_BYTES * numbers
 
 
 def _moment_bytes(inner: InnerOptimizerName, layout: Layout) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, log2
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 from swarmnet.run.method_config import CHUNK, FLOAT_BYTES, MethodConfig, Problem, StageSizes
 
@@ -60,12 +60,8 @@ class LocalStepConfig(MethodConfig):
     introduction: ClassVar[str] = (
         "The others are local-step methods: a peer runs its own optimizer and sends weight deltas."
     )
+    can_shard: ClassVar[bool] = True
     preset_keys: ClassVar[tuple[str, ...]] = ("inner_optimizer", "fragments", "delta_codec", "residual")
-    """Keys that may be `method` or 0, which stands for the preset's value."""
-
-    def read(self, keys: Mapping[str, Any]) -> Self:
-        left = {key for key in self.preset_keys if keys[key] in ("method", 0)}
-        return MethodConfig.read(self, {key: value for key, value in keys.items() if key not in left})
 
     @property
     def outer_thousandths(self) -> tuple[int, int]:
@@ -125,8 +121,6 @@ class LocalStepConfig(MethodConfig):
         return sizes.trained / self.fragments * BITS[self.delta_codec] / 8 + sizes.trained / CHUNK
 
     def result_bytes(self, size: int) -> float:
-        """Estimate the bytes of all results of one round. Together they cover a fragment of `size`
-        parameters."""
         return size / self.fragments * RESULT_BITS / 8 + size / CHUNK
 
     def kept_bytes(self, sizes: StageSizes, open_rounds: int, is_small: bool) -> int:

@@ -389,9 +389,9 @@ def _sync_rows(sync: Sync) -> list[Problem]:
             f"sync.outer_lr and sync.outer_momentum are for {' and '.join(OUTER_METHODS)}",
         ),
         (
-            sync.topology == "sharded-reduce" and not is_local,
-            f"sync.topology: sharded-reduce works with local-step methods only; set sync.method to one of "
-            f"{methods}",
+            sync.topology == "sharded-reduce" and not config.can_shard,
+            "sync.topology: sharded-reduce does not work with this method; set sync.method to one of "
+            f"{', '.join(name for name, each in METHOD_CONFIGS.items() if each.can_shard)}",
         ),
         (sync.learning_rate <= 0, f"sync.learning_rate is {sync.learning_rate:g}; it must be positive"),
     ]

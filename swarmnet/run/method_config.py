@@ -42,15 +42,25 @@ class MethodConfig:
     """Bits of each value in a contribution."""
     not_divisible: str = ""
     """Why the method cannot run where a stage is divided among devices; empty if it can."""
+    small_model_rate: float = 0.0
+    """Learning rate for a small model. 0: the default of `sync.learning_rate`."""
 
     introduction: ClassVar[str] = ""
     """Sentence of the documentation before the first method of this class."""
     has_outer_optimizer: ClassVar[bool] = False
     """Whether the method reads `outer_lr` and `outer_momentum`."""
+    can_shard: ClassVar[bool] = False
+    """Whether the method works with `sync.topology: sharded-reduce`."""
+    orthogonalizes_gradients: ClassVar[bool] = False
+    """Whether a contribution takes Newton-Schulz steps on the matrices of layers."""
+    preset_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys that may be `method` or 0, which stands for the method's own value."""
 
     def read(self, keys: Mapping[str, Any]) -> Self:
         """Return this configuration with the values of the keys of `sync` that it has."""
-        return replace(self, **{key.name: keys[key.name] for key in fields(self) if key.name in keys})
+        given = {key.name: keys[key.name] for key in fields(self) if key.name in keys}
+        own = {key for key in self.preset_keys if keys[key] in ("method", 0)}
+        return replace(self, **{key: value for key, value in given.items() if key not in own})
 
     def key_problems(self) -> list[Problem]:
         """Return the checks of single keys. They apply to every run, whichever method it has."""
@@ -63,6 +73,11 @@ class MethodConfig:
     def contribution_bytes(self, sizes: StageSizes) -> float:
         """Estimate the bytes of one contribution."""
         return sizes.trained * self.value_bits / 8
+
+    def result_bytes(self, size: int) -> float:
+        """Estimate the bytes of all results of one round, with reducers. Together they cover a fragment of
+        `size` parameters."""
+        raise TypeError("the method does not work with reducers")
 
     def kept_bytes(self, sizes: StageSizes, open_rounds: int, is_small: bool) -> int:
         """Estimate the bytes of the tensors that only this method has, without optimizer moments. `is_small`

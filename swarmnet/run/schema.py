@@ -290,7 +290,8 @@ class Sync:
     momentum: float = 0.95
     """Fraction of the momentum kept per round; with Muon, per local step."""
     learning_rate: float = 4e-3
-    """Peak learning rate. demo-sign changes each weight by this much per round."""
+    """Peak learning rate. demo-sign changes each weight by this much per round, and sign-muon by a fifth
+    of it."""
     warmup_rounds: int = 20
     """Rounds of linear warm-up to the peak."""
     decay_rounds: int = 2000
@@ -305,9 +306,9 @@ class Sync:
     inner_batch_tokens: int = field(default=0, metadata={ADDED: True})
     """Local-step methods: tokens per local step. `0`: a step per microbatch."""
     fragments: int = field(default=0, metadata={ADDED: True})
-    """Local-step methods: fragments of the weights, of which each round synchronizes one; a power of two.
-    More sends less per round. `0`: the method's number (4 for local-steps and streaming-diloco, 16 for
-    sparta, else 1)."""
+    """sign-muon and local-step methods: fragments of the weights, of which each round synchronizes one; a
+    power of two. More sends less per round. `0`: the method's number (4 for sign-muon, local-steps and
+    streaming-diloco, 16 for sparta, else 1)."""
     delta_codec: DeltaCodecName | Literal["method"] = field(default="method", metadata={ADDED: True})
     """Local-step methods: encoding of the deltas. `sign`: 1 bit. `e3m0`: 4 bits, a sign and a power of two.
     `int8`: 8 bits. `topk-2bit`: the largest per chunk in 2 bits each. `method`: the method's own."""
@@ -329,8 +330,8 @@ class Sync:
     contributes."""
     topology: TopologyName = field(default="all-gather", metadata={ADDED: True})
     """`all-gather`: each peer receives every contribution of its stage. `sharded-reduce`: peers send slices
-    to reducers and receive four-bit means, so the cost per peer does not grow with the group. It works with
-    local-step methods, but not with topk-2bit."""
+    to reducers and receive four-bit means, or counts of votes, so the cost per peer does not grow with the
+    group. It works with sign-muon and local-step methods, but not with topk-2bit."""
     expert_lr_scale: float = field(default=1.0, metadata={ADDED: True})
     """With expert groups, the factor on the experts' learning rate. Few peers train each expert, so its steps
     see fewer tokens."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log2
-from typing import Literal
+from math import ceil, log2
+from typing import ClassVar, Literal
 
-from swarmnet.run.local_step_config import LocalStepConfig, OuterStepConfig
+from swarmnet.run.local_step_config import LocalStepConfig, OuterStepConfig, TopologyName
 from swarmnet.run.method_config import CHUNK, FLOAT_BYTES, MethodConfig, Problem, StageSizes
 
 SelectionName = Literal["top-k", "group"]
@@ -20,6 +20,9 @@ MAX_RANK = 1024
 """Maximum rank for which a step's exact sums do not overflow (`swarmnet/optimizer/low_rank/exact.py`)."""
 CUT_BYTES = FLOAT_BYTES
 """Temporary memory of tiled matrices: the gradient in tile order."""
+COUNT_BITS = 4
+"""Bits per number of a reducer's count of votes, for 8 to 15 contributors
+(`swarmnet/optimizer/reduced_votes.py`)."""
 BOTH_BYTES = 2 * FLOAT_BYTES
 """Temporary memory of methods with both directions and votes: the residual as weights, and what is sent."""
 
@@ -86,11 +89,40 @@ class LowRankConfig(CoefficientConfig):
         return CoefficientConfig.kept_bytes(self, sizes, open_rounds, is_small) + sizes.all * both
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignMuonConfig(MethodConfig):
+    """The configuration of votes on the orthogonalized momentum."""
+
+    fragments: int = 4
+    """Number of fragments of the weights. Each round covers one of them, in turn."""
+    momentum: float = 0.95
+    topology: TopologyName = "all-gather"
+    small_model_rate: float = 3.2e-2
+
+    can_shard: ClassVar[bool] = True
+    orthogonalizes_gradients: ClassVar[bool] = True
+    preset_keys: ClassVar[tuple[str, ...]] = ("fragments",)
+
+    def contribution_bytes(self, sizes: StageSizes) -> float:
+        return MethodConfig.contribution_bytes(self, sizes) / self.fragments
+
+    def result_bytes(self, size: int) -> float:
+        return size / self.fragments * COUNT_BITS / 8
+
+    def kept_bytes(self, sizes: StageSizes, open_rounds: int, is_small: bool) -> int:
+        """Estimate the bytes of the open rounds, with the own votes and the results in them. Each covers a
+        fragment."""
+        results = self.result_bytes(sizes.all) * open_rounds if self.topology == "sharded-reduce" else 0
+        signs = MethodConfig.kept_bytes(self, sizes, 2 * open_rounds, is_small)
+        return ceil(signs / self.fragments + results)
+
+
 MethodName = Literal[
     "demo-sign",
     "demo",
     "low-rank",
     "hybrid",
+    "sign-muon",
     "local-steps",
     "diloco",
     "streaming-diloco",
@@ -139,6 +171,9 @@ METHOD_CONFIGS: Mapping[MethodName, MethodConfig] = {
         votes_on_matrices=False,
     ),
     "hybrid": LowRankConfig(meaning="low-rank, plus votes on the remainder.", votes_on_matrices=True),
+    "sign-muon": SignMuonConfig(
+        meaning="one-bit votes on each matrix's orthogonalized momentum, a fragment per round."
+    ),
     **PRESETS,
 }
 DEFAULT_METHOD: MethodName = "demo-sign"

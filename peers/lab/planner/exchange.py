@@ -19,6 +19,7 @@ from swarmnet.model.computing.choices import Computing
 from swarmnet.model.flat_layout import trained_layout
 from swarmnet.optimizer.local_steps.reduced_steps import ReducedSteps
 from swarmnet.optimizer.method import method_of
+from swarmnet.optimizer.reduced_votes import ReducedVotes
 from swarmnet.pipeline.flow_control import graph_bytes
 from swarmnet.resources.bandwidth_estimate import rounds_per_second
 from swarmnet.resources.memory_estimate import needs_of
@@ -86,6 +87,8 @@ class Exchange:
         return needs_of(manifest, stage, 0, CARD).least
 
 
+COUNTED = 15
+"""Contributors in a result of counted votes: four bits per number, as those of local steps have."""
 CARD = Computing(dtype="bf16")
 """Computing settings of a peer with a GPU, unless its configuration sets others."""
 
@@ -94,7 +97,7 @@ def exchange_of(manifest: Manifest) -> Exchange:
     """Return the exchange that the manifest of a run defines."""
     sync, own, stages = manifest.sync, manifest.sync.local_steps, range(len(manifest.stages))
     step = (sync.inner_batch_tokens or manifest.microbatch_tokens) if own is not None else 0
-    can_shard = own is not None and own.delta_codec != "topk-2bit"
+    can_shard = sync.config.can_shard and (own is None or own.delta_codec != "topk-2bit")
     return Exchange(
         tuple(contribution_bytes(manifest, stage) for stage in stages),
         tuple(result_bytes(manifest, stage) for stage in stages) if can_shard else (),
@@ -110,8 +113,9 @@ def result_bytes(manifest: Manifest, stage: int) -> int:
     """
     sharded = replace(manifest, sync=replace(manifest.sync, topology="sharded-reduce"))
     reduced = method_of(sharded, trained_layout(manifest, stage), "meta").reduced
-    assert isinstance(reduced, ReducedSteps), "local steps can use reducers"
-    return wire_bytes(len(encode(Contribution())), ENVELOPE_BYTES + reduced.number_bytes)
+    assert isinstance(reduced, ReducedSteps | ReducedVotes), "the method can use reducers"
+    sums = reduced.count_bytes(COUNTED) if isinstance(reduced, ReducedVotes) else reduced.number_bytes
+    return wire_bytes(len(encode(Contribution())), ENVELOPE_BYTES + sums)
 
 
 def parameters_of(manifest: Manifest, stage: int) -> int:

@@ -32,7 +32,7 @@ from peers.tools.model.evaluate import score_weights
 from peers.tools.model.export import export
 from peers.tools.model.generate import generate
 from protocols.signed.identity import load_or_create
-from swarmnet.run.sync_methods import PRESETS, MethodName
+from swarmnet.run.sync_methods import METHOD_CONFIGS, PRESETS, MethodName
 
 KILL_AT, JOIN_AT = 0.4, 0.5
 """Parts of the demo's time after which a peer is killed, and a new one is started."""
@@ -85,8 +85,10 @@ def by_method(method: MethodName, sharded: bool) -> dict[str, Mapping[str, objec
     """Return the values of the run file for a method."""
     sync: dict[str, object] = {"method": method}
     values: dict[str, Mapping[str, object]] = {"sync": sync}
+    if rate := METHOD_CONFIGS[method].small_model_rate:
+        sync["learning_rate"] = rate
     if method in PRESETS:  # Eight local steps a round with two peers.
-        sync |= {"learning_rate": PRESETS[method].small_model_rate, "warmup_rounds": 5, "decay_rounds": 500}
+        sync |= {"warmup_rounds": 5, "decay_rounds": 500}
         values["rounds"] = {"global_batch_tokens": 8192}
     if sharded:
         sync["topology"] = "sharded-reduce"

@@ -143,7 +143,10 @@ class UpdateWork:
     closed: bool = field(default=False, init=False)
     """Set when the state is fetched again: queued operations belong to an abandoned branch."""
     _ahead: bool = field(default=False, init=False)
-    """Whether the published weights include this peer's own momentum as a lookahead."""
+    """Whether the published weights include this peer's own momentum or votes as a lookahead: while a round
+    is not applied to which it has contributed."""
+    _contributed: int = field(default=-1, init=False)
+    """The newest round to which this peer has contributed; -1 if none."""
 
     def __post_init__(self, gathered: HasGradient) -> None:
         self.source = contribution_source(self.method)(
@@ -167,6 +170,7 @@ class UpdateWork:
                 case MakeContribution(round, _, reducers):
                     results.append(self._make(round, reducers))
                     self._ahead = self.source.has_lookahead
+                    self._contributed = round
                     stale |= self.source.switch_experts(round) or self._ahead
                     results += self.source.reassignment(round)
                 case ReduceShards(round, slices):
@@ -184,7 +188,7 @@ class UpdateWork:
                 case ApplyRound(round, _, _):
                     self.replica.apply(round)
                     self.counts.voted(self.replica.vote_agreement(round, self.identity.peer_id))
-                    self._ahead = False
+                    self._ahead = self._ahead and self._contributed > round
                     stale = True
                 case SettleRound(round, references, chain, tokens, contributors):
                     digest = self.replica.settle(round, self._hashes(round))

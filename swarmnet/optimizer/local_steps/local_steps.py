@@ -45,7 +45,7 @@ from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.local_steps.inner_optimizer import InnerOptimizer
 from swarmnet.optimizer.mean_gradient import BlockClip
 from swarmnet.optimizer.sparsify import seed_of
-from swarmnet.optimizer.tiling import Tile, all_tiles, empty_padding, plane_of
+from swarmnet.optimizer.tiling import Tile, all_tiles, empty_padding, plane_of, rows_of
 from swarmnet.run.manifest import Manifest, learning_rate
 from swarmnet.run.rates import WHOLE
 
@@ -331,12 +331,6 @@ class DeltaTally:
 
     def vote_agreement(self, me: PeerId) -> None:
         """Return None: these contributions contain no votes."""
-
-
-def rows_of(plane: Plane, shard: int, shards: int) -> slice:
-    """Return the chunks of a plane that belong to one of `shards` shards; none for some shards of a small
-    plane."""
-    return slice(plane.chunks * shard // shards, plane.chunks * (shard + 1) // shards)
 
 
 @lru_cache(ORDERS_KEPT)

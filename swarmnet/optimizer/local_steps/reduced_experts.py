@@ -89,7 +89,7 @@ class ReducedExperts(ReducedSteps):
 
         A dishonest contributor may have slices of several groups; then that of the first shard is returned.
         """
-        table, sums = self._read(result)
+        table, sums = self.parts_of(result)
         found: dict[str, int] = {}
         for shard, encoded in sums.items():
             contributors = sorted(table.shards[shard])

@@ -29,18 +29,10 @@ from swarmnet.optimizer.delta_codecs.e3m0_codec import nibbles_read, nibbles_wri
 from swarmnet.optimizer.delta_codecs.packed_sums import Sums, packed
 from swarmnet.optimizer.index_code import ContributionError, packed_bytes
 from swarmnet.optimizer.local_steps.expert_steps import ExpertShardSteps
-from swarmnet.optimizer.local_steps.local_steps import FragmentStep, LocalSteps, rows_of
-from swarmnet.optimizer.tiling import Tile, all_tiles
-from swarmnet.rounds.result_table import (
-    Contributor,
-    Table,
-    counting,
-    draw_of,
-    head_of,
-    longest_head,
-    read_head,
-    read_result,
-)
+from swarmnet.optimizer.local_steps.local_steps import FragmentStep, LocalSteps
+from swarmnet.optimizer.result_parts import ResultParts
+from swarmnet.optimizer.tiling import Tile, all_tiles, rows_of
+from swarmnet.rounds.result_table import Contributor, Table, counting, draw_of, longest_head
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
 
@@ -119,7 +111,7 @@ class ShardMean:
     """Number of contributors that the mean covers."""
 
 
-class ReducedSteps:
+class ReducedSteps(ResultParts):
     """The sync method with sharded reduction, for one peer and one stage. Its local steps are those of
     `LocalSteps`."""
 
@@ -167,54 +159,15 @@ class ReducedSteps:
         self._whole.check(shard, data)
 
     def sums(self, shard: int, slices: Mapping[Contributor, bytes]) -> bytes:
-        """Return what a result contains for a shard. It does not depend on the order of the slices. Raises
-        ContributionError."""
         return self._whole.mean(shard, list(slices.values()))
 
     def sums_bytes(self, shard: int, contributors: int, sums: memoryview) -> int:
-        """Return the length of a shard's part of a result, at the start of `sums`. Raises
-        ContributionError."""
         return self._whole.number_bytes[shard]
 
     def encode_mean(self, shard: int, contributors: int, sums: memoryview) -> Iterator[ShardMean]:
         """Yield the means in a shard's part of a result. Raises ContributionError."""
         for plane, numbers in enumerate(self._whole.numbers(shard, sums)):
             yield ShardMean(plane, numbers, contributors)
-
-    def reduce(self, slices: Mapping[int, Mapping[Contributor, bytes]]) -> bytes:
-        table = Table({shard: frozenset(given) for shard, given in slices.items() if given})
-        sums = b"".join(self.sums(shard, slices[shard]) for shard in sorted(table.shards))
-        return head_of(table, sums) + sums
-
-    def follows(self, result: bytes, shard: int, slices: Mapping[Contributor, bytes]) -> bool:
-        published = self._read(result)[1][shard]
-        try:
-            for data in slices.values():
-                self.check_slice(shard, data)
-            expected = self.sums(shard, slices)
-        except ContributionError:
-            return False
-        return published == expected
-
-    def head(self, result: bytes) -> tuple[Table, int]:
-        return read_head(result, self.shards)
-
-    def table(self, result: bytes) -> Table:
-        return self._read(result)[0]
-
-    def _read(self, result: bytes) -> tuple[Table, dict[int, memoryview]]:
-        """Return a result's table, and its part for each of its shards. Raises ContributionError."""
-        table, sums = read_result(result, self.shards)
-        start, found = 0, {}
-        for shard in sorted(table.shards):
-            size = self.sums_bytes(shard, len(table.shards[shard]), sums[start:])
-            found[shard] = sums[start : start + size]
-            start += size
-        if len(sums) != start:
-            raise ContributionError(
-                f"the result has {len(sums)} bytes of sums where its table requires {start}"
-            )
-        return table, found
 
     def check(self, payload: bytes) -> None:
         for _ in self.shard_means(payload):
@@ -225,7 +178,7 @@ class ReducedSteps:
 
     def shard_means(self, result: bytes) -> Iterator[tuple[int, list[ShardMean]]]:
         """Yield the shards in a result and their means. Raises ContributionError."""
-        table, sums = self._read(result)
+        table, sums = self.parts_of(result)
         for shard, encoded in sums.items():
             yield shard, list(self.encode_mean(shard, len(table.shards[shard]), encoded))
 

@@ -26,9 +26,8 @@ import torch
 from torch import Tensor
 
 from swarmnet.identifiers import PeerId
-from swarmnet.model.fixed_point import learning_rate_units
 from swarmnet.model.flat_layout import Entry, Layout
-from swarmnet.model.parameters import residual_init_scale, trains_with_muon
+from swarmnet.model.parameters import trains_with_muon
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.low_rank.exact import TOLD_BITS, orthogonal, spread
 from swarmnet.optimizer.low_rank.factor import Factor, bytes_of, sum_of
@@ -36,11 +35,11 @@ from swarmnet.optimizer.low_rank.momenta import Apart, Chained
 from swarmnet.optimizer.low_rank.subspace import Subspace, subspace
 from swarmnet.optimizer.mean_gradient import BlockClip
 from swarmnet.optimizer.sign_votes import VoteTally
-from swarmnet.optimizer.step import SignStep
+from swarmnet.optimizer.step import SignStep, rate_units
 from swarmnet.optimizer.tiling import Tile
 from swarmnet.optimizer.vote_agreement import VoteAgreement
-from swarmnet.run.manifest import Manifest, learning_rate
-from swarmnet.run.rates import WHOLE, scaled
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.rates import WHOLE
 from swarmnet.run.sync_methods import LowRankConfig
 
 MATRIX_RMS = 0.4
@@ -118,11 +117,7 @@ class LowRank:
     def step_of(self, set_: list[list[Factor]], rest: SignStep, round: int, factor: int) -> LowRankStep:
         """Return the step of a set's factors together with the step of its votes."""
         told = [orthogonal(sum_of(of_matrix)) for of_matrix in zip(*set_, strict=True)]
-        rate = learning_rate(self._manifest.sync, round)
-        rates = [
-            scaled(learning_rate_units(rate * residual_init_scale(self._manifest.model, entry.name)), factor)
-            for entry in self.matrices
-        ]
+        rates = [rate_units(self._manifest, entry.name, round, factor) for entry in self.matrices]
         return LowRankStep(self, round, tuple(told), tuple(rates), self.momenta.placed(rest))
 
     def directions(self, entry: Entry, round: int) -> Subspace:

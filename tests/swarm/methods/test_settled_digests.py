@@ -1,4 +1,4 @@
-"""What eleven seeded swarms settle stays the same to the bit, whatever is rebuilt around the mathematics.
+"""What thirteen seeded swarms settle stays the same to the bit, whatever is rebuilt around the mathematics.
 
 There is one for each way to train. A run's id seeds its draws and changes with every key that a manifest
 gains or loses, so each swarm has an id that follows from its name. This prints name -> digest, as JSON:
@@ -44,6 +44,8 @@ SETTLED = {
     "demo": "c3492ddc4bf52b091bd80c7ae6aa9d3714d54d6378b46f67a69c70d4a1967919",
     "low-rank": "30ab2dc8484ed9d41a1182bc1891015f009819e4435b2ae9c3d67245998ea6dc",
     "hybrid": "4ba94f70e8100ab7ac5824885643d53cc418f1e1fff96f4529b1d29a809ebcfd",
+    "sign-muon": "57034f2d1d67962bb0071e239104ffedc643f6065a595395852a814d02cdbe89",
+    "sign-muon, sharded": "720913646a187a485a23186a1697ca4c3092f4a2df3b567fa16e690e8855a6b8",
     "local-steps": "04e93013b5da31f4bf07c24b18d5e2fb01ef25c194794bbdda5c068701ee20e6",
     "local-steps, sharded": "74b798fe401541c705d4cac9a2a4776c2cffcad5047b6374d314c76991adf8cd",
     "diloco": "4314747d2963a0c698ae25e0246de6516316429d69fce858dd6d60d5c0b0b12f",
@@ -53,7 +55,7 @@ SETTLED = {
     "experts in groups": "0815b74a1cbf97bc487f8942759915658f3487f8fdc12d9554cc8ca842439fc5",
 }
 """Name of the swarm -> SHA-256 of what it settles, with the pinned torch. They are those of commit 3656230,
-except that of the reducers: f23dd37 changed which of their results count and who is drawn."""
+except that of the reducers, where f23dd37 changed which results count and who is drawn, and sign-muon's."""
 FORMER_NAMES = {
     "demo-sign, skipping": "demo-votes, skipping",
     "demo": "demo-float",
@@ -90,6 +92,8 @@ SWARMS: dict[str, Callable[[], Manifest]] = {
     "demo": lambda: of_method("demo", transform="dct", selection="top-k", chunking="tiled"),
     "low-rank": lambda: of_method("low-rank"),
     "hybrid": lambda: of_method("hybrid"),
+    "sign-muon": lambda: of_method("sign-muon", (2, 1), fragments=2),
+    "sign-muon, sharded": lambda: of_method("sign-muon", topology="sharded-reduce", shards=4),
     "local-steps": lambda: of_method("local-steps"),
     "local-steps, sharded": lambda: of_method("local-steps", topology="sharded-reduce", shards=4),
     "diloco": lambda: of_method("diloco"),
@@ -153,7 +157,7 @@ def _cost(swarm: Swarm, number: int) -> Callable[[int], float]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_eleven_seeded_swarms_settle_what_they_settled_before():
+def test_thirteen_seeded_swarms_settle_what_they_settled_before():
     """In a process of its own, because torch and MKL read their switches when they are loaded."""
     path = f"{ROOT}:{ROOT / 'tests' / 'support'}"
     done = subprocess.run(

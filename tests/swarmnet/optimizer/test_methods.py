@@ -24,13 +24,13 @@ from swarmnet.run.sync_methods import METHOD_CONFIGS, PRESETS, MethodName
 TRANSFORMS = ["hadamard", "dct"]
 SIGNED = ["demo-sign", "demo"]
 """Methods that step by a learning rate in a direction; they alone select and transform."""
-SHARDED = ["local-steps, sharded", "diloco, sharded"]
+SHARDED = ["local-steps, sharded", "diloco, sharded", "sign-muon, sharded"]
 TILED = "demo-sign, tiles"
 EVERY = [
     *product(SIGNED, SELECTIONS, TRANSFORMS),
     ("demo", "top-k", "fine-dct"), (TILED, "top-k", "dct"),
     *((method, "group", "hadamard") for method in (*PRESETS, *SHARDED)),
-    ("low-rank", "group", "hadamard"), ("hybrid", "group", "hadamard"),
+    ("low-rank", "group", "hadamard"), ("hybrid", "group", "hadamard"), ("sign-muon", "group", "hadamard"),
 ]  # fmt: skip
 NAMES = [*METHODS, *SHARDED, TILED]
 """All that a manifest can say: names of methods, and exchange and cut where there is a choice."""
@@ -241,11 +241,12 @@ def test_lookahead_is_the_step_of_a_swarm_of_equals_while_the_round_is_open(meth
 
 @pytest.mark.parametrize(("method_name", "selection", "transform"), EVERY)
 def test_every_selection_and_transform_descends(method_name, selection, transform):
-    """Three peers with noisy gradients of a quadratic reach a tenth of the first loss and stay there."""
+    """Three peers with noisy gradients of a quadratic reach a tenth of the first loss and stay there. A step
+    of sign-muon is a fifth of its learning rate."""
     layout = layout_of({"lm_head.weight": (70, 64), "model.norm.weight": (40,)})
     settings_ = manifest(
         method=method_name, selection=selection, transform=transform, topk_per_chunk=1024, momentum=0.8,
-        learning_rate=0.02, decay_rounds=120, max_grad_norm=100.0,
+        learning_rate=0.1 if "sign-muon" in method_name else 0.02, decay_rounds=120, max_grad_norm=100.0,
     )  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     target = gradient_of(layout, 5) * 0.3

@@ -13,6 +13,7 @@ from peers.lab.bench.learning.plain_demo import DECAY, KEPT, PlainDemo
 from peers.lab.bench.learning.play_rounds import BenchRounds
 from swarmnet.run.local_step_config import THOUSAND, InnerOptimizerName
 from swarmnet.run.schema import Sync
+from swarmnet.run.sync_methods import METHOD_CONFIGS
 
 LOCAL_STEPS = 8
 """Local steps of a round (H in the papers): saves traffic on home links, with a loss near that of H = 1."""
@@ -68,6 +69,7 @@ def recipes(sync: Sync) -> Mapping[str, Recipe]:
     )
     diloco, sparse = own("diloco", learning_rate=2e-3), own("sparse-loco", learning_rate=4e-3)
     streaming = own("streaming-diloco", learning_rate=2e-3)
+    sign_muon = replace(sync, method="sign-muon", learning_rate=METHOD_CONFIGS["sign-muon"].small_model_rate)
     average = own("diloco", outer_lr=1.0, outer_momentum=0.0)  # No outer optimizer.
     return {
         "adamw": _mean_gradient("adamw"),
@@ -86,6 +88,13 @@ def recipes(sync: Sync) -> Mapping[str, Recipe]:
             replace(sync, method="low-rank"), "of each matrix few directions, an orthogonal step"
         ),
         "hybrid": _rounds(replace(sync, method="hybrid"), "the same, and votes on what they left"),
+        **{
+            f"sign-muon-{fragments}": _rounds(
+                replace(sign_muon, fragments=fragments),
+                f"signs of Muon's direction, {said}",
+            )
+            for fragments, said in ((1, "all"), (4, "a quarter"), (8, "an eighth"), (16, "a sixteenth"))
+        },
         "local-steps": _own(own("local-steps"), "signs of a quarter"),
         "local-steps-2": _own(own("local-steps", fragments=2), "signs of a half"),
         "local-steps-1": _own(own("local-steps", fragments=1), "signs of all"),

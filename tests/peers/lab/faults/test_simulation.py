@@ -456,6 +456,14 @@ def test_schedules_hold_with_a_real_model_too():
     assert rules == {"one digest soon after the last heal"}
 
 
+@pytest.mark.parametrize("sharded", [False, True], ids=["all-gather", "sharded-reduce"])
+def test_schedules_hold_with_votes_on_polar_factors(sharded):
+    options = Options(
+        2, peers=4, stages=2, real=True, rounds=20, method="sign-muon", sharded=sharded, seconds=25.0
+    )
+    assert check(play(options)) == []
+
+
 @pytest.mark.parametrize(
     "sharded", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["all-gather", "sharded-reduce"]
 )

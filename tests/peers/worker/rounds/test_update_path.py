@@ -165,3 +165,37 @@ async def test_long_bodies_of_a_settled_round_are_read_from_the_disk(tmp_path, m
     world.router.dispatch(C, GetContributions([reference.id]), b"")
     assert (C, Contribution()) in world.posted
     world.path.close()
+
+
+def test_weights_lead_as_long_as_a_round_is_open_to_which_this_peer_has_contributed():
+    published = []
+    method = SimpleNamespace(
+        held=None,
+        own=None,
+        reduced=None,
+        gradient_norm=1.0,
+        momentum_norm=None,
+        contribute=lambda gradient, tokens, round, peer: PAYLOAD,
+    )
+    work = UpdateWork(
+        run_id=RUN,
+        stage=0,
+        identity=ME,
+        stage_compute=SimpleNamespace(use_gradient=lambda use: use(None), publish=published.append),
+        method=method,
+        replica=SimpleNamespace(
+            applied_round=-1,
+            apply=lambda round: None,
+            vote_agreement=lambda round, me: None,
+            live_tiles=lambda ahead: ahead,
+        ),
+        gathered=SimpleNamespace(gathered_tokens=1),
+        settled=None,
+        counts=SimpleNamespace(voted=lambda agreement: None, norms=None),
+        undecided=(),
+    )
+    make = [events.MakeContribution(round, 1, ()) for round in range(3)]
+    apply = [events.ApplyRound(round, (), 0.0) for round in range(3)]
+    for operation in (make[0], apply[0], make[1], make[2], apply[1], apply[2]):
+        work.run([operation])
+    assert published == [True, False, True, True, True, False]

@@ -24,6 +24,8 @@ CASES = [
     {"method": "demo", "selection": "top-k", "transform": "fine-dct"},
     {"method": "demo", "selection": "group"},
     *({"method": method} for method in PRESETS),
+    {"method": "sign-muon"},
+    {"method": "sign-muon", "fragments": 1},
     {"method": "local-steps", "inner_optimizer": "adamw", "fragments": 1},
 ]
 CALM = 1e-4

@@ -18,13 +18,12 @@ from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.optimizer.delta_codecs.delta_codec import sum_of
 from swarmnet.optimizer.local_steps.expert_steps import ExpertShardSteps
 from swarmnet.optimizer.local_steps.group_trainers import BALANCE_ROUNDS
-from swarmnet.optimizer.local_steps.local_steps import rows_of
 from swarmnet.optimizer.local_steps.reduced_experts import ReducedExperts
 from swarmnet.optimizer.local_steps.reduced_steps import QuantizedMean
 from swarmnet.optimizer.method import ContributionError, method_of
 from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.step import dense
-from swarmnet.optimizer.tiling import plane_of
+from swarmnet.optimizer.tiling import plane_of, rows_of
 from swarmnet.rounds.result_table import (
     MAX_CONTRIBUTORS,
     Contributor,
