@@ -92,13 +92,13 @@ def test_every_field_of_the_manifest_can_be_typed(run_yaml):
         ),
         (
             "sync:\n  topology: sharded-reduce\n",
-            "2: sync.topology: sharded-reduce works with local-step methods only; set sync.method to one of "
-            "local-steps, diloco, streaming-diloco, sparse-loco, sparta",
+            "2: sync.topology: sharded-reduce does not work with this method; set sync.method to one of "
+            "sign-muon, local-steps, diloco, streaming-diloco, sparse-loco, sparta",
         ),
         (
             "sync:\n  method: demo\n  topology: sharded-reduce\n",
-            "3: sync.topology: sharded-reduce works with local-step methods only; set sync.method to one of "
-            "local-steps, diloco, streaming-diloco, sparse-loco, sparta",
+            "3: sync.topology: sharded-reduce does not work with this method; set sync.method to one of "
+            "sign-muon, local-steps, diloco, streaming-diloco, sparse-loco, sparta",
         ),
         ("sync:\n  shards: 0\n", "2: sync.shards is 0; it must lie in 1 to 64"),
         ("sync:\n  shards: 65\n", "2: sync.shards is 65; it must lie in 1 to 64"),
