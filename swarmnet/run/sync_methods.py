@@ -97,7 +97,7 @@ class SignMuonConfig(MethodConfig):
     """Number of fragments of the weights. Each round covers one of them, in turn."""
     momentum: float = 0.95
     topology: TopologyName = "all-gather"
-    small_model_rate: float = 3.2e-2
+    small_model_rate: float = 1.6e-2
 
     can_shard: ClassVar[bool] = True
     orthogonalizes_gradients: ClassVar[bool] = True
