@@ -18,6 +18,7 @@ from swarm import OWNER, Swarm
 from peers.config.errors import UserError
 from peers.config.run_file import published_text
 from peers.network.orders.gatekeeper import INVITE_GRACE_SECONDS
+from peers.process.role import Network
 from peers.stageless.archivist.archivist import Policy
 from peers.stageless.archivist.role import ArchivistRole
 from peers.telemetry.metrics import PeerMetrics
@@ -66,8 +67,9 @@ class Running:
         )  # fmt: skip
         me = ARCHIVIST.peer_id
         self.network = SimpleNamespace(
-            join=self.joined, transport=swarm.network.transport(me), directory=swarm.network.directory(me)
-        )
+            join=self.joined, transport=swarm.network.transport(me), directory=swarm.network.directory(me),
+            announcer=lambda *given: Network.announcer(self.network, *given),
+        )  # fmt: skip
         self.task = asyncio.create_task(ArchivistRole(process).run(self.network))
 
     async def joined(self, process) -> None:

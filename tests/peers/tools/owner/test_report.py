@@ -275,7 +275,7 @@ def reached(monkeypatch, tmp_path):
         await a_live_run(network)
         yield found
 
-    monkeypatch.setattr("peers.network.discovery.visitor_session.visit_run", reaching)
+    monkeypatch.setattr("peers.cli.connecting.visit_run", reaching)
     return found
 
 
