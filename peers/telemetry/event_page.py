@@ -73,7 +73,8 @@ def _describe_event(kind: type[Event]) -> str:
     return " ".join(str(kind.__doc__).split())
 
 
-CODES_HEAD = """A *code* in the log, a metric or a message gives the reason for an event. A code without a level in
+CODES_HEAD = """\
+A *code* in the log, a metric or a message gives the reason for an event. A code without a level in
 brackets is logged as `info`; routine codes are not shown to people. If the column "fix" is empty,
 do nothing. *Tell the owner*: the run's owner can ban the peer (`swarmnet order ban RUN PEER`).
 """
