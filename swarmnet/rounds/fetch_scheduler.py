@@ -77,11 +77,11 @@ class FetchScheduler:
 
     def of_round(self, round: int) -> bool:
         """Return whether contributions of the round are being downloaded, without doubted ones."""
-        return self._of_round.get(round, 0) > 0
+        return self._of_round[round] > 0
 
     def under_way(self, round: int) -> bool:
         """Return whether contributions of the round are being downloaded, doubted ones included."""
-        return self._of_round.get(round, 0) > 0 or self._doubted.get(round, 0) > 0
+        return self._of_round[round] > 0 or self._doubted[round] > 0
 
     def offered(
         self, peer: PeerId, references: Iterable[Reference], now: float

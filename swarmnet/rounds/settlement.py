@@ -64,15 +64,11 @@ class FinalityRules:
 
     def _settled_by_some(self, number: int) -> bool:
         """Return whether any neighbour has settled the round."""
-        # This runs with every message: a loop is twice as fast as any() over a generator.
-        for view in self.same_branch_peers.values():  # noqa: SIM110
-            if view.settled >= number:
-                return True
-        return False
+        return any(view.settled >= number for view in self.same_branch_peers.values())
 
     def _settled_by_enough(self, number: int) -> bool:
         """Return whether the neighbours that have settled the round are believed at once."""
-        return self.are_ahead([view.settled >= number for view in self.same_branch_peers.values()])
+        return self.are_ahead(view.settled >= number for view in self.same_branch_peers.values())
 
     def _digest_settled_most(self, number: int, state: RoundSet) -> bytes:
         """Return the most frequent digest among neighbours that have settled the round; of equally frequent
@@ -193,12 +189,9 @@ class FinalityRules:
 
         If more than half of the peers in sight have sealed one other set, their branch wins (history.py).
         This peer then waits twice as long, to adopt what they settle."""
-        others = []
-        for view in self.same_branch_peers.values():
-            entry = view.sets.get(number)
-            if entry is not None and entry.sealed and entry.digest != state.digest:
-                others.append(entry.digest)
+        entries = [view.sets[number] for view in self.same_branch_peers.values() if number in view.sets]
         in_sight = 1 + len(self.same_branch_peers)
-        is_outvoted = len(others) * 2 > in_sight and 2 * max(Counter(others).values()) > in_sight
+        others = Counter(entry.digest for entry in entries if entry.sealed and entry.digest != state.digest)
+        is_outvoted = 2 * max(others.values(), default=0) > in_sight
         timeouts = 2 if is_outvoted else 1
         return state.sealed_at + timeouts * self.rules.finality_timeout_seconds
