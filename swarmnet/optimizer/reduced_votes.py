@@ -17,21 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout, Plane
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
-from swarmnet.optimizer.result_parts import ResultParts
+from swarmnet.optimizer.result_parts import ResultParts, ResultTally
 from swarmnet.optimizer.sign_muon import SignMuon
 from swarmnet.optimizer.step import SignStep
 from swarmnet.optimizer.tiling import plane_of, rows_of
-from swarmnet.rounds.result_table import (
-    MAX_CONTRIBUTORS,
-    Contributor,
-    Table,
-    counting,
-    draw_of,
-    longest_head,
-)
+from swarmnet.rounds.result_table import MAX_CONTRIBUTORS, Contributor, longest_head
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
 
@@ -46,31 +38,16 @@ class ReducedVotes(ResultParts):
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         self.votes_method = SignMuon(manifest, layout, device)
+        super().__init__(manifest=manifest, device=device, maker=self.votes_method)
         self.voted = self.votes_method.voted
-        self.device = device
-        self.shards = manifest.sync.shards
-        self.draw = draw_of(manifest)
-        self.state = layout
-        self.payload_bytes = self.votes_method.payload_bytes
-        self.votes = self.votes_method.votes
-        self.lookahead_accuracy = self.votes_method.lookahead_accuracy
-        self.momentum_norm = self.votes_method.momentum_norm
-        self.contribute = self.votes_method.contribute
-        self.lookahead = self.votes_method.lookahead
-        self.give_back = self.votes_method.give_back
         self.slice_bytes = [self._bytes(shard, 1) for shard in range(self.shards)]
-        self.longest_result = longest_head(self.shards) + self.count_bytes(MAX_CONTRIBUTORS)
+        self.longest_result = longest_head(self.shards) + self.all_sums_bytes(MAX_CONTRIBUTORS)
 
     @property
     def reduced(self) -> ReducedVotes:
         return self
 
-    @property
-    def gradient_norm(self) -> float | None:
-        return self.votes_method.gradient_norm
-
-    def count_bytes(self, contributors: int) -> int:
-        """Return the bytes of the counts of all shards, each of which has so many contributors."""
+    def all_sums_bytes(self, contributors: int) -> int:
         return sum(self._bytes(shard, contributors) for shard in range(self.shards))
 
     def slices(self, payload: bytes) -> list[bytes]:
@@ -139,40 +116,22 @@ class ReducedVotes(ResultParts):
         return found
 
 
-class CountTally:
+class CountTally(ResultTally):
     """The results of one round. They are combined when a step is requested."""
 
     def __init__(self, method: ReducedVotes, round: int) -> None:
+        super().__init__(method, round)
         self._method = method
-        self._round = round
-        self._results: dict[PeerId, tuple[bytes, Table]] = {}
-
-    def add(self, peer: PeerId, payload: bytes) -> None:
-        if peer in self._results:
-            raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
-        self._method.check(payload)
-        self._results[peer] = payload, self._method.head(payload)[0]
-
-    def remove(self, peer: PeerId) -> None:
-        del self._results[peer]
-
-    def rest(self) -> None:
-        """Do nothing: only the set is kept."""
 
     def step(self, factor: int = WHOLE) -> SignStep:
         method = self._method
-        tables = {peer: table for peer, (_, table) in self._results.items()}
-        counted = counting(tables, method.draw, self._round)
         sums = torch.zeros(method.voted.size, dtype=torch.int16, device=method.device)
-        for peer, (payload, _) in self._results.items():
+        for payload, counted in self._counted():
             for shard, of_planes in method.sums_of(payload):
-                if peer in counted[shard]:
+                if shard in counted:
                     for plane, rows, sum_CM in of_planes:
                         plane_of(sums, plane)[rows] += sum_CM.to(method.device)
         return method.votes_method.step_of(torch.sign(sums).to(torch.int8), self._round, factor)
-
-    def vote_agreement(self, me: PeerId) -> None:
-        """Return None: a result does not say how a single peer voted."""
 
 
 def _to_bits(counts_CM: Counts, contributors: int) -> NDArray[np.uint8]:

@@ -1,25 +1,67 @@
-"""The parts of a reducer's result: the sums of each shard in its table, one after the other."""
+"""What all methods with sharded reduction share: a result is a table of contributors, and the sums of each
+shard in it, one after the other. What sums are, and what a round's step is, differs between methods."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
 
+import torch
+
+from swarmnet.identifiers import PeerId
+from swarmnet.optimizer.local_steps.expert_steps import ExpertShardSteps
+from swarmnet.optimizer.local_steps.local_steps import LocalSteps
+from swarmnet.optimizer.sign_muon import SignMuon
 from swarmnet.rounds.result_table import (
     ContributionError,
     Contributor,
     Table,
+    counting,
+    draw_of,
     head_of,
     read_head,
     read_result,
 )
+from swarmnet.run.manifest import Manifest
 
 
 class ResultParts(ABC):
-    """Combines the sums of shards to results, and checks results. Subclasses define what sums are."""
+    """A sync method with sharded reduction, for one peer and one stage. Contributions are made by another
+    method. This one combines the sums of shards to results, and checks results."""
 
-    shards: int
-    """Number of shards of a contribution."""
+    def __init__(
+        self, *, manifest: Manifest, device: torch.device, maker: LocalSteps | ExpertShardSteps | SignMuon
+    ) -> None:
+        """`maker` makes the contributions."""
+        self._maker = maker
+        self.device = device
+        self.shards = manifest.sync.shards
+        """Number of shards of a contribution."""
+        self.draw = draw_of(manifest)
+        self.state = maker.state
+        self.payload_bytes = maker.payload_bytes
+        self.votes = maker.votes
+        self.lookahead_accuracy = maker.lookahead_accuracy
+        self.contribute = maker.contribute
+        self.lookahead = maker.lookahead
+        self.give_back = maker.give_back
+
+    @property
+    def gradient_norm(self) -> float | None:
+        return self._maker.gradient_norm
+
+    @property
+    def momentum_norm(self) -> float | None:
+        return self._maker.momentum_norm
+
+    @abstractmethod
+    def all_sums_bytes(self, contributors: int) -> int:
+        """Return the bytes of the sums of all shards of a round, each of which has so many contributors."""
+
+    @abstractmethod
+    def check(self, payload: bytes) -> None:
+        """Raise ContributionError, with the reason, if no honest reducer can have sent the result
+        `payload`."""
 
     @abstractmethod
     def check_slice(self, shard: int, data: bytes) -> None:
@@ -69,3 +111,34 @@ class ResultParts(ABC):
                 f"the result has {len(sums)} bytes of sums where its table requires {start}"
             )
         return table, found
+
+
+class ResultTally:
+    """The results of one round. Subclasses combine them when a step is requested."""
+
+    def __init__(self, method: ResultParts, round: int) -> None:
+        self._reduced = method
+        self._round = round
+        self._results: dict[PeerId, tuple[bytes, Table]] = {}
+
+    def add(self, peer: PeerId, payload: bytes) -> None:
+        if peer in self._results:
+            raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
+        self._reduced.check(payload)
+        self._results[peer] = payload, self._reduced.head(payload)[0]
+
+    def remove(self, peer: PeerId) -> None:
+        del self._results[peer]
+
+    def rest(self) -> None:
+        """Do nothing: only the set is kept."""
+
+    def vote_agreement(self, me: PeerId) -> None:
+        """Return None: a result does not say how a single peer voted."""
+
+    def _counted(self) -> Iterator[tuple[bytes, Set[int]]]:
+        """Yield each result with the shards in which it counts."""
+        tables = {peer: table for peer, (_, table) in self._results.items()}
+        counted = counting(tables, self._reduced.draw, self._round)
+        for peer, (payload, table) in self._results.items():
+            yield payload, {shard for shard in table.shards if peer in counted[shard]}

@@ -17,14 +17,14 @@ from protocols.messages.table import Contribution, encode
 from protocols.signed.envelope import ENVELOPE_BYTES
 from swarmnet.model.computing.choices import Computing
 from swarmnet.model.flat_layout import trained_layout
-from swarmnet.optimizer.local_steps.reduced_steps import ReducedSteps
 from swarmnet.optimizer.method import method_of
-from swarmnet.optimizer.reduced_votes import ReducedVotes
+from swarmnet.optimizer.result_parts import ResultParts
 from swarmnet.pipeline.flow_control import graph_bytes
 from swarmnet.resources.bandwidth_estimate import rounds_per_second
 from swarmnet.resources.memory_estimate import needs_of
 from swarmnet.run.local_step_config import TopologyName
 from swarmnet.run.manifest import Manifest
+from swarmnet.run.sync_methods import COUNT_BITS
 
 RESULT_CONTRIBUTIONS = 4.0
 """Bytes of all results of a round, divided by the bytes of one contribution.
@@ -87,8 +87,8 @@ class Exchange:
         return needs_of(manifest, stage, 0, CARD).least
 
 
-COUNTED = 15
-"""Contributors in a result of counted votes: four bits per number, as those of local steps have."""
+COUNTED = 2**COUNT_BITS - 1
+"""Contributors in a result: the most whose counts of votes have `COUNT_BITS` bits."""
 CARD = Computing(dtype="bf16")
 """Computing settings of a peer with a GPU, unless its configuration sets others."""
 
@@ -113,9 +113,8 @@ def result_bytes(manifest: Manifest, stage: int) -> int:
     """
     sharded = replace(manifest, sync=replace(manifest.sync, topology="sharded-reduce"))
     reduced = method_of(sharded, trained_layout(manifest, stage), "meta").reduced
-    assert isinstance(reduced, ReducedSteps | ReducedVotes), "the method can use reducers"
-    sums = reduced.count_bytes(COUNTED) if isinstance(reduced, ReducedVotes) else reduced.number_bytes
-    return wire_bytes(len(encode(Contribution())), ENVELOPE_BYTES + sums)
+    assert isinstance(reduced, ResultParts), "the method can use reducers"
+    return wire_bytes(len(encode(Contribution())), ENVELOPE_BYTES + reduced.all_sums_bytes(COUNTED))
 
 
 def parameters_of(manifest: Manifest, stage: int) -> int:

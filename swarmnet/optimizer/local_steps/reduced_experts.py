@@ -18,7 +18,8 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.local_steps.expert_steps import ExpertShardSteps
-from swarmnet.optimizer.local_steps.reduced_steps import ReducedSteps, ResultTally, ShardedPart, ShardMean
+from swarmnet.optimizer.local_steps.reduced_steps import MeanTally, ReducedSteps, ShardedPart, ShardMean
+from swarmnet.optimizer.result_parts import ResultParts
 from swarmnet.rounds.result_table import MAX_CONTRIBUTORS, Contributor, longest_head, tag_of
 from swarmnet.run.manifest import Manifest
 
@@ -31,10 +32,11 @@ class ReducedExperts(ReducedSteps):
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         self.own = ExpertShardSteps(manifest, layout, device, name_of=_named_in_tables)
         self.held = self.own
-        shards = manifest.sync.shards
+        ResultParts.__init__(self, manifest=manifest, device=device, maker=self.held)
+        self.layout = layout
+        shards = self.shards
         self._shared = ShardedPart(self.held.shared, shards)
         self._of_group = ShardedPart(self.held.of_group, shards)
-        self._begin(manifest, layout, device)
         both = list(zip(self._shared.slice_bytes, self._of_group.slice_bytes, strict=True))
         self.slice_bytes = [1 + shared + experts for shared, experts in both]
         of_experts = self.held.groups * sum(self._of_group.number_bytes)
@@ -118,7 +120,7 @@ class ReducedExperts(ReducedSteps):
         return groups
 
 
-class ExpertResultTally(ResultTally):
+class ExpertResultTally(MeanTally):
     """The results of one round, which also record the assignment of groups."""
 
     def __init__(self, method: ReducedExperts, round: int) -> None:

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
 from swarmnet.optimizer.delta_codecs import exponents
 from swarmnet.optimizer.delta_codecs.delta_codec import LARGEST_EXPONENT, sum_of
@@ -30,9 +29,9 @@ from swarmnet.optimizer.delta_codecs.packed_sums import Sums, packed
 from swarmnet.optimizer.index_code import ContributionError, packed_bytes
 from swarmnet.optimizer.local_steps.expert_steps import ExpertShardSteps
 from swarmnet.optimizer.local_steps.local_steps import FragmentStep, LocalSteps
-from swarmnet.optimizer.result_parts import ResultParts
+from swarmnet.optimizer.result_parts import ResultParts, ResultTally
 from swarmnet.optimizer.tiling import Tile, all_tiles, rows_of
-from swarmnet.rounds.result_table import Contributor, Table, counting, draw_of, longest_head
+from swarmnet.rounds.result_table import Contributor, longest_head
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
 
@@ -119,38 +118,20 @@ class ReducedSteps(ResultParts):
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         self.own: LocalSteps | ExpertShardSteps = LocalSteps(manifest, layout, device)
-        self._whole = ShardedPart(self.own, manifest.sync.shards)
-        self._begin(manifest, layout, device)
+        super().__init__(manifest=manifest, device=device, maker=self.own)
+        self.layout = layout
+        self._whole = ShardedPart(self.own, self.shards)
         self.slice_bytes = self._whole.slice_bytes
         self.number_bytes = sum(self._whole.number_bytes)
         """Encoded bytes of all shards' means of a round, without tables, if every plane has contributions."""
         self.longest_result = longest_head(self.shards) + self.number_bytes
 
-    def _begin(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
-        """Set the attributes that do not depend on how slices are laid out."""
-        self.layout = layout
-        self.state = self.own.state
-        self.device = device
-        self.shards = manifest.sync.shards
-        self.draw = draw_of(manifest)
-        self.payload_bytes = self.own.payload_bytes
-        self.votes = self.own.votes
-        self.lookahead_accuracy = self.own.lookahead_accuracy
-        self.contribute = self.own.contribute
-        self.lookahead = self.own.lookahead
-        self.give_back = self.own.give_back
-
     @property
     def reduced(self) -> ReducedSteps:
         return self
 
-    @property
-    def gradient_norm(self) -> float | None:
-        return self.own.gradient_norm
-
-    @property
-    def momentum_norm(self) -> float | None:
-        return self.own.momentum_norm
+    def all_sums_bytes(self, contributors: int) -> int:
+        return self.number_bytes
 
     def slices(self, payload: bytes) -> list[bytes]:
         return self._whole.slices(payload)
@@ -173,8 +154,8 @@ class ReducedSteps(ResultParts):
         for _ in self.shard_means(payload):
             pass
 
-    def tally(self, round: int) -> ResultTally:
-        return ResultTally(self, round)
+    def tally(self, round: int) -> MeanTally:
+        return MeanTally(self, round)
 
     def shard_means(self, result: bytes) -> Iterator[tuple[int, list[ShardMean]]]:
         """Yield the shards in a result and their means. Raises ContributionError."""
@@ -247,36 +228,21 @@ class _WeightedMean:
             counts_C1[here] += self.weight
 
 
-class ResultTally:
+class MeanTally(ResultTally):
     """The results of one round. They are combined when a step is requested."""
 
     def __init__(self, method: ReducedSteps, round: int) -> None:
+        super().__init__(method, round)
         self._method = method
-        self._round = round
-        self._results: dict[PeerId, tuple[bytes, Table]] = {}
-
-    def add(self, peer: PeerId, payload: bytes) -> None:
-        if peer in self._results:
-            raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
-        self._method.check(payload)
-        self._results[peer] = payload, self._method.head(payload)[0]
-
-    def remove(self, peer: PeerId) -> None:
-        del self._results[peer]
-
-    def rest(self) -> None:
-        """Do nothing: only the set is kept."""
 
     def step(self, factor: int = WHOLE) -> FragmentStep:
         """Return the step by each shard's mean. `factor` is not used, because it scaled the local steps
         already."""
         method = self._method
-        tables = {peer: table for peer, (_, table) in self._results.items()}
-        counted = counting(tables, method.draw, self._round)
         means: dict[tuple[int, int], list[ShardMean]] = {}  # By plane and shard.
-        for peer, (payload, _) in self._results.items():
+        for payload, counted in self._counted():
             for shard, of_shard in method.shard_means(payload):
-                if peer in counted[shard]:
+                if shard in counted:
                     for of_plane in of_shard:
                         means.setdefault((of_plane.plane, shard), []).append(of_plane)
         weighted: dict[int, list[_WeightedMean]] = {}
@@ -301,9 +267,6 @@ class ResultTally:
             for each in weighted[tile.number]:
                 each.add_to(sum_CM, counts_C1, tile)
             yield tile.start, packed(sum_CM, counts_C1.clamp_(min=1))
-
-    def vote_agreement(self, me: PeerId) -> None:
-        """Return None: these contributions contain no votes."""
 
 
 def _count(rows: slice) -> int:
