@@ -1,7 +1,8 @@
-"""Polar factors of many matrices at once, for methods whose peers need not compute the same bits.
+"""Polar factors of matrices, by Muon's Newton-Schulz iteration.
 
-`orthogonal` of `swarmnet/optimizer/local_steps/inner_optimizer.py` is the same iteration. Local steps keep
-it, because their results would change by rounding.
+`orthogonal` is the iteration as Muon has it. `polar_factors` takes many matrices at once and is faster on a
+CPU, for methods whose peers need not compute the same bits. Local steps keep `orthogonal`, because their
+results would change by rounding.
 
 Shapes: B matrices of one shape, R rows and C columns of a matrix, S the shorter of both, L the longer.
 """
@@ -17,14 +18,15 @@ from torch import Tensor
 
 from swarmnet.model.flat_layout import Entry
 from swarmnet.optimizer.device_groups.device_group import DeviceGroup
-from swarmnet.optimizer.local_steps.inner_optimizer import (
-    BATCH_NUMBERS,
-    MIN_NORM,
-    NEWTON_SCHULZ,
-    NEWTON_SCHULZ_STEPS,
-    orthogonal,
-)
 
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Coefficients of Muon's quintic iteration (Keller Jordan 2024). It brings singular values to 0.7 to 1.2."""
+NEWTON_SCHULZ_STEPS = 5
+MIN_NORM = 1e-7
+"""A matrix with a smaller norm counts as zero, and stays small."""
+BATCH_NUMBERS = 1 << 24
+"""Numbers of the matrices that a GPU orthogonalizes in one batch (at least one matrix). Small matrices would
+leave it idle. In float32 they are 64 MiB, several times."""
 CPU_BATCH_NUMBERS = 1 << 15
 """Numbers of the matrices that a CPU orthogonalizes in one batch (at least one matrix): 128 KiB in float32.
 16 matrices of 32 x 32 took a quarter of the time in a batch, of 64 x 64 half. Larger ones leave the cache."""
@@ -73,3 +75,22 @@ def _by_gram_matrix(matrices_BRC: Tensor) -> Tensor:
     assert product_BSS is not None, "there is at least one step"
     found_BSL = torch.bmm(product_BSS, found_BSL)
     return found_BSL.mT if is_tall else found_BSL
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """Return matrices [R, C] or [B, R, C] with all singular values brought near 1 by a Newton-Schulz
+    iteration.
+
+    It uses bf16 on a GPU, because the iteration tolerates its errors. On a CPU, where bf16 is slower, it uses
+    float32.
+    """
+    a, b, c = NEWTON_SCHULZ
+    multiply_add = torch.addmm if matrices.dim() == 2 else torch.baddbmm
+    found = matrices if matrices.device.type == "cpu" else matrices.bfloat16()
+    is_tall = found.shape[-2] > found.shape[-1]
+    found = found.mT if is_tall else found
+    found = found / torch.linalg.vector_norm(found, dim=(-2, -1), keepdim=True).clamp(min=MIN_NORM)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = found @ found.mT
+        found = multiply_add(found, multiply_add(gram, gram, gram, beta=b, alpha=c), found, beta=a)
+    return (found.mT if is_tall else found).to(matrices.dtype)

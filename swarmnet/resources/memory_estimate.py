@@ -15,7 +15,7 @@ from math import prod
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.flat_layout import Layout, frozen_layout, sizes_of, trained_layout, trained_part
 from swarmnet.model.parameters import trains_with_muon
-from swarmnet.optimizer.local_steps.inner_optimizer import BATCH_NUMBERS
+from swarmnet.optimizer.polar_factor import BATCH_NUMBERS
 from swarmnet.optimizer.tiling import GPU_TIMES
 from swarmnet.pipeline.flow_control import BF16_BYTES, FLOAT_BYTES, graph_at_work, graph_bytes
 from swarmnet.run.local_step_config import InnerOptimizerName

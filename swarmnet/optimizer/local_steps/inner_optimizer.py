@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
-from math import prod, sqrt
+from math import sqrt
 from typing import Protocol
 
 import torch
@@ -21,23 +20,16 @@ from torch import Tensor
 from swarmnet.model.flat_layout import Entry, Layout
 from swarmnet.model.parameters import trains_with_muon
 from swarmnet.optimizer.device_groups.device_group import ALONE, DeviceGroup
+from swarmnet.optimizer.polar_factor import BATCH_NUMBERS, matrix_batches, orthogonal
 from swarmnet.run.local_step_config import InnerOptimizerName
 
 ADAM_DECAYS = (0.9, 0.95)
 """Decay of gradient and square, as for language models (arXiv:2005.14165, appendix B)."""
 ADAM_EPSILON = 1e-8
 """arXiv:1412.6980, algorithm 1."""
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""Coefficients of Muon's quintic iteration (Keller Jordan 2024). It brings singular values to 0.7 to 1.2."""
-NEWTON_SCHULZ_STEPS = 5
 MUON_RMS = 0.2
 """Root mean square of an AdamW update. Muon's updates are scaled to it, so that one learning rate serves both
 (arXiv:2502.16982, section 2.2)."""
-MIN_NORM = 1e-7
-"""A matrix with a smaller norm counts as zero, and stays small."""
-BATCH_NUMBERS = 1 << 24
-"""Numbers of the matrices that a GPU orthogonalizes in one batch (at least one matrix). Small matrices would
-leave it idle. In float32 they are 64 MiB, several times."""
 PIECE_NUMBERS = 1 << 18
 """Numbers of a parameter that AdamW updates at once on a CPU. Its updates are elementwise, and an embedding
 table is large. In float32 they are 1 MiB, as a tile of `swarmnet/optimizer/tiling.py`. A GPU uses
@@ -146,10 +138,7 @@ class InnerOptimizer:
         if device.type == "cpu":
             yield from ((self._muon, (entry,)) for entry in matrices)
             return
-        matrices.sort(key=self._company.shape)
-        for shape, of_shape in groupby(matrices, self._company.shape):
-            same, most = list(of_shape), max(1, BATCH_NUMBERS // prod(shape))
-            yield from ((self._muon, same[first : first + most]) for first in range(0, len(same), most))
+        yield from ((self._muon, batch) for batch in matrix_batches(matrices, device, self._company))
 
     def _is_muons(self, entry: Entry) -> bool:
         return self._name == "muon" and trains_with_muon(entry.name, self._company.shape(entry))
@@ -192,22 +181,3 @@ class _Muon:
         for each, update_RC in zip(parameters, updates, strict=True):
             size = -rate * MUON_RMS * sqrt(max(update_RC.shape))
             each.moved.add_(self._company.part(each.entry, update_RC), alpha=size)
-
-
-def orthogonal(matrices: Tensor) -> Tensor:
-    """Return matrices [R, C] or [B, R, C] with all singular values brought near 1 by a Newton-Schulz
-    iteration.
-
-    It uses bf16 on a GPU, because the iteration tolerates its errors. On a CPU, where bf16 is slower, it uses
-    float32.
-    """
-    a, b, c = NEWTON_SCHULZ
-    multiply_add = torch.addmm if matrices.dim() == 2 else torch.baddbmm
-    found = matrices if matrices.device.type == "cpu" else matrices.bfloat16()
-    is_tall = found.shape[-2] > found.shape[-1]
-    found = found.mT if is_tall else found
-    found = found / torch.linalg.vector_norm(found, dim=(-2, -1), keepdim=True).clamp(min=MIN_NORM)
-    for _ in range(NEWTON_SCHULZ_STEPS):
-        gram = found @ found.mT
-        found = multiply_add(found, multiply_add(gram, gram, gram, beta=b, alpha=c), found, beta=a)
-    return (found.mT if is_tall else found).to(matrices.dtype)

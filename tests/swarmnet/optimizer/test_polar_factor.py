@@ -5,8 +5,7 @@ import torch
 
 from swarmnet.model.flat_layout import Entry
 from swarmnet.optimizer.device_groups.device_group import ALONE
-from swarmnet.optimizer.local_steps.inner_optimizer import orthogonal
-from swarmnet.optimizer.polar_factor import CPU_BATCH_NUMBERS, matrix_batches, polar_factors
+from swarmnet.optimizer.polar_factor import CPU_BATCH_NUMBERS, matrix_batches, orthogonal, polar_factors
 
 
 @pytest.mark.parametrize("shape", [(32, 32), (32, 64), (64, 32), (96, 256), (300, 100)])

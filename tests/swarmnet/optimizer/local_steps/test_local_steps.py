@@ -11,9 +11,10 @@ from swarmnet.model.fixed_point import UNIT, to_floats, to_units
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.optimizer.delta_codecs.delta_codec import LARGEST_EXPONENT
 from swarmnet.optimizer.local_steps import inner_optimizer
-from swarmnet.optimizer.local_steps.inner_optimizer import InnerOptimizer, orthogonal
+from swarmnet.optimizer.local_steps.inner_optimizer import InnerOptimizer
 from swarmnet.optimizer.local_steps.local_steps import LocalSteps
 from swarmnet.optimizer.method import method_of
+from swarmnet.optimizer.polar_factor import orthogonal
 from swarmnet.optimizer.step import dense
 from swarmnet.optimizer.tiling import plane_of
 
