@@ -20,9 +20,11 @@ def tree_of(path):
     """The tree of a module. It stays, and has no cycles: looking through all of them for garbage would take
     more time than parsing does."""
     gc.disable()
-    tree = ast.parse(text_of(path))
-    gc.freeze()
-    gc.enable()
+    try:
+        tree = ast.parse(text_of(path))
+        gc.freeze()
+    finally:
+        gc.enable()
     return tree
 
 

@@ -142,9 +142,6 @@ class UpdateWork:
     """Tokens in all rounds settled in the replica; None if not known."""
     closed: bool = field(default=False, init=False)
     """Set when the state is fetched again: queued operations belong to an abandoned branch."""
-    _ahead: bool = field(default=False, init=False)
-    """Whether the published weights include this peer's own momentum or votes as a lookahead: while a round
-    is not applied to which it has contributed."""
     _contributed: int = field(default=-1, init=False)
     """The newest round to which this peer has contributed; -1 if none."""
 
@@ -169,7 +166,6 @@ class UpdateWork:
             match operation:
                 case MakeContribution(round, _, reducers):
                     results.append(self._make(round, reducers))
-                    self._ahead = self.source.has_lookahead
                     self._contributed = round
                     stale |= self.source.switch_experts(round) or self._ahead
                     results += self.source.reassignment(round)
@@ -188,7 +184,6 @@ class UpdateWork:
                 case ApplyRound(round, _, _):
                     self.replica.apply(round)
                     self.counts.voted(self.replica.vote_agreement(round, self.identity.peer_id))
-                    self._ahead = self._ahead and self._contributed > round
                     stale = True
                 case SettleRound(round, references, chain, tokens, contributors):
                     digest = self.replica.settle(round, self._hashes(round))
@@ -202,6 +197,12 @@ class UpdateWork:
         if stale:
             self.publish()
         return results
+
+    @property
+    def _ahead(self) -> bool:
+        """Whether the published weights include this peer's own momentum or votes as a lookahead: while a
+        round is not applied to which it has contributed."""
+        return self.source.has_lookahead and self._contributed > self.replica.applied_round
 
     def _hashes(self, round: int) -> bool:
         return self.replica.size <= HASHED_NUMBERS or (round + 1) % self.signs_every == 0

@@ -169,6 +169,12 @@ async def test_long_bodies_of_a_settled_round_are_read_from_the_disk(tmp_path, m
 
 def test_weights_lead_as_long_as_a_round_is_open_to_which_this_peer_has_contributed():
     published = []
+    replica = SimpleNamespace(
+        applied_round=-1,
+        apply=lambda round: setattr(replica, "applied_round", round),
+        vote_agreement=lambda round, me: None,
+        live_tiles=lambda ahead: ahead,
+    )
     method = SimpleNamespace(
         held=None,
         own=None,
@@ -183,12 +189,7 @@ def test_weights_lead_as_long_as_a_round_is_open_to_which_this_peer_has_contribu
         identity=ME,
         stage_compute=SimpleNamespace(use_gradient=lambda use: use(None), publish=published.append),
         method=method,
-        replica=SimpleNamespace(
-            applied_round=-1,
-            apply=lambda round: None,
-            vote_agreement=lambda round, me: None,
-            live_tiles=lambda ahead: ahead,
-        ),
+        replica=replica,
         gathered=SimpleNamespace(gathered_tokens=1),
         settled=None,
         counts=SimpleNamespace(voted=lambda agreement: None, norms=None),
