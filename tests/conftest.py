@@ -19,6 +19,9 @@ from web_server import WebServer
 PLAYS = {"Swarm": "swarm", "play": "peers.lab.faults.play"}
 """Who imports this name from there plays whole swarms: seconds to minutes of computing a test."""
 
+SWARMS = ("tests/swarm/", "tests/peers/lab/", "tests/peers/runtime/test_clock.py")
+"""Whole swarms are played here, in memory or by the laboratory. `scripts/test --fast` leaves them out."""
+
 LONGEST = (
     "tests/peers/lab/faults/",
     "tests/peers/worker/pipeline/",
@@ -35,7 +38,9 @@ settings.load_profile("examples")
 
 def pytest_itemcollected(item):
     names = vars(item.module)
-    if any(getattr(names.get(name), "__module__", None) == place for name, place in PLAYS.items()):
+    if item.nodeid.startswith(SWARMS) or any(
+        getattr(names.get(name), "__module__", None) == place for name, place in PLAYS.items()
+    ):
         item.add_marker("swarm")
 
 
