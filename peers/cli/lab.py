@@ -183,11 +183,20 @@ def learning(
         int | None,
         typer.Option(min=1, help="Tokens per trial, all peers together. [default: 20 per parameter]"),
     ] = None,
+    microbatches: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Microbatches of each peer per trial, instead of --tokens: as many rounds with any --peers.",
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Trials at the best learning rate.")] = 3,
     peers: Annotated[
         int, typer.Option(min=1, max=1024, help="Number of peers; each computes a microbatch per step.")
     ] = 4,
-    delay: Annotated[int, typer.Option(min=0, max=16, help="Delay in rounds until a round is applied.")] = 0,
+    delay: Annotated[
+        int, typer.Option(min=0, max=16, help="Rounds until a round is applied. In a swarm: 1.")
+    ] = 1,
     away: Annotated[int, typer.Option(min=0, help="Number of peers that pause in the middle third.")] = 0,
     late: Annotated[
         float,
@@ -226,6 +235,8 @@ def learning(
     from peers.lab.bench.learning.bench import BenchConfig
     from peers.lab.bench.learning.learning_report import as_json, demo_curve, draw, render
 
+    if tokens is not None and microbatches is not None:
+        raise UserError("--tokens and --microbatches both say how long a trial is: leave one of them out")
     demos = {file.stem: demo_curve(file) for file in demo or ()}
     for run_file in run_files:
         folder = out / run_file.stem
@@ -234,6 +245,7 @@ def learning(
                 run_file=run_file,
                 methods=method or (),
                 tokens=tokens,
+                microbatches=microbatches,
                 seeds=seeds,
                 peers=peers,
                 delay=delay,

@@ -34,6 +34,8 @@ class BenchConfig:
     """Names of the methods to compare; empty: all."""
     tokens: int | None
     """Training tokens of all peers together; None: `TOKENS_PER_PARAMETER` for each parameter."""
+    microbatches: int | None
+    """Microbatches of each peer, instead of `tokens`."""
     seeds: int
     peers: int
     delay: int
@@ -62,7 +64,8 @@ def bench(question: BenchConfig, said: Said) -> LearningReport:
     ground = subject.ground(0)
     manifest, computed = ground.manifest, computing_of(ComputeFile(), question.device).dtype
     tokens_of_a_step = question.peers * manifest.microbatch_tokens
-    steps = max(1, (question.tokens or TOKENS_PER_PARAMETER * ground.count) // tokens_of_a_step)
+    tokens = question.tokens or TOKENS_PER_PARAMETER * ground.count
+    steps = question.microbatches or max(1, tokens // tokens_of_a_step)
     terms = TrialSettings(
         manifest.run_id(),
         fingerprint(subject.texts().held_out.scored),

@@ -18,6 +18,8 @@ FACTOR = 2.0
 """Ratio of adjacent learning rates of the search; the same grid for every method."""
 MAX_RATES = 7
 """Maximum number of rates in a search; the highest is at most 64 times the lowest."""
+MAX_PAIRS = 24
+"""Maximum number of pairs of an inner and an outer rate in a search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,32 +41,41 @@ _Search: TypeAlias = Generator[Wanted, list[Outcome], tuple[Rates, int]]
 def plan(begin: Rates, seeds: int, searches: bool) -> Plan:
     """Yield the trials of one method: a search from the rates `begin` if `searches`, then all seeds.
 
-    The search uses the first seed. The outer learning rate, if any, is searched at the best inner one.
+    The search uses the first seed. Where there is an outer learning rate, both are searched together, because
+    the best of each depends on the other.
     """
     best, tried = begin, 1
     if searches:
-        best, tried = yield from _searched(begin, lambda rates, by: replace(rates, rate=by * rates.rate))
-    if searches and best.outer is not None:
-        best, more = yield from _searched(
-            best, lambda rates, by: replace(rates, outer=by * (rates.outer or 0))
-        )
-        tried += more - 1
+        best, tried = yield from _search(begin)
     outcomes = yield [(best, seed) for seed in range(seeds)]
     return SearchResult(tried, outcomes)
 
 
-def _searched(begin: Rates, scaled: Callable[[Rates, float], Rates]) -> _Search:
+def _search(begin: Rates) -> _Search:
     """Return rates whose neighbours on the grid are worse, and the number of rates that were tried."""
     losses: dict[Rates, float] = {}
+    limit = MAX_RATES if begin.outer is None else MAX_PAIRS
     wanted = begin
     while True:
         (outcome,) = yield [(wanted, 0)]
         losses[wanted] = outcome.loss
         best = min(losses, key=lambda rates: losses[rates])
-        missing = [rates for by in (FACTOR, 1 / FACTOR) if (rates := scaled(best, by)) not in losses]
-        if not missing or len(losses) == MAX_RATES:
+        missing = [rates for rates in _neighbours(best) if rates not in losses]
+        if not missing or len(losses) == limit:
             return best, len(losses)
         wanted = missing[0]
+
+
+def _neighbours(rates: Rates) -> list[Rates]:
+    """Return the adjacent rates. With an outer rate, the outer one also changes alone, and against the inner
+    one: a step's size depends on their product."""
+    up, down = FACTOR * rates.rate, rates.rate / FACTOR
+    near = [replace(rates, rate=up), replace(rates, rate=down)]
+    if rates.outer is None:
+        return near
+    high, low = FACTOR * rates.outer, rates.outer / FACTOR
+    alone = [replace(rates, outer=high), replace(rates, outer=low)]
+    return near + alone + [Rates(up, low), Rates(down, high)]
 
 
 def carried_out(
