@@ -72,7 +72,7 @@ class SignMuon:
         self._device = device
         self._clip = BlockClip(layout, manifest.sync.max_grad_norm, device)
         self._device_group: DeviceGroup = ALONE
-        self._momentum = torch.zeros(layout.size, device=device)
+        self.momentum = torch.zeros(layout.size, device=device)
         self.voted = fragment_layout(layout, self._fragments)
         """Layout of the votes of one round."""
         self._places = tuple(_places(layout, self.voted))
@@ -164,7 +164,7 @@ class SignMuon:
         gains = self._clip.chunk_gains(gradient, tokens, 1 - self._decay)
         for plane, gains_C1 in zip(self._layout.planes, gains, strict=True):
             tiles = zip(
-                tiles_of(plane_of(self._momentum, plane)),
+                tiles_of(plane_of(self.momentum, plane)),
                 tiles_of(plane_of(gradient, plane)),
                 tiles_of(gains_C1),
                 strict=True,
@@ -182,9 +182,9 @@ class SignMuon:
             if trains_with_muon(each.entry.name, group.shape(each.entry)):
                 matrices[each.entry] = each
             else:
-                signs[each.votes] = self._momentum[each.weights].sign()
+                signs[each.votes] = self.momentum[each.weights].sign()
         for batch in matrix_batches(list(matrices), self._device, group):
-            wholes = [group.whole(entry, self._momentum[entry.place].view(entry.shape)) for entry in batch]
+            wholes = [group.whole(entry, self.momentum[entry.place].view(entry.shape)) for entry in batch]
             for entry, factor_RA in zip(batch, polar_factors(wholes), strict=True):
                 each = matrices[entry]
                 voted = group.part(entry, factor_RA).reshape(-1)[each.first :: self._fragments]
