@@ -58,7 +58,7 @@ def test_the_file_of_another_run_stage_or_layout_is_refused(tmp_path, changes):
     theirs.write(7, momentum)
     mine = file_in(tmp_path)
     theirs.path.replace(mine.path)
-    with pytest.raises(UserError, match="another run, stage or layout|longer than"):
+    with pytest.raises(UserError, match=r"another run, stage or layout|longer than"):
         mine.read()
 
 
