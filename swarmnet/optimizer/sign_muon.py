@@ -8,10 +8,10 @@ This is SignMuon (arXiv:2605.16311) with a majority in place of a mean. The pola
 Newton-Schulz steps. Only the matrices of layers have one. Embedding, head and norms vote by the momentum
 itself.
 
-A fragment is an n-th of the weights, the same for all peers, so no index is sent. It consists of whole
-matrices (`fragments.py`), so a round takes the polar factors of an n-th of the matrices only. Fragments have
-their turns in a fixed order, and step n times as far. What is sent stays in the momentum and decays there, as
-in Muon, so nothing has to return to it.
+A fragment is about an n-th of the weights, the same for all peers, so no index is sent. It concerns some of
+the matrices only (`fragments.py`), so a round takes the polar factors of these. Fragments have their turns in
+a fixed order, and step n times as far. What is sent stays in the momentum and decays there, as in Muon, so
+nothing has to return to it.
 
 Until a round is applied, the peer computes at weights that include its own votes at full size, as if all
 others had voted the same. The group's step then takes their place exactly.
@@ -25,7 +25,6 @@ a matrix.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -148,6 +147,7 @@ class SignMuon:
                 stop=turn.weights.stop,
                 signs=turn.votes_here.start,
                 rate=rate_units(self._manifest, turn.entry.name, round, factor, size),
+                stride=turn.numbers.step,
             )
             for turn in self._turns[round % self._fragments]
         )
@@ -170,18 +170,18 @@ class SignMuon:
         """Return the signs of the direction of the fragment of `round`, int8 [voted.size]; 0 in the
         padding."""
         signs = torch.zeros(self.voted.size, dtype=torch.int8, device=self._device)
-        group, matrices = self._device_group, defaultdict[Entry, list[_Turn]](list)
+        group, matrices = self._device_group, dict[Entry, _Turn]()
         for turn in self._turns[round % self._fragments]:
             if turn.is_matrix:
-                matrices[turn.entry].append(turn)
+                matrices[turn.entry] = turn
             else:
                 signs[turn.votes_here] = self.momentum[turn.weights].sign()
         signs = group.total(signs)
         for batch in matrix_batches(list(matrices), self._device, group):
             wholes = [group.whole(entry, self.momentum[entry.place].view(entry.shape)) for entry in batch]
             for entry, factor_RA in zip(batch, polar_factors(wholes), strict=True):
-                for turn in matrices[entry]:
-                    signs[turn.votes] = factor_RA.reshape(-1)[turn.numbers].sign()
+                turn = matrices[entry]
+                signs[turn.votes] = factor_RA.reshape(-1)[turn.numbers].sign()
         return signs
 
     def _cut(self) -> None:
@@ -197,7 +197,7 @@ class SignMuon:
                 entry = entries[piece.parameter]
                 is_matrix = trains_with_muon(entry.name, shapes[piece.parameter])
                 turns.append(_turn(entry, is_matrix, piece, votes, group.place(entry)))
-                votes += piece.size
+                votes += len(piece.numbers)
             self._turns.append(turns)
             longest = max(longest, votes)
         self._plane = Plane(0, -(-longest // VOTE_CHUNK), VOTE_CHUNK)
@@ -209,7 +209,7 @@ class SignMuon:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """Consecutive numbers of a parameter that one round concerns."""
+    """The numbers of a parameter that one round concerns."""
 
     entry: Entry
     """The parameter as it is on this device."""
@@ -227,14 +227,17 @@ class _Turn:
 
 def _turn(entry: Entry, is_matrix: bool, piece: Piece, first_vote: int, here: slice) -> _Turn:
     """Return the turn of a piece. `here` is the part of the whole parameter that is on this device."""
-    start = max(piece.start, here.start)
-    count = max(0, min(piece.stop, here.stop) - start)
-    weight, vote = entry.offset + start - here.start, first_vote + start - piece.start
+    numbers, step = piece.numbers, piece.numbers.step
+    first, stop = (
+        min(len(numbers), max(0, -(-(edge - numbers.start) // step))) for edge in (here.start, here.stop)
+    )
+    weights = numbers[first:stop]
+    shift = entry.offset - here.start
     return _Turn(
         entry=entry,
         is_matrix=is_matrix,
-        numbers=slice(piece.start, piece.stop),
-        votes=slice(first_vote, first_vote + piece.size),
-        weights=slice(weight, weight + count),
-        votes_here=slice(vote, vote + count),
+        numbers=slice(numbers.start, numbers.stop, step),
+        votes=slice(first_vote, first_vote + len(numbers)),
+        weights=slice(weights.start + shift, max(weights.start, weights.stop) + shift, step),
+        votes_here=slice(first_vote + first, first_vote + stop),
     )

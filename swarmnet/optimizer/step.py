@@ -26,15 +26,17 @@ class Step(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RateRange:
-    """A range of weights with one learning rate."""
+    """A range of weights, or every n-th weight of it, with one learning rate."""
 
     start: int
     stop: int
-    """Both are positions in the flat vector."""
+    """Both are positions in the flat vector. The weight at `start` is the first that changes."""
     signs: int
     """First position in the signs."""
     rate: int
     """Learning rate in units."""
+    stride: int = 1
+    """Distance between two weights that change. Their signs are consecutive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,10 @@ class SignStep:
         units = units_CN.view(-1)
         for each in self.stretches:
             start, stop = tile.within(each.start, each.stop)
+            start += (each.start - start) % each.stride
             if start < stop:
-                first = each.signs + start - each.start
-                changed = units[start - tile.start : stop - tile.start]
+                changed = units[start - tile.start : stop - tile.start : each.stride]
+                first = each.signs + (start - each.start) // each.stride
                 changed.add_(self.signs[first : first + len(changed)], alpha=-each.rate)
 
 
