@@ -36,8 +36,8 @@ NAME = "momentum"
 DTYPE = torch.bfloat16
 """Half the bytes of float32. A momentum's directions and signs need few digits."""
 MAX_AGE = 1.0
-"""Rounds after which a momentum is not used any more, in units of 1 / (1 - beta), which is how long a gradient
-stays in it. Younger ones are used as they are: weakened by beta for each round, they did not learn better."""
+"""Rounds after which a momentum is not used any more, in units of 1 / (1 - beta): how long a gradient stays
+in it. Younger ones are used as they are. Weakened by beta for each round, they did not learn better."""
 
 
 @dataclass(frozen=True, slots=True)
