@@ -152,7 +152,7 @@ def content(
     }
     if tokens is not None:
         metadata["tokens"] = str(tokens)
-    metadata["content"] = _content_hash(metadata, tensors)
+    metadata["content"] = content_hash(metadata, tensors)
     data: bytes = save(tensors, metadata)
     return data
 
@@ -163,7 +163,7 @@ def read(path: Path, max_tensors: int = MAX_TENSORS) -> Checkpoint:
         with open_tensors(path, max_tensors) as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        if metadata.pop("content") != _content_hash(metadata, tensors):
+        if metadata.pop("content") != content_hash(metadata, tensors):
             raise ValueError("it is damaged: its content does not have the hash that it names")
         digest, chain = bytes.fromhex(metadata["digest"]), bytes.fromhex(metadata["chain"])
         if len(chain) > len(START) or len(START) + len(digest) != STATEMENT_BYTES:
@@ -227,7 +227,7 @@ def _decode_sets(text: str) -> Sets:
     }
 
 
-def _content_hash(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+def content_hash(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 over all metadata and tensors of a file, in hexadecimal. It covers more than the
     digest of the weights: also the chain value, and bit flips that change a float by less than a unit."""
     hasher = hashlib.sha256()

@@ -376,6 +376,16 @@ class Saved(Event, frozen=True):
     round: int
     bytes: int
 
+class MomentumRestored(Event, frozen=True):
+    """The momentum from before a restart is used again, `age` rounds after it was kept."""
+    round: int
+    age: int
+
+class MomentumIgnored(Event, frozen=True):
+    """The momentum on the disk was not used, or could not be kept."""
+    sentence = "the momentum on the disk: {reason}"
+    reason: str
+
 class OffersMissing(Event, frozen=True):
     """These peers did not report their state."""
     peers: Sequence[str]

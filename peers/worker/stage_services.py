@@ -14,6 +14,7 @@ from peers.network.peer_links import PeerLinks
 from peers.network.ports import HeartbeatLoad, Listener
 from peers.state.archivists import ArchivistClients
 from peers.state.checkpoint_writer import CheckpointWriter
+from peers.state.momentum_file import MomentumKeeper
 from peers.state.snapshot_service import SnapshotService, start_digest
 from peers.state.snapshot_store import Snapshots
 from peers.worker.inference.server import Inference
@@ -98,6 +99,15 @@ class StageServices:
             log_event=context.log_event,
         )
         self.disk = self._open_disk()
+        self.momentum = MomentumKeeper(
+            folder=settings.checkpoints,
+            manifest=manifest,
+            run_id=context.signed.run_id,
+            stage=stage,
+            part=self.part,
+            compute=context.compute,
+            log_event=context.log_event,
+        )
         self.snapshots = Snapshots(
             identity=context.identity,
             run_id=context.signed.run_id,

@@ -247,6 +247,7 @@ class Worker:
             return
         if not self._in_step_before and rounds.applied >= 0:
             service.work.source.warm_up(context.manifest.sync.optimizer_warmup_steps)
+            await services.momentum.restore(rounds.current)
         self._in_step_before = True
         services.pipeline_service.serving = True
         context.log_event(log_events.InStep(round=rounds.current, settled=rounds.settled))
@@ -261,10 +262,15 @@ class Worker:
         """Save checkpoints until the peer is to leave or has fallen behind its group. Raises the error of a
         failed compute thread or of saving."""
         failed, loop = self.context.compute.failed, asyncio.get_running_loop()
-        saving = services.disk.save_forever(self.context.settings.checkpoint_seconds, services.snapshots)
+        seconds, rounds = self.context.settings.checkpoint_seconds, services.round_service.rounds
         waits: list[asyncio.Task[Any]] = [
             loop.create_task(work)
-            for work in (self.lifecycle.leaving.wait(), self.lifecycle.behind.wait(), saving)
+            for work in (
+                self.lifecycle.leaving.wait(),
+                self.lifecycle.behind.wait(),
+                services.disk.save_forever(seconds, services.snapshots),
+                services.momentum.save_forever(seconds, lambda: rounds.current),
+            )
         ]
         try:
             done, _ = await asyncio.wait([*waits, failed], return_when=asyncio.FIRST_COMPLETED)
@@ -292,6 +298,7 @@ class Worker:
         service.leave()
         await self.lifecycle.wait_until(service.handed_over, until)
         await services.disk.save(service.settled_weights)
+        await services.momentum.save(service.rounds.current)
 
     # -- what others ask ------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ agree on `RoundAggregate.step`, which is a pure function of the set of contribut
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ __all__ = [
     "METHODS",
     "ContributionError",
     "GradientError",
+    "KeepsMomentum",
     "LocalOptimizer",
     "Method",
     "ReducedMethod",
@@ -227,6 +228,17 @@ class Method(Protocol):
         Between `contribute(round)` and the application of the round, it includes what was just sent. None if
         `own` includes all that can be predicted.
         """
+
+
+@runtime_checkable
+class KeepsMomentum(Protocol):
+    """A method whose momentum still contains what was sent. A restart may therefore continue from an older
+    copy. Where what is sent leaves the momentum (DeMo), an older copy would send some of it again."""
+
+    @property
+    def momentum(self) -> Tensor:
+        """This peer's momentum, float32 [layout.size]. The owner of the peer may change it in place before
+        the first contribution."""
 
 
 METHODS: Mapping[str, Callable[[Manifest, Layout, torch.device], Method]] = {

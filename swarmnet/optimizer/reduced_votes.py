@@ -44,6 +44,10 @@ class ReducedVotes(ResultParts):
         self.longest_result = longest_head(self.shards) + self.all_sums_bytes(MAX_CONTRIBUTORS)
 
     @property
+    def momentum(self) -> Tensor:
+        return self.votes_method.momentum
+
+    @property
     def reduced(self) -> ReducedVotes:
         return self
 

@@ -8,12 +8,10 @@ This is SignMuon (arXiv:2605.16311) with a majority in place of a mean. The pola
 Newton-Schulz steps. Only the matrices of layers have one. Embedding, head and norms vote by the momentum
 itself.
 
-The polar factor is that of a whole matrix. That of the columns of a fragment alone took a twentieth of the
-time, and raised the loss of 361,088 parameters after 120 steps of four peers by 3.2 %.
-
-A fragment is every n-th number of each chunk, the same for all peers, so no index is sent. Fragments have
-their turns in a fixed order, and step n times as far. What is sent stays in the momentum and decays there, as
-in Muon, so nothing has to return to it.
+A fragment is about an n-th of the weights, the same for all peers, so no index is sent. It concerns some of
+the matrices only (`fragments.py`), so a round takes the polar factors of these. Fragments have their turns in
+a fixed order, and step n times as far. What is sent stays in the momentum and decays there, as in Muon, so
+nothing has to return to it.
 
 Until a round is applied, the peer computes at weights that include its own votes at full size, as if all
 others had voted the same. The group's step then takes their place exactly.
@@ -21,14 +19,14 @@ others had voted the same. The group's step then takes their place exactly.
 A vote is a peer's own matter and computed in floating point. A step is an integer function of the votes,
 bit-identical on all peers.
 
-Shapes: C chunks of a plane, N numbers in a chunk, M = N / n of them in a fragment; R rows and A columns of a
-matrix.
+Shapes: C chunks of a plane, N numbers in a chunk, M votes in a chunk of a fragment; R rows and A columns of
+a matrix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -38,6 +36,8 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Entry, Layout, Plane
 from swarmnet.model.parameters import trains_with_muon
 from swarmnet.optimizer.device_groups.device_group import ALONE, DeviceGroup
+from swarmnet.optimizer.device_groups.payload import Sections
+from swarmnet.optimizer.fragments import Piece, cut_fragments
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
 from swarmnet.optimizer.local_steps.inner_optimizer import MUON_RMS
 from swarmnet.optimizer.mean_gradient import BlockClip
@@ -49,6 +49,10 @@ from swarmnet.optimizer.tiling import plane_of, tiles_of
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
 from swarmnet.run.sync_methods import SignMuonConfig
+
+VOTE_CHUNK = 512
+"""Votes of a chunk. A reducer counts those of whole chunks. Fewer would make tallies slower, more would pad
+the contributions of small models."""
 
 
 class SignMuon:
@@ -72,22 +76,19 @@ class SignMuon:
         self._device = device
         self._clip = BlockClip(layout, manifest.sync.max_grad_norm, device)
         self._device_group: DeviceGroup = ALONE
-        self._momentum = torch.zeros(layout.size, device=device)
-        self.voted = fragment_layout(layout, self._fragments)
-        """Layout of the votes of one round."""
-        self._places = tuple(_places(layout, self.voted))
-        """Each parameter with the numbers before it in its plane, and with the start of its plane's votes."""
+        self.momentum = torch.zeros(layout.size, device=device)
+        self._cut()
         self._open_rounds = manifest.rounds.window + 1
         self._own: dict[int, Tensor] = {}
         """Maps a round that may not be applied yet to the signs of this peer's votes, int8 [voted.size]; 0
         where the direction was exactly zero."""
-        self.sections = [(plane.chunk,) for plane in self.voted.planes]
-        self.votes = self.voted.size
-        self.payload_bytes = sum(packed_bytes(plane.chunks, plane.chunk) for plane in self.voted.planes)
+        self.sections: Sections = ()
+        """Empty: every device makes and takes whole payloads."""
 
     def use_device_group(self, company: DeviceGroup) -> None:
         """Use collectives of several devices for norms and matrices."""
         self._clip.device_group = self._device_group = company
+        self._cut()
 
     @property
     def gradient_norm(self) -> float | None:
@@ -99,14 +100,11 @@ class SignMuon:
         self._own = {of: own for of, own in self._own.items() if of >= round - self._open_rounds}
         self._own[round] = signs
         seed = seed_of(self._run_id, round, peer)
-        parts = []
-        for plane in self.voted.planes:
-            signs_CM = plane_of(signs, plane).cpu().numpy()
-            negative_CM, zero_CM = signs_CM < 0, signs_CM == 0
-            if zero_CM.any():
-                negative_CM = np.where(zero_CM, coin_flips(seed, plane.chunk, plane.chunk), negative_CM)
-            parts.append(pack(negative_CM.view(np.uint8)))
-        return b"".join(parts)
+        signs_CM = plane_of(signs, self._plane).cpu().numpy()
+        negative_CM, zero_CM = signs_CM < 0, signs_CM == 0
+        if zero_CM.any():
+            negative_CM = np.where(zero_CM, coin_flips(seed, VOTE_CHUNK, VOTE_CHUNK), negative_CM)
+        return pack(negative_CM.view(np.uint8))
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
         """Do nothing: the momentum still contains what was sent, as far as it has not decayed."""
@@ -128,16 +126,12 @@ class SignMuon:
     def votes_of(self, payload: bytes) -> Iterator[Votes]:
         if len(payload) != self.payload_bytes:
             raise ContributionError(f"payload of {len(payload)} bytes where {self.payload_bytes} belong")
-        start = 0
-        for plane in self.voted.planes:
-            stop = start + packed_bytes(plane.chunks, plane.chunk)
-            bits_CM = unpack(memoryview(payload)[start:stop], plane.chunks, plane.chunk)
-            yield Votes(None, torch.from_numpy(1 - 2 * bits_CM.view(np.int8)))
-            start = stop
+        bits_CM = unpack(payload, self._plane.chunks, VOTE_CHUNK)
+        yield Votes(None, torch.from_numpy(1 - 2 * bits_CM.view(np.int8)))
 
     def own_votes(self, round: int) -> list[Votes] | None:
         signs = self._own.get(round)
-        return signs if signs is None else [Votes(None, plane_of(signs, each)) for each in self.voted.planes]
+        return None if signs is None else [Votes(None, plane_of(signs, self._plane))]
 
     def invert(self, plane: int, sums_CN: Tensor, voters: int) -> Tensor:
         """Return the sums: votes are on the weights themselves."""
@@ -149,13 +143,13 @@ class SignMuon:
         size = self._fragments * MUON_RMS
         ranges = (
             RateRange(
-                start=each.weights.start,
-                stop=each.weights.stop,
-                signs=each.votes.start,
-                rate=rate_units(self._manifest, each.entry.name, round, factor, size),
-                stride=self._fragments,
+                start=turn.weights.start,
+                stop=turn.weights.stop,
+                signs=turn.votes_here.start,
+                rate=rate_units(self._manifest, turn.entry.name, round, factor, size),
+                stride=turn.numbers.step,
             )
-            for each in self._turns(round)
+            for turn in self._turns[round % self._fragments]
         )
         return SignStep(signs, tuple(ranges))
 
@@ -164,7 +158,7 @@ class SignMuon:
         gains = self._clip.chunk_gains(gradient, tokens, 1 - self._decay)
         for plane, gains_C1 in zip(self._layout.planes, gains, strict=True):
             tiles = zip(
-                tiles_of(plane_of(self._momentum, plane)),
+                tiles_of(plane_of(self.momentum, plane)),
                 tiles_of(plane_of(gradient, plane)),
                 tiles_of(gains_C1),
                 strict=True,
@@ -176,63 +170,74 @@ class SignMuon:
         """Return the signs of the direction of the fragment of `round`, int8 [voted.size]; 0 in the
         padding."""
         signs = torch.zeros(self.voted.size, dtype=torch.int8, device=self._device)
-        group = self._device_group
-        matrices: dict[Entry, _Turn] = {}
-        for each in self._turns(round):
-            if trains_with_muon(each.entry.name, group.shape(each.entry)):
-                matrices[each.entry] = each
+        group, matrices = self._device_group, dict[Entry, _Turn]()
+        for turn in self._turns[round % self._fragments]:
+            if turn.is_matrix:
+                matrices[turn.entry] = turn
             else:
-                signs[each.votes] = self._momentum[each.weights].sign()
+                signs[turn.votes_here] = self.momentum[turn.weights].sign()
+        signs = group.total(signs)
         for batch in matrix_batches(list(matrices), self._device, group):
-            wholes = [group.whole(entry, self._momentum[entry.place].view(entry.shape)) for entry in batch]
+            wholes = [group.whole(entry, self.momentum[entry.place].view(entry.shape)) for entry in batch]
             for entry, factor_RA in zip(batch, polar_factors(wholes), strict=True):
-                each = matrices[entry]
-                voted = group.part(entry, factor_RA).reshape(-1)[each.first :: self._fragments]
-                signs[each.votes] = voted.sign()
+                turn = matrices[entry]
+                signs[turn.votes] = factor_RA.reshape(-1)[turn.numbers].sign()
         return signs
 
-    def _turns(self, round: int) -> Iterator[_Turn]:
-        """Yield for each parameter the numbers that `round` concerns."""
-        parts = self._fragments
-        for entry, before, votes_before in self._places:
-            first = (round - before) % parts
-            count = len(range(first, entry.size, parts))
-            start = votes_before + (before + first) // parts
-            yield _Turn(entry, first, parts, slice(start, start + count))
+    def _cut(self) -> None:
+        """Divide the parameters of the stage among rounds."""
+        group, entries = self._device_group, self._layout.entries
+        shapes = [group.shape(entry) for entry in entries]
+        self._turns: list[list[_Turn]] = []
+        """Maps a round, modulo the number of fragments, to what it concerns."""
+        longest = 0
+        for fragment in cut_fragments(entries, shapes, self._fragments):
+            turns, votes = [], 0
+            for piece in fragment:
+                entry = entries[piece.parameter]
+                is_matrix = trains_with_muon(entry.name, shapes[piece.parameter])
+                turns.append(_turn(entry, is_matrix, piece, votes, group.place(entry)))
+                votes += len(piece.numbers)
+            self._turns.append(turns)
+            longest = max(longest, votes)
+        self._plane = Plane(0, -(-longest // VOTE_CHUNK), VOTE_CHUNK)
+        self.voted = Layout((), (self._plane,), (), self._plane.stop)
+        """Layout of the votes of one round. It lists no parameters."""
+        self.votes = self.voted.size
+        self.payload_bytes = packed_bytes(self._plane.chunks, VOTE_CHUNK)
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """The numbers of a parameter that one round concerns: every `parts`-th from `first` on."""
+    """The numbers of a parameter that one round concerns."""
 
     entry: Entry
-    first: int
-    parts: int
+    """The parameter as it is on this device."""
+    is_matrix: bool
+    """Whether it votes by its polar factor."""
+    numbers: slice
+    """Their place in the whole parameter."""
     votes: slice
     """Their place in the votes, int8 [voted.size]."""
-
-    @property
-    def weights(self) -> slice:
-        """Their place in the flat vector."""
-        return slice(self.entry.offset + self.first, self.entry.place.stop, self.parts)
-
-
-def fragment_layout(layout: Layout, fragments: int) -> Layout:
-    """Return the planes of a vector that has only one fragment of each chunk. It lists no parameters."""
-    planes: list[Plane] = []
-    size = 0
-    for plane in layout.planes:
-        planes.append(replace(plane, offset=size, chunk=plane.chunk // fragments))
-        size = planes[-1].stop
-    return Layout((), tuple(planes), (), size)
+    weights: slice
+    """Place of those that are on this device in the flat vector."""
+    votes_here: slice
+    """The place of these in the votes."""
 
 
-def _places(layout: Layout, voted: Layout) -> Iterator[tuple[Entry, int, int]]:
-    """Yield each parameter, the numbers before it in its plane, and the start of its plane in the votes."""
-    for entry in layout.entries:
-        for plane, votes in zip(layout.planes, voted.planes, strict=True):
-            if plane.offset <= entry.offset < plane.stop:
-                yield entry, entry.offset - plane.offset, votes.offset
-                break
-        else:  # This device has nothing of the parameter, but orthogonalizes it with the others.
-            yield entry, 0, 0
+def _turn(entry: Entry, is_matrix: bool, piece: Piece, first_vote: int, here: slice) -> _Turn:
+    """Return the turn of a piece. `here` is the part of the whole parameter that is on this device."""
+    numbers, step = piece.numbers, piece.numbers.step
+    first, stop = (
+        min(len(numbers), max(0, -(-(edge - numbers.start) // step))) for edge in (here.start, here.stop)
+    )
+    weights = numbers[first:stop]
+    shift = entry.offset - here.start
+    return _Turn(
+        entry=entry,
+        is_matrix=is_matrix,
+        numbers=slice(numbers.start, numbers.stop, step),
+        votes=slice(first_vote, first_vote + len(numbers)),
+        weights=slice(weights.start + shift, max(weights.start, weights.stop) + shift, step),
+        votes_here=slice(first_vote + first, first_vote + stop),
+    )

@@ -191,7 +191,7 @@ class SpreadMethod:
     def __init__(self, *, manifest: Manifest, layout: Layout, processes: Processes, shares: Shares) -> None:
         self.whole = method_of(manifest, layout, "meta")
         assert isinstance(self.whole, Divisible)
-        self._sections = self.whole.sections
+        self.sections = self.whole.sections
         self.processes = processes
         self.shares = shares
         self.gradient_norm: float | None = None
@@ -227,11 +227,11 @@ class SpreadMethod:
         answers = [done for done, _ in self.processes.ask(order)]
         self.gradient_norm = answers[0].gradient_norm  # This norm covers all shares.
         self.momentum_norm = hypot(*(done.momentum_norm or 0.0 for done in answers))
-        return put_together([done.payload for done in answers], self._sections, self.shares)
+        return put_together([done.payload for done in answers], self.sections, self.shares)
 
     def parts(self, payload: bytes) -> list[bytes]:
         """Return the part of a checked payload for each device."""
-        return divided(payload, self._sections, self.shares)
+        return divided(payload, self.sections, self.shares)
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
         self.processes.ask_each([orders.RestoreOnDevice(round, peer, part) for part in self.parts(payload)])
@@ -320,6 +320,8 @@ class SpreadReplica:
         answers = self._processes.ask(orders.MeasureAgreement(round, me))
         device_counts = [done.vote_agreement for done, _ in answers]
         counts = [VoteAgreement(*each) for each in device_counts if each is not None]
+        if not self._method.sections:
+            counts = counts[:1]  # Every device has counted all votes.
         return sum(counts, VoteAgreement(0, 0, 0)) if counts else None
 
     def settle(self, round: int, hashed: bool = True) -> bytes:

@@ -364,7 +364,7 @@ def _forged(chance: Random) -> bytes:
     for _ in range(chance.randrange(1, 3)):
         metadata[chance.choice(list(metadata))] = chance.choice(_LIES)
     tensors = load(good)
-    metadata["content"] = checkpoint._content_hash(metadata, tensors)
+    metadata["content"] = checkpoint.content_hash(metadata, tensors)
     return bytes(save(tensors, metadata))
 
 

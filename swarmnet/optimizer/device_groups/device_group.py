@@ -25,6 +25,9 @@ class DeviceGroup(Protocol):
     def shape(self, entry: Entry) -> tuple[int, ...]:
         """Return the full shape of a parameter, of which `entry` is this device's shard."""
 
+    def place(self, entry: Entry) -> slice:
+        """Return the place of this device's shard in the full parameter."""
+
     def whole(self, entry: Entry, part: Tensor) -> Tensor:
         """Return the full parameter from the shards of all devices."""
 
@@ -40,6 +43,9 @@ class SingleDevice:
 
     def shape(self, entry: Entry) -> tuple[int, ...]:
         return entry.shape
+
+    def place(self, entry: Entry) -> slice:
+        return slice(0, entry.size)
 
     def whole(self, entry: Entry, part: Tensor) -> Tensor:
         return part
@@ -77,6 +83,9 @@ class MultiDevice:
 
     def shape(self, entry: Entry) -> tuple[int, ...]:
         return self._places[entry.name][0]
+
+    def place(self, entry: Entry) -> slice:
+        return self._places[entry.name][1]
 
     def whole(self, entry: Entry, part: Tensor) -> Tensor:
         """Return the sum of the shards with zeros elsewhere, which is exact."""

@@ -29,7 +29,7 @@ class Divisible(Protocol):
 
     @property
     def sections(self) -> Sections:
-        """The sections of its payloads."""
+        """The sections of its payloads; empty if every device makes and takes whole payloads."""
 
     def use_device_group(self, company: DeviceGroup) -> None:
         """Use only a share; `company` reaches the other devices. Called before all other methods."""
@@ -59,7 +59,10 @@ class _Section:
 
 
 def divided(payload: bytes, sections: Sections, shares: Shares) -> list[bytes]:
-    """Split a payload into one part for each device, by the chunks that it has."""
+    """Split a payload into one part for each device, by the chunks that it has. Without sections, each part
+    is the whole payload."""
+    if not sections:
+        return [payload] * shares.devices
     parts: list[list[bytes]] = [[] for _ in range(shares.devices)]
     for section in _sections(shares.whole.planes, sections):
         read_CB = section.read(payload)
@@ -72,6 +75,8 @@ def divided(payload: bytes, sections: Sections, shares: Shares) -> list[bytes]:
 
 def put_together(parts: Sequence[bytes], sections: Sections, shares: Shares) -> bytes:
     """Join the parts of all devices into one payload; the inverse of `divided`."""
+    if not sections:
+        return parts[0]
     rows_of = [
         [shares.rows(plane, device) for plane in range(len(shares.whole.planes))]
         for device in range(shares.devices)

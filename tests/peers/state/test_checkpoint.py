@@ -110,7 +110,7 @@ def test_a_file_that_says_more_than_any_run_has_is_refused_before_it_is_used(tmp
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     del metadata["content"]
     metadata[key] = value
-    metadata["content"] = checkpoint_file._content_hash(metadata, tensors)  # A forger can hash it too.
+    metadata["content"] = checkpoint_file.content_hash(metadata, tensors)  # A forger can hash it too.
     path.write_bytes(save(tensors, metadata))
     with pytest.raises(checkpoint_file.CheckpointError, match="no checkpoint that can be used"):
         checkpoint_file.restore(path, MANIFEST.run_id(), STAGE, layout())

@@ -64,7 +64,7 @@ def test_one_result_or_one_of_each_shard_makes_the_step_of_all_contributions(fra
     slices = slices_of(method, payloads)
     whole = replace(ALL_GATHER, sync=replace(ALL_GATHER.sync, fragments=fragments))
     expected = step_of(method_of(whole, layout), payloads)
-    assert expected.any()
+    assert expected.any() or fragments > layout.parameters, "some of so many fragments have no numbers"
     assert torch.equal(step_of(method, {REDUCERS[0]: method.reduce(slices)}), expected)
     each = {REDUCERS[shard]: method.reduce({shard: slices[shard]}) for shard in range(SHARDS)}
     for order in permutations(each):

@@ -13,7 +13,7 @@ from swarmnet.model.flat_layout import layout_of, views_of
 from swarmnet.optimizer.local_steps.inner_optimizer import MUON_RMS
 from swarmnet.optimizer.method import ContributionError, method_of
 from swarmnet.optimizer.polar_factor import orthogonal
-from swarmnet.optimizer.sign_muon import fragment_layout
+from swarmnet.optimizer.sign_muon import VOTE_CHUNK
 from swarmnet.optimizer.step import dense, rate_units
 from swarmnet.optimizer.vote_agreement import VoteAgreement
 from swarmnet.run.rates import WHOLE
@@ -55,9 +55,9 @@ def sized(units, settings, round=0):
 @pytest.mark.parametrize("fragments", FRAGMENTS)
 def test_a_bit_of_each_number_of_the_fragment_is_sent(fragments):
     method = method_of(run(fragments), LAYOUT)
-    assert method.votes == LAYOUT.size / fragments
-    assert method.payload_bytes == pytest.approx(LAYOUT.size / fragments / 8, abs=len(LAYOUT.planes))
-    assert fragment_layout(LAYOUT, fragments).size * fragments == LAYOUT.size
+    mean = LAYOUT.parameters / fragments
+    assert mean <= method.votes <= 4 / 3 * mean + VOTE_CHUNK
+    assert method.payload_bytes == method.votes / 8
 
 
 @pytest.mark.parametrize("fragments", FRAGMENTS)
@@ -85,7 +85,7 @@ def test_a_matrix_votes_by_its_polar_factor_and_others_by_the_momentum_itself(fr
     payload = method.contribute(gradient, 7, 0, PEERS[0])
     signs = sized(step_of(method, {PEERS[0]: payload}), settings)
     moved = signs != 0
-    assert moved.sum() >= sum(entry.size // fragments for entry in LAYOUT.entries)
+    assert moved.sum() >= 0.9 * LAYOUT.parameters / fragments
     assert (signs[moved] == -direction[moved]).float().mean() > 0.999, "a mean of 7 tokens rounds"
 
 
@@ -200,7 +200,7 @@ def test_agreement_is_counted_over_the_fragment_of_the_round():
     tally.add(PEERS[0], mine.contribute(gradient, 7, 0, PEERS[0]))
     tally.add(PEERS[1], theirs.contribute(gradient, 7, 0, PEERS[1]))
     found = tally.vote_agreement(PEERS[0])
-    padding = int((~parameters()).view(-1, 4)[:, 0].sum())
+    padding = int((dense(mine.lookahead(0), LAYOUT) == 0).sum()) - LAYOUT.size + mine.votes
     assert found == VoteAgreement(mine.votes - padding, 0, padding)
     assert mine.lookahead(1) is None
     assert tally.vote_agreement(PEERS[0]) is None, "its votes of an applied round are forgotten"
