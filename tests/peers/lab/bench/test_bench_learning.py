@@ -240,7 +240,7 @@ def test_the_best_rate_has_worse_neighbours_on_both_sides_and_all_seeds_are_play
 
 
 def test_the_rates_inside_and_outside_are_searched_for_together():
-    """The loss depends mostly on their product, so along either rate alone a start in the valley looks best."""
+    """The loss depends mostly on their product: along either rate alone, a start in the valley looks best."""
     found, asked = carried_out_alone(
         plan(Rates(2e-3, 0.7), 1, searches=True),
         lambda rates: 4 * far(rates.rate * rates.outer, 1.4e-3) + far(rates.rate, 16e-3),
