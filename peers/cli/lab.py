@@ -12,7 +12,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -172,6 +172,21 @@ def paths(
         console.print(render(topologies, lines))
 
 
+MicrobatchesOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Microbatches of each peer per trial, instead of --tokens: as many rounds with any --peers.",
+    ),
+]
+DemoReportsOption: TypeAlias = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="REPORT", help="Also draw this report of `swarmnet demo --report REPORT`. Repeatable."
+    ),
+]
+
+
 def learning(
     run_files: Annotated[
         list[Path], typer.Argument(metavar="RUN.yaml...", help="Run files of several sizes.")
@@ -183,13 +198,7 @@ def learning(
         int | None,
         typer.Option(min=1, help="Tokens per trial, all peers together. [default: 20 per parameter]"),
     ] = None,
-    microbatches: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Microbatches of each peer per trial, instead of --tokens: as many rounds with any --peers.",
-        ),
-    ] = None,
+    microbatches: MicrobatchesOption = None,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Trials at the best learning rate.")] = 3,
     peers: Annotated[
         int, typer.Option(min=1, max=1024, help="Number of peers; each computes a microbatch per step.")
@@ -222,12 +231,7 @@ def learning(
         "learning"
     ),
     pictures: Annotated[bool, typer.Option("--pictures", help="Draw curves (extra `pictures`).")] = False,
-    demo: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="REPORT", help="Also draw this report of `swarmnet demo --report REPORT`. Repeatable."
-        ),
-    ] = None,
+    demo: DemoReportsOption = None,
 ) -> None:
     """Compare what a run learns with each method, and with AdamW, Muon and DeMo, at equal tokens. An
     interrupted benchmark continues."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import ceil, log2
 from typing import ClassVar, Literal
 
+from swarmnet.run.loss_law import LossLaw
 from swarmnet.run.method_config import CHUNK, FLOAT_BYTES, MethodConfig, Problem, StageSizes
 
 InnerOptimizerName = Literal["muon", "adamw"]
@@ -61,6 +62,7 @@ class LocalStepConfig(MethodConfig):
         "The others are local-step methods: a peer runs its own optimizer and sends weight deltas."
     )
     can_shard: ClassVar[bool] = True
+    loss_law: ClassVar[LossLaw] = LossLaw(scale=1.045, peers_exponent=0.047, bits_exponent=0.029)
     preset_keys: ClassVar[tuple[str, ...]] = ("inner_optimizer", "fragments", "delta_codec", "residual")
 
     @property
@@ -154,6 +156,8 @@ class OuterStepConfig(LocalStepConfig):
     small_model_rate: float = 2e-3
 
     has_outer_optimizer: ClassVar[bool] = True
+    loss_law: ClassVar[LossLaw] = LossLaw(scale=1.18, error=0.07)
+    """The mean over the trials of `diloco-h30` and `streaming-diloco-h32`."""
     preset_keys: ClassVar[tuple[str, ...]] = (*LocalStepConfig.preset_keys, "outer_lr")
 
     @property

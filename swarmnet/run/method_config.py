@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
+from swarmnet.run.loss_law import LossLaw
+
 FLOAT_BYTES = 4
 CHUNK = 4096
 """Number of values per chunk (`swarmnet/optimizer/sign_votes.py`)."""
@@ -53,6 +55,9 @@ class MethodConfig:
     """Whether the method works with `sync.topology: sharded-reduce`."""
     orthogonalizes_gradients: ClassVar[bool] = False
     """Whether a contribution takes Newton-Schulz steps on the matrices of layers."""
+    loss_law: ClassVar[LossLaw] = LossLaw(scale=1.055)
+    """The loss that the planner expects. The mean over the trials of `demo-sign` stands for all methods that
+    have no law of their own."""
     preset_keys: ClassVar[tuple[str, ...]] = ()
     """Keys that may be `method` or 0, which stands for the method's own value."""
 

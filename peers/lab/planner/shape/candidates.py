@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, product
 from math import inf
 
 from peers.config.errors import UserError
@@ -23,17 +23,21 @@ from swarmnet.placement.policy import stage_work
 from swarmnet.resources.link_bandwidth import LinkBandwidth, carried, crossing
 from swarmnet.run.boundary_settings import Boundary
 from swarmnet.run.local_step_config import TopologyName
+from swarmnet.run.loss_law import LossLaw
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.schema import Paths, Sync
-from swarmnet.run.sync_methods import DEFAULT_LOCAL_METHOD, DEFAULT_METHOD, MethodName
+from swarmnet.run.sync_methods import COMMON_STEP_METHOD, DEFAULT_LOCAL_METHOD, MethodName
 
 SEQUENCES = (1, 2, 4)
 """Sequences of a microbatch."""
 LOCAL_STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, laws.MAX_LOCAL_STEPS)
-VOTED_TOKENS = tuple(1 << power for power in range(14, 25))
+COMMON_TOKENS = tuple(1 << power for power in range(14, 25))
 """Tokens of a round where each round is one common step: 16 thousand to 17 million."""
+EXCHANGES: tuple[TopologyName, ...] = ("all-gather", "sharded-reduce")
 PARTS = 0
 """Fragments of the parameters, of which a round exchanges one; 0: the run's or its method's number."""
+COMMON_PARTS = (1, 4, 8, 16)
+"""Fragments where each round is one common step, as in the trials of docs/learning.md."""
 LONGER = 3
 """`rounds.max_seconds` divided by the expected time of a round; the margin is for swarms that shrink."""
 
@@ -55,7 +59,7 @@ class Shape:
     round_tokens: int
     """Tokens of a round, of the whole group."""
     inner_batch_tokens: int = 0
-    """Tokens of a peer's local step; 0: a round is one common step, by votes."""
+    """Tokens of a peer's local step; 0: a round is one common step."""
     parts: int = PARTS
 
     @property
@@ -81,8 +85,8 @@ class Shape:
                 topology=self.exchange,
                 fragments=self.parts or sync.fragments,
             )
-        elif sync.local_steps is not None:
-            sync = replace(sync, method=DEFAULT_METHOD, topology="all-gather")
+        else:
+            sync = replace(sync, method=COMMON_STEP_METHOD, topology=self.exchange, fragments=self.parts)
         return replace(
             run,
             model=replace(run.model, boundary=self.boundary(run)),
@@ -144,9 +148,9 @@ def shapes(run: Manifest, parameters: int, peers: int) -> Iterator[Shape]:
         for stages in sorted(cuts(run, count)):
             for sequences in SEQUENCES:
                 microbatch = sequences * run.data.seq_len
-                for tokens in VOTED_TOKENS:
+                for tokens, parts, exchange in product(COMMON_TOKENS, COMMON_PARTS, EXCHANGES):
                     if tokens >= microbatch:
-                        yield Shape(stages, sequences, "all-gather", tokens)
+                        yield Shape(stages, sequences, exchange, tokens, parts=parts)
                 replicas = max(1.0, peers / count)
                 best = laws.inner_batch_tokens(parameters, replicas)
                 step = max(1, round(best / microbatch)) * microbatch
@@ -171,31 +175,35 @@ class Judge:
     def judged(self, shape: Shape) -> Judged | None:
         """Return the estimate for a shape; None if the peers have too little memory for it."""
         manifest = shape.manifest(self.run)
-        how = self._contribution(shape.stages, shape.sequences, shape.local)
-        if shape.local:
-            how = replace(how, carried=shape.exchange, inner_batch_tokens=shape.inner_batch_tokens)
+        how = self._contribution(shape.stages, shape.parts, shape.local)
+        how = replace(how, carried=shape.exchange, inner_batch_tokens=shape.inner_batch_tokens)
         placement = self._placed(shape.stages, shape.sequences, shape.local, shape.exchange)
         if placement is None:
             return None
         rate = bottleneck(manifest, how, kinds(manifest, placement))
         replicas = len(placement.peers) / len(shape.stages)
-        return self._ranked(shape, rate, replicas)
-
-    def _ranked(self, shape: Shape, rate: float, replicas: float) -> Judged:
-        loss, tokens = price(self.parameters, self.target, shape, replicas)
+        loss, tokens = price(
+            law=manifest.sync.config.loss_law,
+            parameters=self.parameters,
+            target=self.target,
+            shape=shape,
+            replicas=replicas,
+            contribution_bytes=sum(how.contribution),
+        )
         seconds = self.target * tokens / rate if rate > 0 else inf
         return Judged(shape, rate, replicas, loss, tokens, seconds)
 
-    def _contributions(self, stages: tuple[int, ...], sequences: int, local: bool) -> Exchange:
-        """Return the exchange of the shapes with these stages; fields in which they differ are not set."""
-        shape = Shape(stages, sequences, "all-gather", 1, 1 if local else 0)
+    def _contributions(self, stages: tuple[int, ...], parts: int, local: bool) -> Exchange:
+        """Return the exchange of the shapes with these stages and fragments; fields in which they differ are
+        not set."""
+        shape = Shape(stages, 1, "all-gather", 1, 1 if local else 0, parts)
         return exchange_of(shape.manifest(self.run))
 
     def _place(
         self, stages: tuple[int, ...], sequences: int, local: bool, exchange: TopologyName
     ) -> Placement | None:
         manifest = Shape(stages, sequences, exchange, 1, 1 if local else 0).manifest(self.run)
-        how = self._contribution(stages, sequences, local)
+        how = self._contribution(stages, PARTS, local)
         memory = [how.memory(manifest, stage) for stage in range(len(stages))]
         try:
             return placed(manifest, self.question, memory)
@@ -203,12 +211,26 @@ class Judge:
             return None
 
 
-def price(parameters: int, target: float, shape: Shape, replicas: float) -> tuple[float, float]:
-    """Return two factors against one peer alone: the loss at equal tokens, and the tokens to equal loss."""
-    if not shape.local:
-        return 1.0, laws.batch_factor(parameters, target, shape.round_tokens)
-    loss = laws.loss_factor(replicas)
-    return loss, laws.tokens_factor(parameters, target, loss)
+def price(
+    *,
+    law: LossLaw,
+    parameters: int,
+    target: float,
+    shape: Shape,
+    replicas: float,
+    contribution_bytes: float,
+) -> tuple[float, float]:
+    """Return two factors against one peer alone: the loss at equal tokens, and the tokens to equal loss.
+
+    `contribution_bytes`: bytes of the contributions to one round, of one peer in each stage.
+    """
+    bits = 8 * contribution_bytes / parameters * target / shape.round_tokens
+    batch = replicas * shape.inner_batch_tokens if shape.local else shape.round_tokens
+    tokens = laws.batch_factor(parameters, target, batch)
+    loss = law.ratio(replicas, bits)
+    more = laws.tokens_factor(parameters, target, loss)
+    of_batch = laws.loss_of_one(parameters, target / tokens) / laws.loss_of_one(parameters, target)
+    return loss * of_batch, tokens * more
 
 
 def kinds(manifest: Manifest, placement: Placement) -> list[PeerGroup]:

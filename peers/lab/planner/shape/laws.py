@@ -1,21 +1,13 @@
-"""Scaling laws: the cost in loss of many replicas, large batches and few tokens, from published fits.
+"""Scaling laws: the cost in loss of large batches and few tokens, from published fits.
 
-All constants of this kind are in this module. Losses are in nats per token. The laws were not fitted on this
-project's methods. DiLoCo's law was fitted with AdamW and an outer momentum for up to 8 replicas, and is used
-here far outside of that range.
+Losses are in nats per token. What the sync methods cost is not published: each has a law that was fitted to
+this project's trials (`swarmnet/run/loss_law.py`).
 """
 
 from __future__ import annotations
 
 from math import inf, pow
 
-REPLICAS_EXPONENT = 0.0116
-"""The loss of M replicas with local steps is M ^ 0.0116 times that of one.
-
-This is DiLoCo's joint law L = 19.226 N^-0.0985 M^0.0116, fitted for M up to 8 and N up to 2.4e9 (arXiv
-2503.09799)."""
-FITTED_REPLICAS = 8
-"""Largest number of replicas for which the law was fitted."""
 IRREDUCIBLE, PARAMETERS_TERM, TOKENS_TERM = 1.69, 406.4, 410.7
 PARAMETERS_EXPONENT, TOKENS_EXPONENT = 0.34, 0.28
 """L(N, D) = 1.69 + 406.4 / N^0.34 + 410.7 / D^0.28 (Hoffmann et al. 2022, arXiv 2203.15556, section 3.3)."""
@@ -48,15 +40,10 @@ def _least(parameters: int) -> float:
     return IRREDUCIBLE + PARAMETERS_TERM / pow(parameters, PARAMETERS_EXPONENT)
 
 
-def loss_factor(replicas: float) -> float:
-    """Return the loss of replicas with local steps divided by that of one, at equal tokens in all."""
-    return pow(max(1.0, replicas), REPLICAS_EXPONENT)
-
-
 def tokens_factor(parameters: int, tokens: float, factor: float) -> float:
     """Return by which factor the tokens grow to reach the same loss; inf if no number of tokens reaches it.
 
-    `factor`: the loss at equal tokens, divided by the loss of one replica.
+    `factor`: the loss at equal tokens, divided by that of AdamW.
     """
     left = loss_of_one(parameters, tokens) / factor - _least(parameters)
     if left <= 0:

@@ -50,10 +50,13 @@ def warnings(search: Search) -> list[str]:
     """Return warnings: where the estimates are uncertain, and which peers are left out."""
     best, found = search.found[0], []
     replicas = sum(best.answer.peers) / len(best.answer.peers)
-    if best.shape.local and replicas > laws.FITTED_REPLICAS:
+    found.append(
+        f"The expected loss has an error of about {best.law.error:.0%}: its law is that of small models."
+    )
+    if replicas > best.law.fitted_peers:
         found.append(
-            f"Loss by a published law of at most {laws.FITTED_REPLICAS} replicas, here used for "
-            f"{replicas:,.0f}: a guess, until the bench of learning has measured it."
+            f"The law was fitted to at most {best.law.fitted_peers} peers of a stage, and is used here for "
+            f"{replicas:,.0f}: a guess, until `swarmnet bench learning` has measured it."
         )
     if best.shape.local and search.rounds < laws.FEW_ROUNDS:
         found.append(
@@ -67,13 +70,13 @@ def warnings(search: Search) -> list[str]:
 
 
 def _table(rows: list[PlayedShape], searched: int) -> list[str]:
-    columns = f"{'':>9}{'stages':>7}{'microbatch':>11}{'exchange':>22}{'round':>9}{'tokens/s':>12}"
+    columns = f"{'':>9}{'stages':>7}{'microbatch':>11}{'exchange':>28}{'round':>9}{'tokens/s':>12}"
     lines = [f"{columns}{'used':>7}{'loss':>8}{'to its loss':>14}{'memory':>9}  bounded by"]
     for number, one in enumerate(rows):
         name = f"{number + 1}" if number < searched else "as it is"
         shape, answer = one.shape, one.answer
         lines.append(
-            f"{name:>9}{len(shape.stages):>7}{shape.sequences:>11}{exchange(one):>22}"
+            f"{name:>9}{len(shape.stages):>7}{shape.sequences:>11}{exchange(one):>28}"
             f"{round_seconds(one):>7,.0f} s{answer.churned:>12,.0f}{answer.utilisation:>7.1%}"
             f"{one.loss_factor - 1:>+8.1%}{duration(one.days):>14}{scaled(max(answer.memory)):>9}"
             f"  {answer.bounds.strongest}"
@@ -84,7 +87,7 @@ def _table(rows: list[PlayedShape], searched: int) -> list[str]:
 def exchange(one: PlayedShape) -> str:
     """Return how peers exchange contributions, and after how many local steps."""
     if not one.shape.local:
-        return "votes, everyone"
+        return f"signs of 1/{one.shape.parts}, {one.shape.exchange}" if one.shape.parts else "votes"
     return f"{counted(local_steps(one), 'step')}, {one.shape.exchange}"
 
 

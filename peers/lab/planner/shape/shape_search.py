@@ -16,6 +16,7 @@ from peers.lab.planner.plan import DAY, alone, plan
 from peers.lab.planner.plan_request import PlanRequest, PlanResult, SinglePeerBaseline
 from peers.lab.planner.shape import laws
 from peers.lab.planner.shape.candidates import Judge, Judged, Shape, price, shapes
+from swarmnet.run.loss_law import LossLaw
 from swarmnet.run.manifest import Manifest
 
 PLAYED = 4
@@ -31,6 +32,8 @@ class PlayedShape:
 
     shape: Shape
     answer: PlanResult
+    law: LossLaw
+    """The law by which its loss is expected."""
     loss_factor: float
     """Loss at equal tokens, divided by the loss of one peer alone."""
     tokens_factor: float
@@ -159,9 +162,23 @@ def _found(
     how = exchange_of(manifest)
     answer = plan(manifest, replace(question, tokens=target), how)
     replicas = sum(answer.peers) / len(answer.peers)
-    loss, tokens = price(parameters, target, shape, replicas)
-    if not shape.local:  # Fewer useful tokens, if their steps are large.
-        loss = laws.loss_of_one(parameters, target / tokens) / laws.loss_of_one(parameters, target)
+    loss, tokens = price(
+        law=manifest.sync.config.loss_law,
+        parameters=parameters,
+        target=target,
+        shape=shape,
+        replicas=replicas,
+        contribution_bytes=sum(how.contribution),
+    )
     line = min(min(one.up, one.down) for one in question.classes if one not in answer.left_out)
     exchange = max(how.per_round(stage, group) for stage, group in enumerate(answer.peers)) / line
-    return PlayedShape(shape, answer, loss, tokens, tokens * answer.days, answer.days, exchange)
+    return PlayedShape(
+        shape=shape,
+        answer=answer,
+        law=manifest.sync.config.loss_law,
+        loss_factor=loss,
+        tokens_factor=tokens,
+        days=tokens * answer.days,
+        same_tokens_days=answer.days,
+        exchange_seconds=exchange,
+    )

@@ -18,6 +18,7 @@ from peers.lab.planner.shape.shape_report import local_steps, round_seconds, sen
 from peers.lab.planner.shape.shape_search import PlayedShape, Search
 from peers.telemetry.console import counted
 from swarmnet.run.manifest import Manifest
+from swarmnet.run.sync_methods import COMMON_STEP_METHOD
 
 WIDTH = 110
 WARMUP_SHARE = 0.02
@@ -91,13 +92,12 @@ def _boundary(shape: Shape, run: Manifest) -> dict[str, Any]:
 
 
 def _method(shape: Shape, run: Manifest) -> dict[str, Any]:
-    if not shape.local:
-        return {}
     exchange = {"topology": "sharded-reduce"} if shape.exchange == "sharded-reduce" else {}
     parts = {"fragments": shape.parts} if shape.parts else {}
+    inner = {"inner_batch_tokens": shape.inner_batch_tokens} if shape.local else {}
     return {
-        "method": own_method(run.sync),
-        "inner_batch_tokens": shape.inner_batch_tokens,
+        "method": own_method(run.sync) if shape.local else COMMON_STEP_METHOD,
+        **inner,
         **parts,
         **exchange,
     }

@@ -37,13 +37,11 @@ def asked(peers: str, **keys) -> PlanRequest:
 # -- what replicas and batches cost ------------------------------------------------------------------
 
 
-def test_many_replicas_need_more_tokens_to_the_same_loss_and_too_many_never_get_there():
-    assert laws.loss_factor(1) == 1.0
-    assert laws.loss_factor(100) == pytest.approx(1.055, abs=0.001), "as the law says"
-    factors = [laws.tokens_factor(5 * 10**8, 10**10, laws.loss_factor(replicas)) for replicas in (1, 8, 100)]
-    assert factors[0] == pytest.approx(1.0)
-    assert factors[0] < factors[1] < factors[2] < inf
-    loss = laws.loss_of_one(5 * 10**8, 10**10 * factors[2]) * laws.loss_factor(100)
+def test_a_higher_loss_needs_more_tokens_and_too_high_a_loss_is_never_made_up_for():
+    factors = [laws.tokens_factor(5 * 10**8, 10**10, factor) for factor in (0.99, 1.0, 1.02, 1.05)]
+    assert factors[1] == pytest.approx(1.0)
+    assert factors == sorted(factors)
+    loss = laws.loss_of_one(5 * 10**8, 10**10 * factors[3]) * 1.05
     assert loss == pytest.approx(laws.loss_of_one(5 * 10**8, 10**10))
     assert laws.tokens_factor(10**6, 10**15, 1.05) == inf
 
@@ -87,13 +85,13 @@ def test_on_thin_lines_the_whole_model_on_each_peer_wins_and_comes_sooner_than_o
     best = found.found[0]
     assert best.shape.stages == (4,)
     assert best.answer.utilisation > 0.9
-    assert best.days < found.alone_days / 5
+    assert best.days < found.alone_days / 3
     assert found.as_it_is.days > 5 * best.days
     assert [one.days for one in found.found] == sorted(one.days for one in found.found)
     assert "to the loss of one alone" in sentence(found)
     text = render(found)
     assert "as it is" in text
-    assert "at most 8 replicas" in text
+    assert "an error of about" in text
 
 
 def test_a_model_that_fits_nobody_is_cut_in_as_few_stages_as_fit():
