@@ -377,12 +377,12 @@ class Saved(Event, frozen=True):
     bytes: int
 
 class MomentumRestored(Event, frozen=True):
-    """The momentum from before a restart is used again, `age` rounds after it was kept."""
+    """A momentum from the disk is used, `age` rounds old."""
     round: int
     age: int
 
 class MomentumIgnored(Event, frozen=True):
-    """The momentum on the disk was not used, or could not be kept."""
+    """A momentum on the disk was not used or written."""
     sentence = "the momentum on the disk: {reason}"
     reason: str
 

@@ -99,15 +99,7 @@ class StageServices:
             log_event=context.log_event,
         )
         self.disk = self._open_disk()
-        self.momentum = MomentumKeeper(
-            folder=settings.checkpoints,
-            manifest=manifest,
-            run_id=context.signed.run_id,
-            stage=stage,
-            part=self.part,
-            compute=context.compute,
-            log_event=context.log_event,
-        )
+        self.momentum = self._open_momentum()
         self.snapshots = Snapshots(
             identity=context.identity,
             run_id=context.signed.run_id,
@@ -169,6 +161,18 @@ class StageServices:
             notify=context.notify,
             digests=self.digests,
             past=lambda until: self.round_service.past(until),
+        )
+
+    def _open_momentum(self) -> MomentumKeeper:
+        context = self.context
+        return MomentumKeeper(
+            folder=context.settings.checkpoints,
+            manifest=context.manifest,
+            run_id=context.signed.run_id,
+            stage=self.stage,
+            part=self.part,
+            compute=context.compute,
+            log_event=context.log_event,
         )
 
     def _open_snapshots(self, keepers: ArchivistClients) -> SnapshotService:

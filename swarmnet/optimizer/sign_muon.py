@@ -34,10 +34,10 @@ from torch import Tensor
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Entry, Layout, Plane
+from swarmnet.model.fragments import FragmentPart, cut_fragments
 from swarmnet.model.parameters import trains_with_muon
 from swarmnet.optimizer.device_groups.device_group import ALONE, DeviceGroup
 from swarmnet.optimizer.device_groups.payload import Sections
-from swarmnet.optimizer.fragments import Piece, cut_fragments
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
 from swarmnet.optimizer.local_steps.inner_optimizer import MUON_RMS
 from swarmnet.optimizer.mean_gradient import BlockClip
@@ -193,11 +193,11 @@ class SignMuon:
         longest = 0
         for fragment in cut_fragments(entries, shapes, self._fragments):
             turns, votes = [], 0
-            for piece in fragment:
-                entry = entries[piece.parameter]
-                is_matrix = trains_with_muon(entry.name, shapes[piece.parameter])
-                turns.append(_turn(entry, is_matrix, piece, votes, group.place(entry)))
-                votes += len(piece.numbers)
+            for part in fragment:
+                entry = entries[part.parameter]
+                is_matrix = trains_with_muon(entry.name, shapes[part.parameter])
+                turns.append(_turn(entry, is_matrix, part, votes, group.place(entry)))
+                votes += len(part.numbers)
             self._turns.append(turns)
             longest = max(longest, votes)
         self._plane = Plane(0, -(-longest // VOTE_CHUNK), VOTE_CHUNK)
@@ -225,9 +225,9 @@ class _Turn:
     """The place of these in the votes."""
 
 
-def _turn(entry: Entry, is_matrix: bool, piece: Piece, first_vote: int, here: slice) -> _Turn:
-    """Return the turn of a piece. `here` is the part of the whole parameter that is on this device."""
-    numbers, step = piece.numbers, piece.numbers.step
+def _turn(entry: Entry, is_matrix: bool, part: FragmentPart, first_vote: int, here: slice) -> _Turn:
+    """Return the turn of a part. `here` is the part of the whole parameter that is on this device."""
+    numbers, step = part.numbers, part.numbers.step
     first, stop = (
         min(len(numbers), max(0, -(-(edge - numbers.start) // step))) for edge in (here.start, here.stop)
     )

@@ -25,7 +25,7 @@ had a higher loss (docs/learning.md)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FragmentPart:
     """The numbers of a parameter that are in one fragment."""
 
     parameter: int
@@ -35,15 +35,15 @@ class Piece:
 
 def cut_fragments(
     entries: Sequence[Entry], shapes: Sequence[tuple[int, ...]], fragments: int
-) -> list[list[Piece]]:
-    """Return the pieces of each fragment. `shapes` are those of the whole parameters, of which `entries` may
-    be shards. `fragments` is a power of two."""
+) -> list[list[FragmentPart]]:
+    """Return what each fragment has. `shapes` are those of the whole parameters, of which `entries` may be
+    shards. `fragments` is a power of two."""
     blocks: defaultdict[str, list[int]] = defaultdict(list)
     for number, entry in enumerate(entries):
         blocks[entry.block].append(number)
     sizes = [prod(shape) for shape in shapes]
     groups = min(fragments, MAX_GROUPS)
-    found: list[list[Piece]] = [[] for _ in range(fragments)]
+    found: list[list[FragmentPart]] = [[] for _ in range(fragments)]
     for block, members in blocks.items():
         first = sum(int(part) for part in block.split(".") if part.isdecimal())
         longest = 3 * sum(sizes[number] for number in members) // (2 * groups)
@@ -56,5 +56,5 @@ def cut_fragments(
                 lengths[shortest] += sizes[number]
                 places = range((first + shortest) % groups, fragments, groups)
             for start, place in enumerate(places):
-                found[place].append(Piece(number, range(start, sizes[number], len(places))))
+                found[place].append(FragmentPart(number, range(start, sizes[number], len(places))))
     return found

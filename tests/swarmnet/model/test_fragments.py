@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.model.flat_layout import Entry, block_of
-from swarmnet.optimizer.fragments import MAX_GROUPS, cut_fragments
+from swarmnet.model.fragments import MAX_GROUPS, cut_fragments
 
 
 def model(layers, width=64, wide=172, shared=64, table=True):
