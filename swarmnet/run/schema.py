@@ -321,7 +321,8 @@ class Sync:
     sparse_topk: int = field(default=64, metadata={ADDED: True})
     """With `delta_codec: topk-2bit`, values sent per chunk of 4096; a power of two."""
     outer_lr: float = field(default=0.0, metadata={ADDED: True})
-    """diloco, streaming-diloco: factor on the mean delta, rounded to thousandths. `0`: 0.7 and 0.4."""
+    """Local-step methods: factor on the mean delta, rounded to thousandths, at most 2. `0`: 0.7 for diloco,
+    0.4 for streaming-diloco, else 1."""
     outer_momentum: float = field(default=0.9, metadata={ADDED: True})
     """diloco, streaming-diloco: Nesterov momentum of the group, rounded to thousandths, at most 0.99. `0`:
     none. Otherwise new peers download twice the bytes."""
@@ -340,6 +341,9 @@ class Sync:
     chunking: ChunkingName = field(default="flat", metadata={ADDED: True})
     """demo-sign, demo: how weights become chunks. `flat`: 4096 consecutive values. `tiled`: tiles of matrices
     up to 64 x 64, as in DeMo's paper; not with hadamard."""
+    orthogonal: bool = field(default=False, metadata={ADDED: True})
+    """Local-step methods: send the polar factors of the deltas of the layers' matrices, by Muon's iteration,
+    instead of the deltas."""
     shards: int = field(default=16, metadata={ADDED: True})
     """sharded-reduce: slices per contribution. Each has its own reducers."""
     trainable: tuple[str, ...] = field(default=(), metadata={ADDED: True})

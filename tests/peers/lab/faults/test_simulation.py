@@ -28,6 +28,7 @@ from peers.lab.world.stub_stage import SLICE_BYTES
 from peers.lab.world.world_events import Crashed, Payload, Returned
 from peers.telemetry import log_events
 from swarmnet.rounds.result_table import head_of, read_head
+from swarmnet.run.schema import Sync
 
 MOVED_SEED = 4
 FIRST_SEED, SCHEDULES = 3000, 2
@@ -74,7 +75,7 @@ def simulate(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 
 def test_a_method_is_named_where_it_learns_and_a_schedule_is_played_by_it(swarmnet):
-    assert small_manifest(2, 4, None, 1, method="hybrid").sync.method == "hybrid"
+    assert small_manifest(2, 4, None, 1, sync=Sync(method="hybrid")).sync.method == "hybrid"
     refused(swarmnet("simulate", "--method", "hybrid"), "needs a model; add --real")
 
 
@@ -458,9 +459,15 @@ def test_schedules_hold_with_a_real_model_too():
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["all-gather", "sharded-reduce"])
 def test_schedules_hold_with_votes_on_polar_factors(sharded):
-    options = Options(
-        2, peers=4, stages=2, real=True, rounds=20, method="sign-muon", sharded=sharded, seconds=25.0
-    )
+    sync = Sync(method="sign-muon")
+    options = Options(2, peers=4, stages=2, real=True, rounds=20, sync=sync, sharded=sharded, seconds=25.0)
+    assert check(play(options)) == []
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["all-gather", "sharded-reduce"])
+def test_schedules_hold_with_polar_factors_of_deltas_and_nothing_kept(sharded):
+    sync = Sync(method="local-steps", orthogonal=True, residual="drop", outer_lr=1.4)
+    options = Options(2, peers=4, stages=2, real=True, rounds=20, sync=sync, sharded=sharded, seconds=25.0)
     assert check(play(options)) == []
 
 
