@@ -325,10 +325,10 @@ def simulate(
     from peers.lab.faults.play import Options
 
     _check_kinds(kind or (), moves)
-    _check_model(real, method, experts)
     run_rounds, run_stages, sync = _rounds_stages_and_sync(run_file)
     if method is not None:
         sync = dataclasses.replace(sync or Sync(), method=method)
+    _check_model(real, sync.method if real and sync is not None else method, experts)
     sharded |= real and sync is not None and sync.topology == "sharded-reduce"
     stages = run_stages if stages is None else stages
     _check_size(peers, stages)

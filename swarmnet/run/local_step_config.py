@@ -58,8 +58,6 @@ class LocalStepConfig(MethodConfig):
     shards: int = 16
     outer_lr: float = 1.0
     """Factor on the mean delta in the group's step."""
-    orthogonal: bool = False
-    """Whether a peer sends the polar factors of its matrices' deltas."""
 
     introduction: ClassVar[str] = (
         "The others are local-step methods: a peer runs its own optimizer and sends weight deltas."

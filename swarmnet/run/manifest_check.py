@@ -381,11 +381,8 @@ def _sync_rows(sync: Sync) -> list[Problem]:
         *(problem for method in METHOD_CONFIGS.values() for problem in method.read(sync.keys).key_problems()),
         *config.problems(),
         (
-            not is_local
-            and (sync.delta_codec, sync.residual, sync.outer_lr, sync.orthogonal)
-            != ("method", "method", 0.0, False),
-            "sync.delta_codec, sync.residual, sync.outer_lr and sync.orthogonal work with local-step methods "
-            f"only: {methods}",
+            not is_local and (sync.delta_codec, sync.residual, sync.outer_lr) != ("method", "method", 0.0),
+            f"sync.delta_codec, sync.residual and sync.outer_lr work with local-step methods only: {methods}",
         ),
         (
             not config.has_outer_optimizer and sync.outer_momentum != 0.9,

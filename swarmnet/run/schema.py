@@ -341,9 +341,6 @@ class Sync:
     chunking: ChunkingName = field(default="flat", metadata={ADDED: True})
     """demo-sign, demo: how weights become chunks. `flat`: 4096 consecutive values. `tiled`: tiles of matrices
     up to 64 x 64, as in DeMo's paper; not with hadamard."""
-    orthogonal: bool = field(default=False, metadata={ADDED: True})
-    """Local-step methods: send the polar factors of the deltas of the layers' matrices, by Muon's iteration,
-    instead of the deltas."""
     shards: int = field(default=16, metadata={ADDED: True})
     """sharded-reduce: slices per contribution. Each has its own reducers."""
     trainable: tuple[str, ...] = field(default=(), metadata={ADDED: True})

@@ -35,17 +35,15 @@ from torch import Tensor
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.model.fixed_point import UNIT
 from swarmnet.model.flat_layout import Layout, Plane
-from swarmnet.model.parameters import trains_with_muon
 from swarmnet.model.state_layout import state_of
 from swarmnet.optimizer.delta_codecs.codec_table import code_of
 from swarmnet.optimizer.delta_codecs.delta_codec import CodecSeed, EncodedDelta, bytes_of, cut, joined, sum_of
 from swarmnet.optimizer.delta_codecs.outer_optimizer import OuterOptimizer
 from swarmnet.optimizer.delta_codecs.packed_sums import Sums, packed
-from swarmnet.optimizer.device_groups.device_group import ALONE, DeviceGroup
+from swarmnet.optimizer.device_groups.device_group import DeviceGroup
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.local_steps.inner_optimizer import InnerOptimizer
 from swarmnet.optimizer.mean_gradient import BlockClip
-from swarmnet.optimizer.polar_factor import MIN_NORM, matrix_batches, polar_factors
 from swarmnet.optimizer.sparsify import seed_of
 from swarmnet.optimizer.tiling import Tile, all_tiles, empty_padding, plane_of, rows_of
 from swarmnet.run.manifest import Manifest, learning_rate
@@ -76,7 +74,6 @@ class LocalSteps:
         self.code = code_of(self.how.delta_codec, sync)
         self.outer = OuterOptimizer.of(self.how)
         self._clip = BlockClip(layout, sync.max_grad_norm, device)
-        self._device_group: DeviceGroup = ALONE
         self._inner = InnerOptimizer(self.how.inner_optimizer, layout, sync.momentum)
         self._delta = torch.zeros(layout.size, device=device)
         """Delta in the peer's own weights that is not sent yet, float32 [layout.size]."""
@@ -96,7 +93,7 @@ class LocalSteps:
 
     def use_device_group(self, company: DeviceGroup) -> None:
         """Use collectives of several devices for norms and matrices."""
-        self._clip.device_group = self._device_group = company
+        self._clip.device_group = company
         self._inner.use_device_group(company)
 
     @property
@@ -133,23 +130,20 @@ class LocalSteps:
         encoded: list[list[tuple[int, bytes]]] = [[] for _ in self.layout.planes]
         self._sent[round] = {}
         sent = self._sent[round]
-        offered = self._orthogonal_delta() if self.how.orthogonal else self._delta
         for tile in all_tiles(self.layout, self.device):
-            moves, held = self._encode_tile(tile, offered, round, seed)
+            moves, held = self._encode_tile(tile, round, seed)
             encoded[tile.number].append((tile.chunks, moves.written()))
             sent[tile.start] = held
         return b"".join(joined(self.code, of_plane) for of_plane in encoded)
 
-    def _encode_tile(
-        self, tile: Tile, offered: Tensor, round: int, seed: bytes
-    ) -> tuple[EncodedDelta, EncodedDelta | Tensor]:
-        """Encode a tile of `offered` [layout.size]. Returns it, and what the peer's own weights include until
-        the round is applied."""
+    def _encode_tile(self, tile: Tile, round: int, seed: bytes) -> tuple[EncodedDelta, EncodedDelta | Tensor]:
+        """Encode a tile's delta. Returns it, and what the peer's own weights include until the round is
+        applied."""
         columns = self.columns(tile.plane, round)
-        delta_CM, offered_CM = tile.of(self._delta)[:, columns], tile.of(offered)[:, columns]
+        delta_CM = offered_CM = tile.of(self._delta)[:, columns]
         if self._residual is not None:
             residual_CM = tile.of(self._residual)[:, columns]
-            offered_CM = offered_CM + self._sync.error_feedback_decay * residual_CM
+            offered_CM = delta_CM + self._sync.error_feedback_decay * residual_CM
         moves = self.code.encode(offered_CM, CodecSeed(seed, tile.plane.chunk))
         encoded_CM = moves.units() * UNIT
         if self._residual is not None:
@@ -163,21 +157,6 @@ class LocalSteps:
         for flat in self._flats():  # The sign codec cannot encode zero, so the padding is cleared again.
             tile.empty_padding(tile.of(flat), self.layout)
         return moves, held
-
-    def _orthogonal_delta(self) -> Tensor:
-        """Return a copy of the delta with the polar factors of the layers' matrices, each scaled to the norm
-        of its matrix."""
-        offered, group = self._delta.clone(), self._device_group
-        matrices = [
-            entry for entry in self.layout.entries if trains_with_muon(entry.name, group.shape(entry))
-        ]
-        for batch in matrix_batches(matrices, self.device, group):
-            wholes = [group.whole(entry, offered[entry.place].view(entry.shape)) for entry in batch]
-            for entry, whole_RC, factor_RC in zip(batch, wholes, polar_factors(wholes), strict=True):
-                norm = torch.linalg.vector_norm(factor_RC).clamp(min=MIN_NORM)
-                scaled_RC = factor_RC * (torch.linalg.vector_norm(whole_RC) / norm)
-                offered[entry.place] = group.part(entry, scaled_RC).reshape(-1)
-        return offered
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
         self._sent.pop(round, None)

@@ -465,8 +465,8 @@ def test_schedules_hold_with_votes_on_polar_factors(sharded):
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["all-gather", "sharded-reduce"])
-def test_schedules_hold_with_polar_factors_of_deltas_and_nothing_kept(sharded):
-    sync = Sync(method="local-steps", orthogonal=True, residual="drop", outer_lr=1.4)
+def test_schedules_hold_with_an_outer_rate_and_without_a_residual(sharded):
+    sync = Sync(method="local-steps", residual="drop", outer_lr=1.4)
     options = Options(2, peers=4, stages=2, real=True, rounds=20, sync=sync, sharded=sharded, seconds=25.0)
     assert check(play(options)) == []
 

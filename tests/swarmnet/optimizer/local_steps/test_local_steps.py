@@ -170,29 +170,6 @@ def test_the_step_is_the_mean_times_the_outer_rate_also_where_a_contribution_was
     assert float((grown.settled_units() - expected).abs().max()) <= 0.5 * 1.4 + 0.5
 
 
-@pytest.mark.parametrize("residual", ["local", "error-feedback", "drop"])
-def test_matrices_of_layers_are_sent_as_their_polar_factors_and_all_else_as_it_moved(residual):
-    settings = replace(RUN, sync=replace(RUN.sync, fragments=1, delta_codec="int8", residual=residual))
-    plain = stepped(settings, LAYOUT)
-    polar = stepped(replace(settings, sync=replace(settings.sync, orthogonal=True)), LAYOUT)
-    sent = [torch.zeros(LAYOUT.size), torch.zeros(LAYOUT.size)]
-    moved = moved_by(polar, LAYOUT)
-    for method, flat in zip((plain, polar), sent, strict=True):
-        payload = method.own.encode_delta(0, PEERS[0])
-        for plane, moves in zip(LAYOUT.planes, method.moves_of(payload), strict=True):
-            plane_of(flat, plane).copy_(moves.units() * UNIT)
-    for entry in LAYOUT.entries:
-        one, other = (flat[entry.place].view(entry.shape) for flat in sent)
-        if "proj" not in entry.name:
-            assert torch.allclose(one, other, atol=float(one.abs().max()) / 50), "but for a chunk's scale"
-            continue
-        factor = orthogonal(moved[entry.place].view(entry.shape))
-        assert float(torch.cosine_similarity(other.flatten(), factor.flatten(), dim=0)) > 0.999
-        assert float(other.norm() / one.norm()) == pytest.approx(1.0, abs=0.02)
-    gone = polar.own.momentum_norm
-    assert gone == 0.0 if residual == "drop" else gone > 0.0
-
-
 def test_what_a_peer_tells_points_where_it_moved():
     method = stepped(RUN, LAYOUT)
     moved = moved_by(method, LAYOUT)

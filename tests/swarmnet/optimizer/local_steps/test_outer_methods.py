@@ -215,7 +215,6 @@ def test_each_method_is_as_its_authors_have_it_but_for_what_the_run_says():
     [
         ({"method": "local-steps", "outer_momentum": 0.5}, "is for diloco and streaming-diloco"),
         ({"method": "demo", "outer_lr": 0.5}, "local-step methods only"),
-        ({"method": "sign-muon", "orthogonal": True}, "local-step methods only"),
         ({"method": "diloco", "outer_momentum": 1.0}, r"must lie in \[0, 0.99\]"),
         ({"method": "diloco", "outer_lr": -0.7}, "must lie in 0.001 to 2"),
         ({"method": "demo-sign", "delta_codec": "sign"}, "local-step methods only"),
@@ -232,5 +231,5 @@ def test_what_contradicts_a_method_is_said(sync, reason):
 
 def test_a_run_that_names_none_of_this_keeps_its_id():
     known = Manifest("test", PEERS[0]).canonical()
-    for key in (b"outer", b"sent", b"rest", b"parts", b"inner", b"error-feedback", b"sparse", b"orthogonal"):
+    for key in (b"outer", b"sent", b"rest", b"parts", b"inner", b"error-feedback", b"sparse"):
         assert key not in known
