@@ -12,9 +12,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import typer
 from typed import refused
 
-from peers.lab.faults import invariants
+from peers.cli import lab
+from peers.lab.faults import fault_report, invariants
 from peers.lab.faults.fault_report import log_digest
 from peers.lab.faults.faults import Partition
 from peers.lab.faults.invariants import check
@@ -77,6 +79,19 @@ def simulate(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 def test_a_method_is_named_where_it_learns_and_a_schedule_is_played_by_it(swarmnet):
     assert small_manifest(2, 4, None, 1, sync=Sync(method="hybrid")).sync.method == "hybrid"
     refused(swarmnet("simulate", "--method", "hybrid"), "needs a model; add --real")
+
+
+@pytest.mark.parametrize("typed", [None, "diloco"])
+def test_real_peers_have_the_sync_section_of_the_run_file(typed, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(fault_report, "played", lambda options, jobs: asked.extend(options) or [])
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text("name: a\nsync: {method: local-steps, residual: drop, outer_lr: 1.4}\n")
+    with pytest.raises(typer.Exit):
+        lab.simulate(run_file, real=True, method=typed)
+    (options,) = asked
+    assert options.sync == Sync(method=typed or "local-steps", residual="drop", outer_lr=1.4)
+    assert f"--method {options.sync.method} --real" in fault_report.again(options, 1, run_file)
 
 
 @pytest.mark.soak
