@@ -25,6 +25,7 @@ from swarmnet.model.computing.choices import (
     DtypeName,
     OptimizerStateDevice,
 )
+from swarmnet.run.schema import Sync
 from swarmnet.run.sync_methods import DEFAULT_LOCAL_METHOD, PRESETS, MethodName
 
 if TYPE_CHECKING:
@@ -299,7 +300,10 @@ MAX_PEERS = 64
 def simulate(
     run_file: Annotated[
         Path | None,
-        typer.Argument(metavar="RUN.yaml", help="Run file with the stages and round times to use."),
+        typer.Argument(
+            metavar="RUN.yaml",
+            help="Run file with the stages and round times to use; with --real also its `sync`.",
+        ),
     ] = None,
     peers: Annotated[
         int | None, typer.Option(help="Number of peers. [default: 8 to 16, from the seed]")
@@ -337,8 +341,11 @@ def simulate(
     from peers.lab.faults.play import Options
 
     _check_kinds(kind or (), moves)
-    _check_model(real, method, experts)
-    run_rounds, run_stages = _rounds_and_stages(run_file)
+    run_rounds, run_stages, sync = _rounds_stages_and_sync(run_file)
+    if method is not None:
+        sync = dataclasses.replace(sync or Sync(), method=method)
+    _check_model(real, sync.method if real and sync is not None else method, experts)
+    sharded |= real and sync is not None and sync.topology == "sharded-reduce"
     stages = run_stages if stages is None else stages
     _check_size(peers, stages)
     options = [
@@ -352,7 +359,7 @@ def simulate(
             rounds=rounds,
             moves=moves,
             sharded=sharded,
-            method=method,
+            sync=sync if real else None,
             experts=experts,
         )
         for number in range(schedules)
@@ -402,15 +409,16 @@ def _check_kinds(typed: Sequence[str], moves: bool) -> None:
         raise UserError("--kind 'lost stage': no peer takes over a lost stage without --moves; add it")
 
 
-def _rounds_and_stages(run_file: Path | None) -> tuple[Rounds | None, int | None]:
-    """Return the section `rounds` of a run file and its number of stages; None and None without a file."""
+def _rounds_stages_and_sync(run_file: Path | None) -> tuple[Rounds | None, int | None, Sync | None]:
+    """Return the section `rounds` of a run file, its number of stages, and its section `sync`; None of each
+    without a file."""
     if run_file is None:
-        return None, None
+        return None, None, None
     from peers.config.run_file import load_manifest
     from swarmnet.identifiers import PeerId
 
     manifest = load_manifest(run_file, PeerId(""), {})
-    return manifest.rounds, len(manifest.stages)
+    return manifest.rounds, len(manifest.stages), manifest.sync
 
 
 def _print_result(result: Result, again: str) -> None:

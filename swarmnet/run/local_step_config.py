@@ -57,19 +57,27 @@ class LocalStepConfig(MethodConfig):
     sparse_topk: int = 64
     topology: TopologyName = "all-gather"
     shards: int = 16
+    outer_lr: float = 1.0
+    """Factor on the mean delta in the group's step."""
 
     introduction: ClassVar[str] = (
         "The others are local-step methods: a peer runs its own optimizer and sends weight deltas."
     )
     can_shard: ClassVar[bool] = True
     loss_law: ClassVar[LossLaw] = LossLaw(scale=1.045, peers_exponent=0.047, bits_exponent=0.029)
-    preset_keys: ClassVar[tuple[str, ...]] = ("inner_optimizer", "fragments", "delta_codec", "residual")
+    preset_keys: ClassVar[tuple[str, ...]] = (
+        "inner_optimizer",
+        "fragments",
+        "delta_codec",
+        "residual",
+        "outer_lr",
+    )
 
     @property
     def outer_thousandths(self) -> tuple[int, int]:
         """Factor on the mean delta in the group's step, and Nesterov momentum of the group, settled like the
         weights; 0 if there is none. They are integers, because settled values must be equal everywhere."""
-        return THOUSAND, 0
+        return round(self.outer_lr * THOUSAND), 0
 
     @property
     def settles_momentum(self) -> bool:
@@ -101,6 +109,10 @@ class LocalStepConfig(MethodConfig):
             (
                 not 0 < self.shards <= MAX_SHARDS,
                 f"sync.shards is {self.shards}; it must lie in 1 to {MAX_SHARDS}",
+            ),
+            (
+                not 0.001 <= self.outer_lr <= 2,
+                f"sync.outer_lr is {self.outer_lr:g}; it must lie in 0.001 to 2, or be 0",
             ),
         ]
 
@@ -151,14 +163,12 @@ class LocalStepConfig(MethodConfig):
 class OuterStepConfig(LocalStepConfig):
     """The configuration of a method with local steps whose group has an optimizer for the mean delta."""
 
-    outer_lr: float
     outer_momentum: float = 0.9
     small_model_rate: float = 2e-3
 
     has_outer_optimizer: ClassVar[bool] = True
     loss_law: ClassVar[LossLaw] = LossLaw(scale=1.18, error=0.07)
     """The mean over the trials of `diloco-h30` and `streaming-diloco-h32`."""
-    preset_keys: ClassVar[tuple[str, ...]] = (*LocalStepConfig.preset_keys, "outer_lr")
 
     @property
     def outer_thousandths(self) -> tuple[int, int]:
@@ -166,10 +176,6 @@ class OuterStepConfig(LocalStepConfig):
 
     def key_problems(self) -> list[Problem]:
         return [
-            (
-                not 0.001 <= self.outer_lr <= 2,
-                f"sync.outer_lr is {self.outer_lr:g}; it must lie in 0.001 to 2, or be 0",
-            ),
             (
                 not 0 <= self.outer_momentum <= 0.99,
                 f"sync.outer_momentum is {self.outer_momentum:g}; it must lie in [0, 0.99]",

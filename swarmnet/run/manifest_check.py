@@ -381,12 +381,12 @@ def _sync_rows(sync: Sync) -> list[Problem]:
         *(problem for method in METHOD_CONFIGS.values() for problem in method.read(sync.keys).key_problems()),
         *config.problems(),
         (
-            not is_local and (sync.delta_codec, sync.residual) != ("method", "method"),
-            f"sync.delta_codec and sync.residual work with local-step methods only: {methods}",
+            not is_local and (sync.delta_codec, sync.residual, sync.outer_lr) != ("method", "method", 0.0),
+            f"sync.delta_codec, sync.residual and sync.outer_lr work with local-step methods only: {methods}",
         ),
         (
-            not config.has_outer_optimizer and (sync.outer_lr, sync.outer_momentum) != (0.0, 0.9),
-            f"sync.outer_lr and sync.outer_momentum are for {' and '.join(OUTER_METHODS)}",
+            not config.has_outer_optimizer and sync.outer_momentum != 0.9,
+            f"sync.outer_momentum is for {' and '.join(OUTER_METHODS)}",
         ),
         (
             sync.topology == "sharded-reduce" and not config.can_shard,

@@ -50,7 +50,7 @@ class MethodConfig:
     introduction: ClassVar[str] = ""
     """Sentence of the documentation before the first method of this class."""
     has_outer_optimizer: ClassVar[bool] = False
-    """Whether the method reads `outer_lr` and `outer_momentum`."""
+    """Whether the method reads `outer_momentum`."""
     can_shard: ClassVar[bool] = False
     """Whether the method works with `sync.topology: sharded-reduce`."""
     orthogonalizes_gradients: ClassVar[bool] = False

@@ -321,7 +321,8 @@ class Sync:
     sparse_topk: int = field(default=64, metadata={ADDED: True})
     """With `delta_codec: topk-2bit`, values sent per chunk of 4096; a power of two."""
     outer_lr: float = field(default=0.0, metadata={ADDED: True})
-    """diloco, streaming-diloco: factor on the mean delta, rounded to thousandths. `0`: 0.7 and 0.4."""
+    """Local-step methods: factor on the mean delta, rounded to thousandths, at most 2. `0`: 0.7 for diloco,
+    0.4 for streaming-diloco, else 1."""
     outer_momentum: float = field(default=0.9, metadata={ADDED: True})
     """diloco, streaming-diloco: Nesterov momentum of the group, rounded to thousandths, at most 0.99. `0`:
     none. Otherwise new peers download twice the bytes."""

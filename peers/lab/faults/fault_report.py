@@ -92,7 +92,7 @@ def again(of: Options, seed: int, run_file: Path | None) -> str:
     parts += [f"--stages {of.stages}"] if of.stages and run_file is None else []
     parts += [f"--rounds {of.rounds}"] if of.rounds != 50 else []
     parts += [f"--kind '{name}'" for name in of.kinds]
-    parts += [f"--method {of.method}"] if of.method is not None else []
+    parts += [f"--method {of.sync.method}"] if of.sync is not None else []
     flags = {"moves": of.moves, "real": of.real, "sharded": of.sharded, "experts": of.experts}
     parts += [f"--{name}" for name, is_set in flags.items() if is_set]
     return " ".join(part for part in parts if part)

@@ -27,7 +27,7 @@ from swarmnet.membership.membership import LONGEST_REDIAL_SECONDS
 from swarmnet.rounds.result_table import draw_of
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.schema import Data, Experts, ModelShape, Rounds, Sync
-from swarmnet.run.sync_methods import DEFAULT_LOCAL_METHOD, DEFAULT_METHOD, MethodName
+from swarmnet.run.sync_methods import DEFAULT_LOCAL_METHOD, DEFAULT_METHOD
 
 FAULT_SECONDS = 50.0
 """Time in which faults are injected, unless the options say otherwise."""
@@ -72,8 +72,8 @@ class Options:
     """Whether peers move between stages, by their own decision and by order."""
     sharded: bool = False
     """Whether peers exchange contributions through reducers."""
-    method: MethodName | None = None
-    """Method of `real` peers; None: the default, or `local-steps` if other options require such a method."""
+    sync: Sync | None = None
+    """Section `sync` of `real` peers; None: the default, or `local-steps` if other options require it."""
     experts: bool = False
     """Whether `real` peers train an expert shard each, half of the experts."""
 
@@ -130,7 +130,7 @@ def small_manifest(
     rules: Rounds | None,
     seed: int,
     sharded: bool = False,
-    method: MethodName | None = None,
+    sync: Sync | None = None,
     experts: Experts | None = None,
 ) -> Manifest:
     """Return a manifest with the smallest model that the wire format accepts.
@@ -149,7 +149,7 @@ def small_manifest(
     )
     if experts is not None:
         model = replace(model, qk_norm=True, experts=experts)
-    sync = Sync(method=method or (DEFAULT_LOCAL_METHOD if sharded or experts else DEFAULT_METHOD))
+    sync = sync or Sync(method=DEFAULT_LOCAL_METHOD if sharded or experts else DEFAULT_METHOD)
     if sharded:
         sync = replace(sync, topology="sharded-reduce", shards=SHARDS)
     times = rules or Rounds(
@@ -191,7 +191,7 @@ async def _play(options: Options, folder: Path) -> ScheduleRecord:
     names = [f"p{number}" for number in range(peers)]
     experts = EXPERTS if options.experts else None
     manifest = small_manifest(
-        stages, max(2, peers // stages), options.rules, options.seed, options.sharded, options.method, experts
+        stages, max(2, peers // stages), options.rules, options.seed, options.sharded, options.sync, experts
     )
     faults = list(options.faults or _drawn(options, names))
     world = World(manifest=manifest, seed=options.seed, disk=folder, real=options.real, moves=options.moves)

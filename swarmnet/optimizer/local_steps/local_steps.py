@@ -160,6 +160,8 @@ class LocalSteps:
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
         self._sent.pop(round, None)
+        if self.how.residual == "drop":
+            return  # What the group did not take is dropped as what compression lost.
         for plane, moves in zip(self.layout.planes, self.moves_of(payload), strict=True):
             part_CM, units_CM = self.part(self._delta, plane, round), moves.units()
             for rows in self._rows(plane, shards):

@@ -40,6 +40,7 @@ def test_a_run_file_sets_the_fields_of_its_method():
     assert Sync(method="hybrid", rank=8).config.rank == 8
     assert Sync(method="sparta", fragments=2).config.fragments == 2
     assert Sync(method="diloco", outer_momentum=0.0).config.outer_momentum == 0.0
+    assert Sync(method="local-steps", outer_lr=1.4).local_steps.outer_thousandths == (1400, 0)
     assert Sync().config == METHOD_CONFIGS[DEFAULT_METHOD]
 
 

@@ -98,6 +98,9 @@ def recipes(sync: Sync) -> Mapping[str, Recipe]:
         "local-steps": _own(own("local-steps"), "signs of a quarter"),
         "local-steps-2": _own(own("local-steps", fragments=2), "signs of a half"),
         "local-steps-1": _own(own("local-steps", fragments=1), "signs of all"),
+        "local-steps-1-gain": _own(
+            own("local-steps", fragments=1, outer_lr=1.4), "signs of all, 1.4 times their mean"
+        ),
         "local-steps-adamw": _own(own("local-steps", inner_optimizer="adamw"), "signs of a quarter"),
         "local-steps-feedback": _own(
             own("local-steps", residual="error-feedback"), "the same, error feedback"

@@ -73,9 +73,9 @@ def test_the_held_out_loss_of_untrained_weights_is_that_of_chance():
 
 
 VARIANTS = {
-    "votes-group", "float-demo-paper", "local-steps-2", "local-steps-1", "local-steps-adamw",
-    "local-steps-feedback", "average-h8", "average-h8-muon", "diloco-h8-muon", "diloco-h30",
-    "diloco-h30-muon", "sign-muon-1", "sign-muon-8", "sign-muon-16",
+    "votes-group", "float-demo-paper", "local-steps-2", "local-steps-1", "local-steps-1-gain",
+    "local-steps-adamw", "local-steps-feedback", "average-h8", "average-h8-muon", "diloco-h8-muon",
+    "diloco-h30", "diloco-h30-muon", "sign-muon-1", "sign-muon-8", "sign-muon-16",
     "sparse-loco-h30", "sparse-loco-h30-muon",
 }  # fmt: skip
 """Of a method that learns here anyway, in other settings."""

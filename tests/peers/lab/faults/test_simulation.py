@@ -12,9 +12,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import typer
 from typed import refused
 
-from peers.lab.faults import invariants
+from peers.cli import lab
+from peers.lab.faults import fault_report, invariants
 from peers.lab.faults.fault_report import log_digest
 from peers.lab.faults.faults import Partition
 from peers.lab.faults.invariants import check
@@ -28,6 +30,7 @@ from peers.lab.world.stub_stage import SLICE_BYTES
 from peers.lab.world.world_events import Crashed, Payload, Returned
 from peers.telemetry import log_events
 from swarmnet.rounds.result_table import head_of, read_head
+from swarmnet.run.schema import Sync
 
 MOVED_SEED = 4
 FIRST_SEED, SCHEDULES = 3000, 2
@@ -74,8 +77,21 @@ def simulate(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 
 def test_a_method_is_named_where_it_learns_and_a_schedule_is_played_by_it(swarmnet):
-    assert small_manifest(2, 4, None, 1, method="hybrid").sync.method == "hybrid"
+    assert small_manifest(2, 4, None, 1, sync=Sync(method="hybrid")).sync.method == "hybrid"
     refused(swarmnet("simulate", "--method", "hybrid"), "needs a model; add --real")
+
+
+@pytest.mark.parametrize("typed", [None, "diloco"])
+def test_real_peers_have_the_sync_section_of_the_run_file(typed, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(fault_report, "played", lambda options, jobs: asked.extend(options) or [])
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text("name: a\nsync: {method: local-steps, residual: drop, outer_lr: 1.4}\n")
+    with pytest.raises(typer.Exit):
+        lab.simulate(run_file, real=True, method=typed)
+    (options,) = asked
+    assert options.sync == Sync(method=typed or "local-steps", residual="drop", outer_lr=1.4)
+    assert f"--method {options.sync.method} --real" in fault_report.again(options, 1, run_file)
 
 
 @pytest.mark.soak
@@ -458,9 +474,15 @@ def test_schedules_hold_with_a_real_model_too():
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["all-gather", "sharded-reduce"])
 def test_schedules_hold_with_votes_on_polar_factors(sharded):
-    options = Options(
-        2, peers=4, stages=2, real=True, rounds=20, method="sign-muon", sharded=sharded, seconds=25.0
-    )
+    sync = Sync(method="sign-muon")
+    options = Options(2, peers=4, stages=2, real=True, rounds=20, sync=sync, sharded=sharded, seconds=25.0)
+    assert check(play(options)) == []
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["all-gather", "sharded-reduce"])
+def test_schedules_hold_with_an_outer_rate_and_without_a_residual(sharded):
+    sync = Sync(method="local-steps", residual="drop", outer_lr=1.4)
+    options = Options(2, peers=4, stages=2, real=True, rounds=20, sync=sync, sharded=sharded, seconds=25.0)
     assert check(play(options)) == []
 
 

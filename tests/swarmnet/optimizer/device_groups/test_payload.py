@@ -27,6 +27,7 @@ CASES = [
     {"method": "sign-muon"},
     {"method": "sign-muon", "fragments": 1},
     {"method": "local-steps", "inner_optimizer": "adamw", "fragments": 1},
+    {"method": "local-steps", "outer_lr": 1.4, "residual": "drop"},
 ]
 CALM = 1e-4
 """A gradient that no clip touches: else the norm of all shares, added in another order, may differ by a

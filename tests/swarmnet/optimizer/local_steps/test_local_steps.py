@@ -150,6 +150,26 @@ def test_a_step_is_the_mean_of_what_was_told():
     assert float((dense(tally.step(), LAYOUT) - mean).abs().max()) <= 0.5
 
 
+def test_the_step_is_the_mean_times_the_outer_rate_also_where_a_contribution_was_late():
+    plain = replace(RUN, sync=replace(RUN.sync, fragments=1))
+    larger = replace(plain, sync=replace(plain.sync, outer_lr=1.4))
+    peers = {peer: stepped(plain, LAYOUT, number) for number, peer in enumerate(PEERS[:3])}
+    payloads = {peer: each.own.encode_delta(0, peer) for peer, each in peers.items()}
+    mean, grown = (replica_of(method_of(run, LAYOUT), LAYOUT) for run in (plain, larger))
+    late = replica_of(method_of(larger, LAYOUT), LAYOUT)
+    for peer, payload in payloads.items():
+        mean.add(0, peer, payload)
+        grown.add(0, peer, payload)
+    late.apply(0)
+    for peer in reversed(PEERS[:3]):
+        late.add(0, peer, payloads[peer])
+    mean.apply(0)
+    grown.apply(0)
+    assert grown.settle(0) == late.settle(0) != mean.settle(0)
+    expected = 1.4 * mean.settled_units().double()
+    assert float((grown.settled_units() - expected).abs().max()) <= 0.5 * 1.4 + 0.5
+
+
 def test_what_a_peer_tells_points_where_it_moved():
     method = stepped(RUN, LAYOUT)
     moved = moved_by(method, LAYOUT)

@@ -176,7 +176,7 @@ def test_partitioned_averaging_is_the_mean_of_the_peers_weights():
         assert torch.equal(stands[~part], stood[number][~part]), "and of the others each is where it was"
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if preset.residual != "drop"])
 def test_a_contribution_that_comes_back_is_in_the_own_weights_again(name):
     method = stepped(run(name), LAYOUT)
     payload = method.own.encode_delta(0, PEERS[0])
@@ -187,6 +187,18 @@ def test_a_contribution_that_comes_back_is_in_the_own_weights_again(name):
     method.give_back(payload, 0, PEERS[0])
     assert told.any()
     assert torch.allclose(moved_by(method, LAYOUT, applied=0) - without, told, atol=UNIT)
+
+
+@pytest.mark.parametrize("name", ["diloco", "local-steps"])
+def test_without_a_residual_a_peer_begins_each_round_at_the_settled_weights(name):
+    method = stepped(run(name, residual="drop", fragments=1), LAYOUT)
+    replica = replica_of(method, LAYOUT)
+    payload = method.own.encode_delta(0, PEERS[0])
+    assert moved_by(method, LAYOUT).any(), "until the round is applied, a peer is ahead by its own steps"
+    replica.apply(0)
+    assert torch.equal(replica.live_floats(ahead=False), to_floats(replica.settled_units()[: LAYOUT.size]))
+    method.give_back(payload, 0, PEERS[0])
+    assert not moved_by(method, LAYOUT, applied=0).any(), "what the group did not take is dropped"
 
 
 def test_each_method_is_as_its_authors_have_it_but_for_what_the_run_says():
@@ -201,7 +213,8 @@ def test_each_method_is_as_its_authors_have_it_but_for_what_the_run_says():
 @pytest.mark.parametrize(
     ("sync", "reason"),
     [
-        ({"method": "local-steps", "outer_lr": 0.5}, "are for diloco and streaming-diloco"),
+        ({"method": "local-steps", "outer_momentum": 0.5}, "is for diloco and streaming-diloco"),
+        ({"method": "demo", "outer_lr": 0.5}, "local-step methods only"),
         ({"method": "diloco", "outer_momentum": 1.0}, r"must lie in \[0, 0.99\]"),
         ({"method": "diloco", "outer_lr": -0.7}, "must lie in 0.001 to 2"),
         ({"method": "demo-sign", "delta_codec": "sign"}, "local-step methods only"),
