@@ -35,6 +35,8 @@ from swarmnet.run.boundary_settings import Boundary, contradictions
 from swarmnet.run.schema import Experts, Lora, ModelShape
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
+"""A file and a folder next to a tokenizer.json, as transformers writes them."""
 MANIFEST_FILE = "swarmnet-manifest.json"
 """File of the canonical manifest in the exported folder; its SHA-256 is the run id."""
 BOUNDARY = "swarmnet_boundary"
@@ -268,12 +270,35 @@ def _write(
     _write_json(folder / "config.json", _config(shape) | {"eos_token_id": None} | eos)
     generation = {"do_sample": True, "temperature": 0.8, "top_k": 40}
     _write_json(folder / "generation_config.json", generation | eos)
-    of_tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    of_tokenizer: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if tokenizer is not None:
+        of_tokenizer |= _keep_chat_template(tokenizer.parent, folder)
     _write_json(folder / TOKENIZER_CONFIG, of_tokenizer | ({"eos_token": end[0]} if end else {}))
     if tokenizer is None:
         _write_json(folder / "tokenizer.json", _byte_tokenizer())
     else:
         (folder / "tokenizer.json").write_text(read_settings(tokenizer)[0], encoding="utf-8")
+
+
+def _keep_chat_template(source: Path, folder: Path) -> dict[str, Any]:
+    """Copy the chat templates in files of `source`, the folder of a tokenizer.json, to `folder`. Returns the
+    template in its tokenizer_config.json, and the tokens that a template may name. A template is only copied,
+    never run. Raises ExportError or OSError."""
+    for file in (source / CHAT_TEMPLATE, *sorted(source.glob(f"{MORE_TEMPLATES}/*.jinja"))):
+        if is_file(file):
+            copy = folder / file.relative_to(source)
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_bytes(file.read_bytes())
+    if not is_file(source / TOKENIZER_CONFIG):
+        return {}
+    config = _read_json(source / TOKENIZER_CONFIG)
+    kept = {"chat_template": config["chat_template"]} if config.get("chat_template") else {}
+    for name in ("bos_token", "unk_token", "pad_token"):
+        token = config.get(name)
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            kept[name] = token
+    return kept
 
 
 def _config(shape: ModelShape) -> dict[str, Any]:

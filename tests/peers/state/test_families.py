@@ -169,7 +169,7 @@ def reduced(config: dict[str, Any], share: int = SHARE) -> dict[str, Any]:
 
 
 def published(folder: Path, config: dict[str, Any]) -> Path:
-    """A folder with this configuration, as it stands here, and random weights of transformers."""
+    """A folder with this configuration, as it stands here, and random weights in bfloat16."""
     with warnings.catch_warnings():
         from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -183,7 +183,7 @@ def published(folder: Path, config: dict[str, Any]) -> Path:
                 parameter.normal_(std=2.0)
             elif not name.endswith("norm.weight"):
                 parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5)
-    model.save_pretrained(folder)
+    model.to(torch.bfloat16).save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
