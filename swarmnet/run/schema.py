@@ -106,15 +106,15 @@ class RopeScaling:
     """Stretched rotary positions, for longer sequences. The keys are those of Hugging Face."""
 
     rope_type: RopeTypeName = "default"
-    """`default`: positions are not stretched. `linear`: all by `factor`. `llama3`: only long wavelengths."""
+    """`linear` stretches all positions by `factor`, `llama3` only long wavelengths."""
     factor: float = 1.0
-    """Factor by which wavelengths are multiplied."""
+    """Factor on wavelengths."""
     low_freq_factor: float = 1.0
-    """llama3: wavelengths above `original_max_position_embeddings` / this get the whole factor."""
+    """llama3: longer wavelengths than original length / this get the whole factor."""
     high_freq_factor: float = 4.0
-    """llama3: wavelengths below `original_max_position_embeddings` / this stay as they are."""
+    """llama3: shorter wavelengths than original length / this stay."""
     original_max_position_embeddings: int = 8192
-    """llama3: longest sequence, in tokens, before the positions were stretched."""
+    """llama3: original length in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +150,9 @@ class ModelShape:
     """Factor on the first values and the steps of `o_proj` and `down_proj`. `0`: 1 / sqrt(2 x layers), so
     that hidden states of deep models do not grow."""
     attention_bias: bool = field(default=False, metadata={ADDED: True})
-    """Add a trained bias to queries, keys and values (Qwen2)."""
+    """Add trained biases to queries, keys and values (Qwen2)."""
     tie_word_embeddings: bool = field(default=False, metadata={ADDED: True})
-    """Use the embedding as head. Only for runs of one stage; with more, a tied initial model is untied."""
+    """Use the embedding as head. Only with one stage."""
     rope_scaling: RopeScaling = field(default=RopeScaling(), metadata={ADDED: True})
     """Stretch rotary positions, as the initial model does."""
     boundary: Boundary = field(default=Boundary(), metadata={ADDED: True})
@@ -223,7 +223,7 @@ class InitCheckpoint:
     path: str = ""
     """Name of a folder with a Llama, Mistral, Qwen2 or Qwen3 model (config.json, safetensors). A peer locates
     it in its peer file, or gets its stage from other peers. A URL is fetched only by publishing, and by peers
-    whose peer file names it. Empty: random weights from `seed`."""
+    whose peer file names it. Empty: random weights."""
     sha256: str = ""
     """SHA-256 of the output of `sha256sum config.json *.safetensors` in that folder. Publishing fills it
     in."""
