@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from archive_scene import Scene
-from public_families import FAMILIES, published, reduced
-from public_models import LLAMA, logits, save
+from public_models import FAMILIES, LLAMA, logits, published, reduced, save
 
 from peers.lab.processes import demo_report
 from peers.state.checkpoint_file import newest

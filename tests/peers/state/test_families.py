@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from public_families import FAMILIES, published, reduced
-from public_models import logits
+from public_models import FAMILIES, logits, published, reduced
 from safetensors.torch import load_file, save_file
 from swarm import OWNER
 
