@@ -111,8 +111,9 @@ def open_model(path: Path, manifest: Manifest) -> Folder:
             )
         if found != shape:
             raise StartError(f"{path}: {tensor} is {found}, the run's model has {shape}")
+    used = set(names.values())
     for tensor in shapes:
-        if tensor not in names.values() and not tensor.endswith(BUFFER):
+        if tensor not in used and not tensor.endswith(BUFFER):
             cure = "; write model.tie_word_embeddings: false" if tensor == HEAD else ""
             raise StartError(
                 f"{path}: {tensor} is no parameter of the {_architecture_name(manifest.model)} of the run"
