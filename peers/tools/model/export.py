@@ -131,7 +131,7 @@ def _tied(
     )
     if shape.boundary.is_narrow or embedding is None or head is None or embedding.shape != head.shape:
         return shape, stages
-    if not torch.equal(embedding.view(torch.int32), head.view(torch.int32)):
+    if not torch.equal(embedding.float().view(torch.int32), head.float().view(torch.int32)):
         return shape, stages
     kept = [{name: tensor for name, tensor in stage.items() if name != HEAD} for stage in stages]
     return replaced(shape, tie_word_embeddings=True), kept
