@@ -91,6 +91,7 @@ def application() -> typer.Typer:
     commands: dict[str, Callable[..., None]] = {
         "run": run.run,
         "tokenizer": making.tokenizer,
+        "text": making.inspect_text,
         "index": making.index,
         "identity": making.identity,
         "publish": run.publish,

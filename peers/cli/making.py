@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -53,6 +54,40 @@ def tokenizer(
         typer.echo(f"       fewer than {vocab_size:,}: no other pair of tokens occurs twice in the text")
     typer.echo(f"run    model: {{vocab_size: {tokens}}}")
     typer.echo(f"       data: {{tokenizer: {out.name}, eos_token: '{eos_token}'}}")
+
+
+def inspect_text(
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Files or folders of text.")],
+    tokenizer_path: Annotated[
+        Path | None, typer.Option("--tokenizer", metavar="FILE", help="tokenizer.json; else bytes.")
+    ] = None,
+    eos_token: Annotated[
+        str, typer.Option(metavar="TOKEN", help="Token that separates documents (data.eos_token).")
+    ] = "",
+) -> None:
+    """Print what a run would read of a text, and one line for each kind of file or line that it skips."""
+    import time
+
+    from peers.cli.run import warn
+    from peers.data.documents import TextError, text_at
+    from peers.data.local_text import progress_lines
+    from peers.data.tokenizer import MAX_TOKENS, open_tokenizer
+    from peers.data.tokens import encoded
+
+    progress = progress_lines(
+        lambda _event, line: typer.echo(line, err=True), time.monotonic, "reads the text"
+    )
+    with as_user_errors(TextError):
+        tokenizer = open_tokenizer(tokenizer_path, MAX_TOKENS, eos_token)
+        text = text_at(texts, sys.maxsize)
+        tokens = sum(map(len, encoded(text, tokenizer, progress)))
+    reading = text.reading
+    reading.tokenizer = tokenizer.warning
+    for warning in reading.warnings():
+        warn(warning)
+    typer.echo(f"read   {reading.documents:,} documents in {reading.files:,} files, {reading.bytes:,} bytes")
+    of_what = "bytes" if tokenizer_path is None else f"{tokenizer_path}, which has {tokenizer.vocabulary:,}"
+    typer.echo(f"makes  {tokens:,} tokens of {of_what}; {reading.bytes / max(1, tokens):.2f} bytes each")
 
 
 def index(

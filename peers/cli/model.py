@@ -15,6 +15,7 @@ from peers.config.errors import UserError, as_user_errors, how_to_install
 if TYPE_CHECKING:
     from peers.tools.model.evaluate import Score
     from swarmnet.run.manifest import Manifest
+    from swarmnet.run.schema import ModelShape
 
 Source = Annotated[
     Path | None,
@@ -125,12 +126,16 @@ def _write_export(
             scored = score_weights(weights, shape, text, tokenizer, window=manifest.data.seq_len)
         unchecked_reason = hf_parity.missing()
 
-        def finish(folder: Path) -> None:
+        def finish(folder: Path, exported: ModelShape) -> None:
             """Compare the new folder with transformers, and add the manifest and the model card."""
             compared = None if unchecked_reason else hf_parity.compare(folder, weights, shape, tokenizer)
             (folder / MANIFEST_FILE).write_bytes(manifest.canonical())
-            page = card(manifest, provenance, scored, compared, hf, eval_text)
+            page = card(manifest, provenance, scored, compared, hf, eval_text, shape=exported)
             (folder / "README.md").write_text(page, encoding="utf-8")
+            if exported.tie_word_embeddings:
+                typer.echo("tied   embedding and head are equal: written once, tie_word_embeddings: true")
+            elif manifest.init_checkpoint.path:
+                typer.echo("untied embedding and head differ: both are written, tie_word_embeddings: false")
             if compared is not None:
                 typer.echo(
                     f"check  transformers {compared.version} computes the same for {compared.tokens} tokens: "

@@ -17,7 +17,7 @@ import sys
 import sysconfig
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
 
@@ -72,6 +72,7 @@ MIN_UNPACKED_BYTES = 64 * 2**10
 """Bytes that a text may always unpack to, however small its files are."""
 MAX_LOST_SHARE = 0.001
 """Share of bytes that decoding the tokens may lose without a warning: 1 byte of 1,000."""
+OTHER_ENDING = f"of a folder only {', '.join(SUFFIXES)} are read"
 _BINARY_BYTES = 8192
 """A file with a zero byte among its first `_BINARY_BYTES` is binary. Git checks the same number of bytes."""
 
@@ -87,6 +88,8 @@ class ReadSummary:
     """Number of skipped files and skipped lines of .jsonl files."""
     first_left_out: str = ""
     """Place of the first skipped file or line, and the reason."""
+    kinds: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Maps kind of reason to the number of files and lines that it skipped, and the first with its place."""
     not_utf8: int = 0
     """Number of files that were read although they are not valid UTF-8."""
     first_not_utf8: str = ""
@@ -99,18 +102,24 @@ class ReadSummary:
     tokenizer: str = ""
     """Warning of the tokenizer (`Tokenizer.warning`)."""
 
-    def leave_out(self, what: str) -> None:
-        self.left_out += 1
-        self.first_left_out = self.first_left_out or what
+    def leave_out(self, what: str, kind: str) -> None:
+        """Count a skipped file or line. `what` is its place and the reason; `kind` is equal for all that are
+        reported together."""
+        self._add(1, what, kind)
+
+    def _add(self, count: int, first: str, kind: str) -> None:
+        self.left_out += count
+        self.first_left_out = self.first_left_out or first
+        before, first = self.kinds.get(kind, (0, first))
+        self.kinds = {**self.kinds, kind: (before + count, first)}  # Other summaries may share the old one.
 
     def warnings(self) -> list[str]:
         """Return one line for each kind of problem; empty: there was none."""
         lines = [self.tokenizer] if self.tokenizer else []
-        if self.left_out:
-            lines.append(f"left out of the text: {self._first_and_count()}")
+        lines += (f"left out of the text: {first}{_and_more(count)}" for count, first in self.kinds.values())
         if self.not_utf8:
-            more = f", and {self.not_utf8 - 1:,} more" if self.not_utf8 > 1 else ""
-            lines.append(f"not UTF-8: {self.first_not_utf8}{more}; write it as UTF-8 (iconv -t utf-8)")
+            shown = f"{self.first_not_utf8}{_and_more(self.not_utf8)}"
+            lines.append(f"not UTF-8: {shown}; write it as UTF-8 (iconv -t utf-8)")
         return lines + self.losses()
 
     def losses(self) -> list[str]:
@@ -132,12 +141,12 @@ class ReadSummary:
 
     def reason(self) -> str:
         """Return what was skipped, as the tail of an error message; empty: nothing was skipped."""
-        return f"; left out: {self._first_and_count()}" if self.left_out else ""
+        return f"; left out: {self.first_left_out}{_and_more(self.left_out)}" if self.left_out else ""
 
     def add_left_out(self, other: ReadSummary) -> None:
         """Add what another reading skipped, as if it came after this one."""
-        self.left_out += other.left_out
-        self.first_left_out = self.first_left_out or other.first_left_out
+        for kind, (count, first) in other.kinds.items():
+            self._add(count, first, kind)
 
     def keep_losses(self, kept: ReadSummary) -> None:
         """Copy from `kept`, an earlier reading of the same text, the counts that only encoding produces."""
@@ -145,9 +154,10 @@ class ReadSummary:
         self.encoded_bytes = kept.encoded_bytes
         self.lost_bytes = kept.lost_bytes
 
-    def _first_and_count(self) -> str:
-        more = f", and {self.left_out - 1:,} more" if self.left_out > 1 else ""
-        return self.first_left_out + more
+
+def _and_more(count: int) -> str:
+    """Return how many of `count` are not named if the first is; empty: none."""
+    return f", and {count - 1:,} more" if count > 1 else ""
 
 
 Block = tuple[bool, bytes]
@@ -242,9 +252,9 @@ class DocumentText:
                     yield starts, block
         except OSError as error:
             self.whole = False
-            self.reading.leave_out(f"{file.name}: {error.strerror or error}")
+            self.reading.leave_out(f"{file.name}: {error.strerror or error}", "unreadable")
         except Unreadable as error:
-            self.reading.leave_out(f"{file.name}: {error}")
+            self.reading.leave_out(f"{file.name}: {error}", "unreadable")
 
     def _read_content(
         self, file: File, content: Content, room: int, chance: random.Random
@@ -268,7 +278,7 @@ class DocumentText:
             if self._hash(stream).hex() == file.sha256:
                 return True
         self.whole = False
-        self.reading.leave_out(f"{file.name} is not what the run's index names: get it again")
+        self.reading.leave_out(f"{file.name} is not what the run's index names: get it again", "index")
         return False
 
     def _is_withdrawn(self, file: File, form: str) -> bool:
@@ -294,7 +304,7 @@ class DocumentText:
         if starts_inside:
             block = block.lstrip(bytes(range(0x80, 0xC0)))  # Drops the last bytes of a divided character.
         if b"\0" in block[:_BINARY_BYTES] and not file.named:
-            self.reading.leave_out(f"{file.name}: is no text: it holds zero bytes")
+            self.reading.leave_out(f"{file.name}: is no text: it holds zero bytes", "binary")
             return
         if not block.strip():
             return
@@ -321,7 +331,7 @@ class DocumentText:
         while line := opened.readline(LINE_LIMIT):
             number += 1
             if len(line) == LINE_LIMIT and not line.endswith(b"\n"):
-                self.reading.leave_out(f"{file}:{number}: a line of more than {LINE_LIMIT:,} bytes")
+                self.reading.leave_out(f"{file}:{number}: a line of more than {LINE_LIMIT:,} bytes", "long")
                 while line and not line.endswith(b"\n"):
                     line = opened.readline(LINE_LIMIT)
                 continue
@@ -330,7 +340,7 @@ class DocumentText:
             try:
                 text = _parse_line(line)
             except ValueError as error:
-                self.reading.leave_out(f"{file}:{number}: {error}")
+                self.reading.leave_out(f"{file}:{number}: {error}", str(error).partition(":")[0])
                 continue
             yield from self._yield_document(text)
 
@@ -342,7 +352,7 @@ class DocumentText:
             if is_skipped():
                 continue
             if isinstance(text, Unreadable):
-                self.reading.leave_out(f"{file}: row {number}: {text}")
+                self.reading.leave_out(f"{file}: row {number}: {text}", "row")
             else:
                 yield from self._yield_document(text.encode("utf-8", "replace"))
 
@@ -433,7 +443,7 @@ def files_at(path: str, reading: ReadSummary) -> list[tuple[str, File]]:
         remote_files = RemoteFolder(path).found()
         for name, file in remote_files.items():
             if name != INDEX and not has_suffix(name, SUFFIXES):
-                reading.leave_out(f"{file.name}: of a folder only {', '.join(SUFFIXES)} are read")
+                reading.leave_out(f"{file.name}: {OTHER_ENDING}", OTHER_ENDING)
         return [(name, file) for name, file in remote_files.items() if has_suffix(name, SUFFIXES)]
     if path == STANDARD_LIBRARY:
         library = _standard_library()
@@ -454,7 +464,7 @@ def files_at(path: str, reading: ReadSummary) -> list[tuple[str, File]]:
             continue
         skip_reason = _skip_reason(file_path, place)
         if skip_reason:
-            skipped.leave_out(skip_reason)
+            skipped.leave_out(*skip_reason)
         else:
             paths.append(file_path)
     reading.add_left_out(skipped)
@@ -471,22 +481,23 @@ def _list_files(root: Path, paths: Iterable[Path], reading: ReadSummary) -> list
         try:
             files.append((path.relative_to(root).as_posix(), local_file(path)))
         except OSError as error:
-            reading.leave_out(f"{path}: {error.strerror}")
+            reading.leave_out(f"{path}: {error.strerror}", "unreadable")
     return files
 
 
-def _skip_reason(file: Path, place: Path) -> str:
-    """Return why a file in the folder `place` is skipped; empty: it is read."""
+def _skip_reason(file: Path, place: Path) -> tuple[str, str] | None:
+    """Return why a file in the folder `place` is skipped, and the kind of reason; None: it is read."""
     shown = displayed(file)
     if shown != str(file):
-        return f"{shown}: its name is not UTF-8: rename it"
+        return f"{shown}: its name is not UTF-8: rename it", "name"
     if not has_suffix(file.name, SUFFIXES):
-        return f"{file}: of a folder only {', '.join(SUFFIXES)} are read"
+        return f"{file}: {OTHER_ENDING}", OTHER_ENDING
     if leads_out(place, file):
-        return f"{file} is a link to {file.resolve()}, out of {place}: put a copy of it in its place"
+        why = f"is a link to {file.resolve()}, out of {place}: put a copy of it in its place"
+        return f"{file} {why}", "link"
     if is_file(file) or not is_there(file):  # A missing file fails when its size is read.
-        return ""
-    return f"{file}: is no file"
+        return None
+    return f"{file}: is no file", "unreadable"
 
 
 def displayed(path: Path) -> str:
@@ -513,16 +524,17 @@ def _walk(root: Path, left_out: frozenset[str], reading: ReadSummary | None = No
     """Yield the files in a folder and its subfolders, sorted, without hidden ones. Subfolders named in
     `left_out` and links to folders are not entered. `reading` counts such links and unreadable folders."""
 
-    def leave_out(path: Path, why: str) -> None:
+    def leave_out(path: Path, why: str, kind: str) -> None:
         if reading is not None:
-            reading.leave_out(f"{displayed(path)}{why}")
+            reading.leave_out(f"{displayed(path)}{why}", kind)
 
     def refused(error: OSError) -> None:
-        leave_out(Path(error.filename), f": {error.strerror}")
+        leave_out(Path(error.filename), f": {error.strerror}", "unreadable")
 
     for folder, subfolders, names in os.walk(root, onerror=refused):
         subfolders[:] = sorted(name for name in set(subfolders) - left_out if not name.startswith("."))
         for subfolder in (Path(folder, name) for name in subfolders):
             if subfolder.is_symlink():
-                leave_out(subfolder, " is a link to a folder, which is not followed: name that folder itself")
+                why = " is a link to a folder, which is not followed: name that folder itself"
+                leave_out(subfolder, why, "link to a folder")
         yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))

@@ -129,10 +129,10 @@ def _files_in_index(source: TextSource, place: str, reading: ReadSummary) -> Ite
             file = _file_below(folder, entry.name, entry.bytes, entry.sha256)
         except OSError as error:
             where = f"{without_secret(place)}: {entry.name}, which the run's index names"
-            reading.leave_out(f"{where}: {error.strerror or error}")
+            reading.leave_out(f"{where}: {error.strerror or error}", "index, unreadable")
             continue
         if file.bytes != entry.bytes:
-            reading.leave_out(f"{file.name} is not what the run's index names: get it again")
+            reading.leave_out(f"{file.name} is not what the run's index names: get it again", "index")
         else:
             yield entry.name, file
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +26,8 @@ takes time with the square of its length. It takes 1.4 s for 1 MiB, and 40 s and
 (docs/lessons.md)."""
 BATCH_BYTES = 2**20
 """Bytes that are encoded at a time, on all threads that the package uses."""
+MAX_TOKENS = 2**31
+"""Maximum number of tokens: an id is an int32."""
 MAX_FILE_BYTES = 64 * 2**20
 """Maximum bytes of a tokenizer.json. One with 262,144 tokens has 33 MB (Gemma 3)."""
 _PROBE = "A text: naïve, 日本語, 12.5 %.\n\n\tif x == 1:  " + "a" * 32 + "b\r\n"
@@ -106,12 +109,13 @@ def read_settings(path: Path) -> tuple[str, list[str]]:
         if len(data) > MAX_FILE_BYTES:
             longest = f"{MAX_FILE_BYTES >> 20} MiB"
             raise TextError(f"tokenizer {path} is longer than {longest}: name a tokenizer.json")
-        text = data.decode()
+        text = data.decode("utf-8-sig")  # Some editors put a byte order mark in front.
         content = json.loads(text)
     except OSError as error:
         raise TextError(f"tokenizer {path} cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, RecursionError, json.JSONDecodeError) as error:
-        raise TextError(f"{path} is not a tokenizer.json: {error}") from None
+        cure = 'AutoTokenizer.from_pretrained("FOLDER").save_pretrained("FOLDER") in transformers writes one'
+        raise TextError(f"{path} is not a tokenizer.json: {error}; {cure}") from None
     if not isinstance(content, dict):
         raise TextError(f"{path} is not a tokenizer.json: it is no JSON object")
     model = content.get("model")
@@ -119,6 +123,17 @@ def read_settings(path: Path) -> tuple[str, list[str]]:
     if isinstance(model, dict):
         removed += [f"model.{each}" for each in _remove(model, ("dropout",))]
     return (json.dumps(content, ensure_ascii=False) if removed else text), removed
+
+
+def _faulty_key(text: str, load: Callable[[str], None]) -> str:
+    """Return the key of a tokenizer.json without which `load` does not raise TextError; `model` if none is
+    at fault alone."""
+    content = json.loads(text)
+    for key in content:
+        with suppress(TextError):
+            load(json.dumps({other: value for other, value in content.items() if other != key}))
+            return str(key)
+    return "model"
 
 
 def _remove(settings: dict[str, Any], names: Iterable[str]) -> list[str]:
@@ -145,15 +160,27 @@ class FileTokenizer(Tokenizer):
         except ImportError:
             raise TextError(f"{path} needs the package `tokenizers`: {how_to_install('hf')}") from None
         if not path.is_file():
-            raise TextError(f"tokenizer {path} does not exist")
+            fault = "is a folder: name the tokenizer.json in it" if path.is_dir() else "does not exist"
+            raise TextError(f"tokenizer {path} {fault}")
         text, removed = read_settings(path)
         changes = f"tokenizer {path}: switched off, as it changes a text: {', '.join(removed)}"
         self.warning = changes if removed else ""
-        self._loaded: Any = self._call_package(lambda: Loaded.from_str(text), "is not a tokenizer.json")
-        self._loaded.encode_special_tokens = True
-        self.vocabulary = max(self._loaded.get_vocab().values(), default=-1) + 1
-        """Largest id plus 1; ids may have gaps."""
-        self.encode_pieces([_PROBE.encode()])
+
+        def load(text: str) -> None:
+            """Load and try a tokenizer.json. Raises TextError."""
+            self._loaded: Any = self._call_package(lambda: Loaded.from_str(text), "is not a tokenizer.json")
+            self._loaded.encode_special_tokens = True
+            self.vocabulary = max(self._loaded.get_vocab().values(), default=-1) + 1
+            """Largest id plus 1; ids may have gaps."""
+            if not 0 < self.vocabulary <= MAX_TOKENS:
+                largest = f"the largest id is {self.vocabulary - 1}, at most {MAX_TOKENS - 1} is possible"
+                raise TextError(f"tokenizer {path}: {largest if self.vocabulary else 'there are no tokens'}")
+            self.encode_pieces([_PROBE.encode()])
+
+        try:
+            load(text)
+        except TextError as error:
+            raise TextError(f"{error}; the fault is in its key `{_faulty_key(text, load)}`") from None
         if eos_token:
             self.end = DocumentSeparator(eos_token.encode(), self._end_token(eos_token))
 

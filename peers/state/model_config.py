@@ -9,7 +9,9 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
+
+from swarmnet.run.schema import RopeScaling, RopeTypeName
 
 MAX_SHOWN_REASONS = 20
 """Maximum number of reasons shown; a hostile file could have any number of wrong keys."""
@@ -27,18 +29,25 @@ class Architecture:
 
     model_type: str
     qk_norm: bool
+    attention_bias: bool
+    """Whether queries, keys and values have biases whatever `attention_bias` says."""
     head_dim: int | None
     """The default of transformers if `head_dim` is absent; None means hidden_size / num_attention_heads."""
     num_key_value_heads: int | None
     """The default of transformers if `num_key_value_heads` is absent; None means the number of query
     heads."""
+    sliding_window: int | None
+    """The default of transformers if `sliding_window` is absent."""
 
 
 FAMILIES = {
-    "LlamaForCausalLM": Architecture("llama", False, None, None),
-    "Qwen3ForCausalLM": Architecture("qwen3", True, 128, 32),
+    "LlamaForCausalLM": Architecture("llama", False, False, None, None, None),
+    "Qwen3ForCausalLM": Architecture("qwen3", True, False, 128, 32, None),
+    "Qwen2ForCausalLM": Architecture("qwen2", False, True, None, 32, None),
+    "MistralForCausalLM": Architecture("mistral", False, False, None, 8, 4096),
 }
-"""Maps architecture to its properties in transformers 5 (configuration_llama.py, configuration_qwen3.py)."""
+"""Maps architecture to its properties in transformers 5 (configuration_llama.py and its like). The first with
+the properties of a run names the run's model."""
 SIZE_KEYS = (
     "vocab_size",
     "hidden_size",
@@ -54,11 +63,12 @@ SIZE_KEYS = (
 """Keys of `config.json` that the run file's `model` has under the same names."""
 IMPLEMENTED_VALUES: Mapping[str, tuple[object, ...]] = {
     "hidden_act": ("silu", "swish"),
-    "tie_word_embeddings": (False,),
+    "tie_word_embeddings": (False, True),
     "attention_bias": (False,),
     "mlp_bias": (False,),
     "attention_dropout": (0,),
     "use_sliding_window": (False,),
+    "use_mrope": (False,),
     "partial_rotary_factor": (1,),
     "rope_interleaved": (False,),
     "is_encoder_decoder": (False,),
@@ -66,12 +76,13 @@ IMPLEMENTED_VALUES: Mapping[str, tuple[object, ...]] = {
     "pruned_heads": ({},),
 }
 """Maps key to the values that the decoder implements; `null` and an absent key mean the first."""
-ROPE_VALUES: Mapping[str, tuple[object, ...]] = {
-    "rope_type": ("default",),
-    "type": ("default",),
-    "partial_rotary_factor": (1,),
+ROPE_NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
-"""The same for keys inside `rope_parameters` and `rope_scaling`, which also contain `rope_theta`."""
+"""Maps the type of rotary positions to the numbers that it needs, inside `rope_parameters` or
+`rope_scaling`."""
 ROPE_KEYS = ("rope_parameters", "rope_scaling")
 IGNORED_KEYS = frozenset(
     (
@@ -138,14 +149,13 @@ IGNORED_KEYS = frozenset(
         "is_llama_config",
     )
 )
-"""Keys that do not change the logits of LlamaForCausalLM and Qwen3ForCausalLM.
+"""Keys that do not change the logits of the models in FAMILIES.
 
 They are fields of PretrainedConfig of transformers 4 and 5 for generation, classification and output, and
 markers of common tools."""
-UNTIE = (
-    "the embedding and the head lie in different stages; in transformers, "
-    "m.config.tie_word_embeddings = False, then m.lm_head.weight = "
-    "torch.nn.Parameter(m.lm_head.weight.detach().clone()), then m.save_pretrained"
+UNSTRETCH = (
+    "to train on sequences up to the model's original length, remove {rope_key} and write that length in "
+    "max_position_embeddings"
 )
 
 
@@ -155,31 +165,47 @@ class ModelConfig:
 
     qk_norm: bool | None
     """True if the model normalizes queries and keys; None if the architecture is not in FAMILIES."""
+    attention_bias: bool
+    """Whether queries, keys and values have biases."""
+    is_tied: bool
+    """Whether the head is the embedding."""
+    rope_scaling: RopeScaling
     values: Mapping[str, int | float]
     """Maps key of `SIZE_KEYS` to value; missing or wrong keys are left out."""
     reasons: tuple[str, ...]
     """Reasons why the decoder cannot compute this model: key, value and remedy. Empty if it can."""
 
 
-def read_config(config: Mapping[str, Any], extra_keys: frozenset[str] = frozenset()) -> ModelConfig:
+def read_config(
+    config: Mapping[str, Any], extra_keys: frozenset[str] = frozenset(), length: int | None = None
+) -> ModelConfig:
     """Read all keys of a `config.json` except `extra_keys`, which the caller reads. Returns the model's
-    sizes, and the reasons why the decoder cannot compute it. Never raises."""
+    sizes, and the reasons why the decoder cannot compute it on sequences of up to `length` tokens; None: of
+    the model's own length. Never raises."""
     reasons: list[str] = []
     family = _read_family(config, reasons)
     values = _read_sizes(config, family, reasons)
     for key, implemented in IMPLEMENTED_VALUES.items():
         _check_value(key, config.get(key), implemented, reasons)
-    theta = _read_rope(config, reasons)
+    theta = _read_rope_theta(config, reasons)
     if theta is not None:
         values["rope_theta"] = theta
-    _check_attention_window(config, reasons)
+    scaling = _read_rope_scaling(config, reasons)
+    _check_attention_window(config, family, length or values.get("max_position_embeddings", 0), reasons)
     known = {"architectures", "model_type", "sliding_window", "layer_types", "rope_theta", *SIZE_KEYS}
     known.update(IMPLEMENTED_VALUES, ROPE_KEYS, IGNORED_KEYS, extra_keys)
     for key, value in config.items():
         if key not in known and value is not None:
             cure = "remove the key if it does not change what the model computes"
             reasons.append(f"{_show_key(key)}: {show(value)} is not implemented; {cure}")
-    return ModelConfig(family.qk_norm if family else None, values, tuple(reasons))
+    return ModelConfig(
+        qk_norm=family.qk_norm if family else None,
+        attention_bias=family is not None and family.attention_bias,
+        is_tied=config.get("tie_word_embeddings") is True,
+        rope_scaling=scaling,
+        values=values,
+        reasons=tuple(reasons),
+    )
 
 
 def join_reasons(reasons: tuple[str, ...]) -> str:
@@ -267,24 +293,14 @@ def _read_sizes(
     return values
 
 
-def _read_rope(config: Mapping[str, Any], reasons: list[str]) -> float | None:
+def _read_rope_theta(config: Mapping[str, Any], reasons: list[str]) -> float | None:
     """Return the base of rotary positions, `rope_theta`, given at the top or inside ROPE_KEYS; its default if
-    it is given nowhere. If a value is invalid, or two differ, add a reason and return None. Add a reason too
-    for each other key inside ROPE_KEYS with a value that is not implemented."""
+    it is given nowhere. If a value is invalid, or two differ, add a reason and return None."""
     thetas = {"rope_theta": config.get("rope_theta")}
     for rope_key in ROPE_KEYS:
         settings = config.get(rope_key)
-        if settings is None:
-            continue
-        if not isinstance(settings, dict):
-            reasons.append(f"{rope_key}: {show(settings)} must be an object or null")
-            continue
-        for key, value in settings.items():
-            name = f"{rope_key}.{key}"
-            if key == "rope_theta":
-                thetas[name] = value
-            else:
-                _check_value(name, value, ROPE_VALUES.get(key, ()), reasons)
+        if isinstance(settings, dict):
+            thetas[f"{rope_key}.rope_theta"] = settings.get("rope_theta")
     given = {name: value for name, value in thetas.items() if value is not None}
     invalid = {name: value for name, value in given.items() if not _is_positive(value)}
     reasons.extend(f"{name}: {show(value)} must be a number above 0" for name, value in invalid.items())
@@ -297,12 +313,68 @@ def _read_rope(config: Mapping[str, Any], reasons: list[str]) -> float | None:
     return float(next(iter(given.values()), ROPE_THETA))
 
 
-def _check_attention_window(config: Mapping[str, Any], reasons: list[str]) -> None:
-    """Add a reason if the model uses sliding-window attention or other layers than full attention. A window
-    that `use_sliding_window: false` disables is no reason."""
-    is_off = config.get("use_sliding_window") is False
-    if config.get("sliding_window") is not None and not is_off:
-        reasons.append(f"{_describe(config, 'sliding_window')} is not implemented; only null is")
+def _read_rope_scaling(config: Mapping[str, Any], reasons: list[str]) -> RopeScaling:
+    """Return how ROPE_KEYS stretch rotary positions. Add a reason for each key inside them with a value that
+    is not implemented, and if both are given and differ."""
+    scalings: dict[str, RopeScaling] = {}
+    for rope_key in ROPE_KEYS:
+        settings = config.get(rope_key)
+        if settings is None:
+            continue
+        if isinstance(settings, dict):
+            scalings[rope_key] = _scaling_of(rope_key, settings, reasons)
+        else:
+            reasons.append(f"{rope_key}: {show(settings)} must be an object or null")
+    if len(set(scalings.values())) > 1:
+        shown = ", ".join(f"{rope_key}: {show(config[rope_key])}" for rope_key in scalings)
+        reasons.append(f"{shown} contradict each other; keep one")
+    return next(iter(scalings.values()), RopeScaling())
+
+
+def _scaling_of(rope_key: str, settings: dict[str, Any], reasons: list[str]) -> RopeScaling:
+    """Return the scaling in the object `settings` of `rope_key`. For a value that is not implemented, add a
+    reason, and leave it out."""
+    kinds = {key: settings[key] for key in ("rope_type", "type") if settings.get(key) is not None}
+    for key, name in kinds.items():
+        if name not in get_args(RopeTypeName) or name != next(iter(kinds.values())):
+            wanted = " or ".join(map(show, get_args(RopeTypeName)))
+            shown = f"{rope_key}.{key}: {show(name)} is not implemented; only {wanted} is"
+            reasons.append(f"{shown}; {UNSTRETCH.format(rope_key=rope_key)}")
+            return RopeScaling()
+    kind: RopeTypeName = next(iter(kinds.values()), "default")
+    numbers: dict[str, Any] = {}
+    for key in ROPE_NUMBERS[kind]:
+        is_valid, wanted = _is_positive, "a number above 0"
+        if key == "original_max_position_embeddings":
+            is_valid, wanted = _is_size, "a whole number above 0"
+        if is_valid(settings.get(key)):
+            numbers[key] = settings[key] if is_valid is _is_size else float(settings[key])
+        else:
+            reasons.append(f"{rope_key}.{_describe(settings, key)}; it must be {wanted}")
+    known = {"rope_theta", *kinds, *ROPE_NUMBERS[kind]}
+    for key, value in settings.items():
+        if key not in known:
+            implemented = (1,) if key == "partial_rotary_factor" else ()
+            _check_value(f"{rope_key}.{key}", value, implemented, reasons)
+    return RopeScaling(kind, **numbers)
+
+
+def _check_attention_window(
+    config: Mapping[str, Any], family: Architecture | None, length: float, reasons: list[str]
+) -> None:
+    """Add a reason if the model uses sliding-window attention in sequences of `length` tokens, or other
+    layers than full attention. A window that `use_sliding_window: false` disables is no reason."""
+    default = family.sliding_window if family else None
+    window = config.get("sliding_window", default)
+    is_off = config.get("use_sliding_window") is False and default is None  # Mistral ignores this key.
+    if window is not None and not is_off and not (_is_size(window) and window >= length):
+        shown = _describe(config, "sliding_window")
+        if "sliding_window" not in config:
+            shown += f" (the default is {window}), which"
+        cure = "only null is"
+        if _is_size(window):
+            cure = f"only null is; or write model.max_position_embeddings: {window} in the run file, or less"
+        reasons.append(f"{shown} is not implemented; {cure}")
     kinds = config.get("layer_types")
     is_full = isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
     if kinds is not None and not is_full:
@@ -317,8 +389,7 @@ def _check_value(key: str, value: object, implemented: tuple[object, ...], reaso
     if any(_is_same(value, known) for known in implemented):
         return
     only = " or ".join(map(show, implemented)) or "null"
-    cure = f" ({UNTIE})" if key == "tie_word_embeddings" else ""
-    reasons.append(f"{_show_key(key)}: {show(value)} is not implemented; only {only} is{cure}")
+    reasons.append(f"{_show_key(key)}: {show(value)} is not implemented; only {only} is")
 
 
 def _is_same(value: object, known: object) -> bool:

@@ -1,7 +1,7 @@
 """Download the model that a run starts from: once, from a URL into a local folder.
 
 The URL is that of a folder in the layout of Hugging Face. It has config.json, model.safetensors or the files
-that model.safetensors.index.json names, and maybe tokenizer.json. The user of this machine names the URL; a
+that model.safetensors.index.json names, and maybe a tokenizer. The user of this machine names the URL; a
 URL in a manifest is never opened. The local folder gets its final name when all files are complete and have
 the hash that the run names. Else nothing is left behind. All calls except `model_here` block: use a thread.
 """
@@ -36,7 +36,9 @@ from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.schema import Lora, ModelShape
 
-WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
+WEIGHTS = "model.safetensors"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+"""Files that are fetched if they are there. An export keeps the chat template in the last two."""
 _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\.safetensors")
 """Allowed names of files in an index, because they become names in a local folder."""
 LARGEST_NUMBER = 8
@@ -162,7 +164,8 @@ def _download(
                 f"{wanted[:16]}..., its hash "
                 f"is {actual}; nothing of it was kept"
             )
-        source.copy_if_there(TOKENIZER, part, budget)
+        for name in TOKENIZER_FILES:
+            source.copy_if_there(name, part, budget)
         part.rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -1,8 +1,9 @@
 """Read the model that a run starts from in a local folder, check it, and convert it to fixed point.
 
-The model is a Llama or a Qwen3 in the layout of Hugging Face: config.json and safetensors files. Nothing in
-the folder is executed. Its content leaves this machine only if it is bit-identical to the model in the run's
-manifest. A run may add LoRA factors. A digest is the hash of a stage's weights in fixed point.
+The model is a Llama, Mistral, Qwen2 or Qwen3 in the layout of Hugging Face: config.json and safetensors
+files. Nothing in the folder is executed. Its content leaves this machine only if it is bit-identical to the
+model in the run's manifest. A run may add LoRA factors. A digest is the hash of a stage's weights in fixed
+point.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from torch import Tensor
 
 from peers.config.errors import UserError
 from peers.state.checkpoint_file import state_digest
-from peers.state.model_config import FAMILIES, join_reasons, read_config
+from peers.state.model_config import FAMILIES, ROPE_NUMBERS, join_reasons, read_config
 from peers.state.safetensors_file import MAX_TENSORS, open_tensors
 from swarmnet.model.fixed_point import GRID_BITS
-from swarmnet.model.parameters import is_factor, parameter_shapes, whole
+from swarmnet.model.parameters import EMBEDDING, HEAD, is_factor, parameter_shapes, whole
 from swarmnet.model.state_layout import first_state
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import InitCheckpoint, Lora, ModelShape
+from swarmnet.run.schema import InitCheckpoint, Lora, ModelShape, RopeScaling
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 MAX_JSON_BYTES = 16 << 20
@@ -51,13 +52,15 @@ class Folder:
     """Files with weights, sorted."""
     places: Mapping[str, str]
     """Maps parameter to file."""
+    names: Mapping[str, str]
+    """Maps parameter to its tensor in the file. A tied embedding and head have the same."""
 
     def tensor(self, name: str) -> Tensor:
         """Return a parameter in the file's number format. Raises StartError if the file cannot be read, or a
         value is not finite or too large for fixed point."""
         try:
             with open_tensors(self.path / self.places[name]) as file:
-                values: Tensor = file.get_tensor(name)
+                values: Tensor = file.get_tensor(self.names[name])
         except (SafetensorError, OSError) as error:
             raise StartError(f"{self.path / self.places[name]}: cannot be read: {error}") from None
         if not float(values.abs().max()) < LARGEST:  # This is also true for NaN.
@@ -82,8 +85,9 @@ def hash_of(hashes: Mapping[str, str]) -> str:
 def open_model(path: Path, manifest: Manifest) -> Folder:
     """Check that the model in a folder fits the run: configuration, index, and names, shapes and number
     formats of all tensors. Returns its description; no weight is read yet. Raises StartError."""
-    _require_fit(path, manifest.model)
+    is_tied = _require_fit(path, manifest.model)
     expected = parameter_shapes(replace(manifest.model, lora=Lora()), whole(manifest.model))
+    names = {tensor: tensor for tensor in expected}
     max_tensors = len(expected) + manifest.model.num_hidden_layers  # A buffer in each layer of older files.
     files = tuple(sorted(found.name for found in path.glob("*.safetensors")))
     file_of: dict[str, str] = {}
@@ -96,20 +100,27 @@ def open_model(path: Path, manifest: Manifest) -> Folder:
                 raise StartError(f"{path}: {tensor} is {dtype}; numbers must be one of {', '.join(FLOATS)}")
             file_of[tensor] = file
             shapes[tensor] = shape
+    for name, other in ((HEAD, EMBEDDING), (EMBEDDING, HEAD)):
+        if is_tied and name in names and name not in shapes:  # Two copies of one tensor.
+            names[name] = other
     for tensor, shape in expected.items():
-        if tensor not in shapes:
+        found = shapes.get(names[tensor])
+        if found is None:
             raise StartError(
                 f"{path}: {tensor} is missing; there are {len(shapes)} tensors in {_count_files(files)}"
             )
-        if shapes[tensor] != shape:
-            raise StartError(f"{path}: {tensor} is {shapes[tensor]}, the run's model has {shape}")
+        if found != shape:
+            raise StartError(f"{path}: {tensor} is {found}, the run's model has {shape}")
+    used = set(names.values())
     for tensor in shapes:
-        if tensor not in expected and not tensor.endswith(BUFFER):
+        if tensor not in used and not tensor.endswith(BUFFER):
+            cure = "; write model.tie_word_embeddings: false" if tensor == HEAD else ""
             raise StartError(
                 f"{path}: {tensor} is no parameter of the {_architecture_name(manifest.model)} of the run"
+                f"{cure}"
             )
     _require_index(path, file_of)
-    return Folder(path, files, {tensor: file_of[tensor] for tensor in expected})
+    return Folder(path, files, {tensor: file_of[names[tensor]] for tensor in expected}, names)
 
 
 def start_state(path: Path, manifest: Manifest, stage: int, model: Folder | None = None) -> Tensor:
@@ -158,14 +169,24 @@ def require_hash(model: Folder, manifest: Manifest) -> str:
     return sha256
 
 
-def _require_fit(path: Path, shape: ModelShape) -> None:
+def _require_fit(path: Path, shape: ModelShape) -> bool:
     """Raise StartError with all reasons if the configuration in the folder `path` is not that of the run's
-    model, `shape`. The run may use shorter sequences than the model allows."""
-    config = read_config(read_json(path / CONFIG))
+    model, `shape`. The run may use shorter sequences than the model allows, and untie its head. Returns
+    whether the head in the folder is tied to the embedding."""
+    config = read_config(read_json(path / CONFIG), length=shape.max_position_embeddings)
     reasons = [*config.reasons]
-    if config.qk_norm not in (None, shape.qk_norm):
-        run_value, wanted = str(shape.qk_norm).lower(), str(config.qk_norm).lower()
-        reasons.append(f"the run file has qk_norm: {run_value}; write model.qk_norm: {wanted}")
+    wanted_values: dict[str, object] = {}
+    if config.qk_norm is not None:  # Else the architecture is unknown.
+        wanted_values = {"qk_norm": config.qk_norm, "attention_bias": config.attention_bias}
+    if not config.is_tied:
+        wanted_values["tie_word_embeddings"] = False
+    if not any("rope_" in reason for reason in reasons):
+        wanted_values["rope_scaling"] = config.rope_scaling
+    for key, wanted in wanted_values.items():
+        run_value = getattr(shape, key)
+        if run_value != wanted:
+            shown = f"the run file has {key}: {_as_yaml(run_value)}"
+            reasons.append(f"{shown}; write model.{key}: {_as_yaml(wanted)}")
     for key, value in config.values.items():
         run_size = getattr(shape, key)
         if key == "max_position_embeddings":
@@ -175,10 +196,20 @@ def _require_fit(path: Path, shape: ModelShape) -> None:
             reasons.append(f"{key}: {value}; the run file has {run_size}; write {value}")
     if reasons:
         raise StartError(f"{path / CONFIG} is not of the run's model: {join_reasons(tuple(reasons))}")
+    return config.is_tied
+
+
+def _as_yaml(value: object) -> str:
+    """Return a value as a run file has it, on one line. Of a RopeScaling, only what its type uses."""
+    if not isinstance(value, RopeScaling):
+        return str(value).lower()
+    keys = ", ".join(f"{key}: {getattr(value, key)}" for key in ROPE_NUMBERS[value.rope_type])
+    return f"{{rope_type: {value.rope_type}{', ' * bool(keys)}{keys}}}"
 
 
 def _architecture_name(shape: ModelShape) -> str:
-    return next(name for name, family in FAMILIES.items() if family.qk_norm == shape.qk_norm)
+    kind = (shape.qk_norm, shape.attention_bias)
+    return next(name for name, it in FAMILIES.items() if (it.qk_norm, it.attention_bias) == kind)
 
 
 def _read_headers(file: Path, max_tensors: int = MAX_TENSORS) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -2,10 +2,10 @@
 layers.
 
 It has RMSNorm (arXiv:1910.07467), rotary positions (arXiv:2104.09864), grouped-query attention
-(arXiv:2305.13245) and SwiGLU (arXiv:2002.05202), optionally QK-norm (as in Qwen3) and experts
-(`experts/mixture.py`). Parameters have the names of Hugging Face, so that a checkpoint is an export.
-Embedding and head are never tied, because they are in different stages. The forward pass is a function of a
-mapping from names to tensors, and changes nothing but the cache of keys and values, if it is given one.
+(arXiv:2305.13245) and SwiGLU (arXiv:2002.05202), optionally QK-norm (as in Qwen3), biases (as in Qwen2) and
+experts (`experts/mixture.py`). Parameters have the names of Hugging Face, so that a checkpoint is an export.
+Embedding and head are tied only if one stage has both. The forward pass is a function of a mapping from names
+to tensors, and changes nothing but the cache of keys and values, if it is given one.
 
 Matrix products use the number format of the matrices. Hidden states between layers, norms and results are
 float32.
@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from math import prod
+from math import pi, prod
 from typing import Protocol, TypeAlias
 
 import torch
@@ -34,6 +34,7 @@ from swarmnet.model.fixed_point import UNIT, to_units
 from swarmnet.model.flat_layout import Layout
 from swarmnet.model.linear import linear, lora_products
 from swarmnet.model.parameters import (
+    BIAS,
     BRANCH_ENDS,
     EMBEDDING,
     FINAL_NORM,
@@ -44,7 +45,7 @@ from swarmnet.model.parameters import (
     parameter_shapes,
 )
 from swarmnet.run.manifest import Span
-from swarmnet.run.schema import ModelShape
+from swarmnet.run.schema import ModelShape, RopeScaling
 
 
 def initial_units(shape: ModelShape, span: Span, layout: Layout, seed: int) -> Tensor:
@@ -63,8 +64,10 @@ def initial_units(shape: ModelShape, span: Span, layout: Layout, seed: int) -> T
 
 def drawn_units(shape: ModelShape, name: str, size: tuple[int, ...], seed: int) -> Tensor:
     """Return one parameter's first values in fixed point: int32 [its size]. A gain of a norm is 1, and a
-    matrix is drawn from a normal distribution. The second LoRA factor of a matrix is zero."""
+    matrix is drawn from a normal distribution. Biases and the second LoRA factor of a matrix are zero."""
     count = prod(size)
+    if name.endswith(BIAS):
+        return torch.zeros(count, dtype=torch.int32)
     if len(size) == 1:
         return torch.full((count,), round(1 / UNIT), dtype=torch.int32)
     deviation = initial_std(shape, name, size)
@@ -196,7 +199,8 @@ def attended(
 
 def logits(weights: Mapping[str, Tensor], shape: ModelShape, hidden_BTD: Tensor) -> Tensor:
     """Return logits, float32 [B, T, V], from the hidden states after all layers."""
-    return linear(_norm(hidden_BTD, weights[FINAL_NORM], shape), weights[HEAD]).float()
+    head_VD = weights[EMBEDDING if shape.tie_word_embeddings else HEAD]
+    return linear(_norm(hidden_BTD, weights[FINAL_NORM], shape), head_VD).float()
 
 
 def _attention(
@@ -218,6 +222,11 @@ def _attention(
 
     names = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
     query, key, value = lora_products(members, shape, normed_BTD, names)
+    if shape.attention_bias:
+        query, key, value = (
+            product + members[name + BIAS].to(product.dtype)
+            for name, product in zip(names, (query, key, value), strict=True)
+        )
     query_BHTW = _rotate(heads(query, "self_attn.q_norm"), rotation).to(value.dtype)
     key_BKSW = _rotate(heads(key, "self_attn.k_norm"), rotation).to(value.dtype)
     value_BKSW = heads(value)
@@ -244,8 +253,23 @@ def rotation_of(shape: ModelShape, start: int, length: int, device: torch.device
     """Return cos_TW and sin_TW of positions start .. start + length (arXiv:2104.09864, equation 34)."""
     exponent = torch.arange(0, shape.head_dim, 2, device=device).float() / shape.head_dim
     position_T = torch.arange(start, start + length, device=device).float()
-    angle_TW = torch.outer(position_T, 1.0 / shape.rope_theta**exponent).repeat(1, 2)
+    frequencies = _stretched(1.0 / shape.rope_theta**exponent, shape.rope_scaling)
+    angle_TW = torch.outer(position_T, frequencies).repeat(1, 2)
     return angle_TW.cos(), angle_TW.sin()
+
+
+def _stretched(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Return the frequencies [W / 2], in radians per position, that `scaling` makes of those of plain rotary
+    positions. Operations and their order are those of transformers, so that the angles have equal bits."""
+    if scaling.rope_type == "default":
+        return frequencies
+    stretched = frequencies / scaling.factor
+    if scaling.rope_type == "linear":
+        return stretched
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    turns = scaling.original_max_position_embeddings / (2 * pi / frequencies)  # Within the original length.
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - kept) * frequencies / scaling.factor + kept * frequencies
 
 
 def _rotate(x_BHTW: Tensor, rotation: Rotation) -> Tensor:

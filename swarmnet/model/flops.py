@@ -26,11 +26,12 @@ def operations_per_token(manifest: Manifest, stage: int) -> int:
     boundaries fewer numbers per token cross, so hidden states are projected to these and back."""
     shape, span = manifest.model, manifest.span(stage)
     of_experts, others = 0, 0  # Operations for the matrices of experts, and for all others.
+    lookups = () if shape.tie_word_embeddings else (EMBEDDING,)  # A tied embedding is multiplied with, too.
     for name, size in parameter_shapes(shape, span).items():
         per_number = PER_PARAMETER if is_trained(manifest, name) else PER_FROZEN
         if is_experts(name):
             of_experts += per_number * prod(size)
-        elif len(size) == 2 and name != EMBEDDING and not is_anchors(name):
+        elif len(size) == 2 and name not in lookups and not is_anchors(name):
             others += per_number * prod(size)
     # A token passes only `top_k` of the experts, which all have the same size.
     matrices = others + of_experts * shape.experts.top_k // max(1, shape.experts.num_experts)

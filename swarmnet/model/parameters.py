@@ -17,6 +17,8 @@ from swarmnet.run.schema import ModelShape
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
+BIAS = ".bias"
+"""Suffix of vectors that are added to a product; all other vectors are gains of norms."""
 BRANCH_ENDS = ("self_attn.o_proj.weight", ".down_proj.weight")
 """The last matrices of attention and feed-forward. They are linear, so their scale is that of the branch."""
 
@@ -118,11 +120,15 @@ def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]
             if has_factors(shape, name):
                 down, up = factor_names(name)
                 shapes[down], shapes[up] = (shape.lora.rank, size[1]), (size[0], shape.lora.rank)
+        if shape.attention_bias:
+            for projection, outputs in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
+                shapes[f"model.layers.{layer}.self_attn.{projection}{BIAS}"] = (outputs,)
     if span.stop in anchored:
         shapes[anchors_before(span.stop)] = anchor_table
     if span.has_head:
         shapes[FINAL_NORM] = (shape.hidden_size,)
-        shapes[HEAD] = (shape.vocab_size, shape.hidden_size)
+        if not shape.tie_word_embeddings:
+            shapes[HEAD] = (shape.vocab_size, shape.hidden_size)
     return shapes
 
 

@@ -23,6 +23,7 @@ from swarmnet.run.schema import (
     Lora,
     ModelShape,
     Paths,
+    RopeScaling,
     Rounds,
     Sync,
 )
@@ -39,6 +40,8 @@ LARGEST_COMPARED = 1 << 25
 """Values of an expert's matrix whose products can be summed exactly (`swarmnet/model/experts/merging.py`)."""
 MAX_PATTERNS, MAX_PATTERN_CHARACTERS, MAX_LAYERS = 16, 128, 1024
 """Limits of `sync.trainable` and of a model that uses it, so that matching an untrusted manifest is cheap."""
+MAX_STRETCH = 1e6
+"""Maximum of the factors of `model.rope_scaling`: larger ones are typing errors."""
 MAX_STAGES = 4096
 """Maximum number of stages: peers read the records of every stage."""
 MAX_BODY_BYTES = 32 << 20
@@ -58,6 +61,7 @@ def check(manifest: Manifest) -> None:
     )
     problems = [
         *_model_rows(manifest, model),
+        *_model_kind_rows(manifest, model),
         *_microbatch_rows(manifest, model),
         *_data_rows(manifest.data),
         *_rounds_rows(manifest.rounds),
@@ -116,6 +120,49 @@ def _model_rows(manifest: Manifest, model: ModelShape) -> list[Problem]:
         (
             not 0.0 <= manifest.model.residual_init_scale <= 1.0,
             f"model.residual_init_scale is {manifest.model.residual_init_scale:g}; it must lie in [0, 1]",
+        ),
+    ]
+
+
+def _model_kind_rows(manifest: Manifest, model: ModelShape) -> list[Problem]:
+    """Return the rules about biases, a tied head and stretched positions."""
+    scaling = model.rope_scaling
+    original, low, high = RopeScaling(), scaling.low_freq_factor, scaling.high_freq_factor
+    of_llama3 = (low, high, scaling.original_max_position_embeddings)
+    unused = (original.low_freq_factor, original.high_freq_factor, original.original_max_position_embeddings)
+    return [
+        (
+            model.attention_bias and (model.qk_norm or model.boundary.kind == "token-anchored"),
+            "model.attention_bias: no export is possible with qk_norm, or with boundary.kind: "
+            "token-anchored; set attention_bias: false, or leave those out",
+        ),
+        (
+            model.tie_word_embeddings and len(manifest.stages) > 1,
+            f"model.tie_word_embeddings: true needs one stage, and there are {len(manifest.stages)}: the "
+            "embedding lies in the first and the head in the last. Set it to false (a tied initial model is "
+            f"untied by copying), or set stages: [{model.num_hidden_layers}]",
+        ),
+        (
+            model.tie_word_embeddings and model.boundary.is_narrow,
+            "model.tie_word_embeddings: true does not work with model.boundary; set it to false",
+        ),
+        (
+            not 1.0 <= scaling.factor <= MAX_STRETCH,
+            f"model.rope_scaling.factor is {scaling.factor:g}; it must lie in [1, {MAX_STRETCH:g}]",
+        ),
+        (
+            scaling.rope_type == "default" and scaling.factor != original.factor,
+            "model.rope_scaling: factor has no effect without rope_type; set rope_type: linear or llama3",
+        ),
+        (
+            scaling.rope_type != "llama3" and of_llama3 != unused,
+            "model.rope_scaling: low_freq_factor, high_freq_factor and original_max_position_embeddings have "
+            "no effect without rope_type: llama3; leave them out",
+        ),
+        (
+            not 0.0 < low < high <= MAX_STRETCH or scaling.original_max_position_embeddings < 1,
+            f"model.rope_scaling: low_freq_factor is {low:g}, high_freq_factor {high:g}; the first must be "
+            "above 0 and below the second, and original_max_position_embeddings at least 1",
         ),
     ]
 

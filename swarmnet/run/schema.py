@@ -98,9 +98,28 @@ class Lora:
         return self.alpha / self.rank
 
 
+RopeTypeName = Literal["default", "linear", "llama3"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Stretched rotary positions, for longer sequences. The keys are those of Hugging Face."""
+
+    rope_type: RopeTypeName = "default"
+    """`linear` stretches all positions by `factor`, `llama3` only long wavelengths."""
+    factor: float = 1.0
+    """Factor on wavelengths."""
+    low_freq_factor: float = 1.0
+    """llama3: longer wavelengths than original length / this get the whole factor."""
+    high_freq_factor: float = 4.0
+    """llama3: shorter wavelengths than original length / this stay."""
+    original_max_position_embeddings: int = 8192
+    """llama3: original length in tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Shape of a decoder of the Llama family (with `qk_norm`: Qwen3)."""
+    """Shape of a decoder of the Llama family (with `qk_norm`: Qwen3, with `attention_bias`: Qwen2)."""
 
     vocab_size: int = 256
     """Tokens in the vocabulary. Byte-level text needs 256."""
@@ -130,6 +149,12 @@ class ModelShape:
     residual_init_scale: float = 0.0
     """Factor on the first values and the steps of `o_proj` and `down_proj`. `0`: 1 / sqrt(2 x layers), so
     that hidden states of deep models do not grow."""
+    attention_bias: bool = field(default=False, metadata={ADDED: True})
+    """Add trained biases to queries, keys and values (Qwen2)."""
+    tie_word_embeddings: bool = field(default=False, metadata={ADDED: True})
+    """Use the embedding as head. Only with one stage."""
+    rope_scaling: RopeScaling = field(default=RopeScaling(), metadata={ADDED: True})
+    """Stretch rotary positions, as the initial model does."""
     boundary: Boundary = field(default=Boundary(), metadata={ADDED: True})
     """How hidden states cross from stage to stage."""
     experts: Experts = field(default=Experts(), metadata={ADDED: True})
@@ -196,9 +221,9 @@ class InitCheckpoint:
     """The initial weights of a run that does not start from random ones."""
 
     path: str = ""
-    """Name of a folder with a Llama or Qwen3 model (config.json, safetensors). A peer locates it in its peer
-    file, or gets its stage from other peers. A URL is fetched only by publishing, and by peers whose peer
-    file names it. Empty: random weights from `seed`."""
+    """Name of a folder with a Llama, Mistral, Qwen2 or Qwen3 model (config.json, safetensors). A peer locates
+    it in its peer file, or gets its stage from other peers. A URL is fetched only by publishing, and by peers
+    whose peer file names it. Empty: random weights."""
     sha256: str = ""
     """SHA-256 of the output of `sha256sum config.json *.safetensors` in that folder. Publishing fills it
     in."""

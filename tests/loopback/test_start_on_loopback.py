@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from archive_scene import Scene
-from public_models import LLAMA, logits, save
+from public_models import FAMILIES, LLAMA, logits, published, reduced, save
 
 from peers.lab.processes import demo_report
 from peers.state.checkpoint_file import newest
+from peers.state.model_config import read_config
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
 
@@ -76,8 +77,43 @@ async def test_processes_start_from_a_model_train_agree_and_export_it(
         assert shared
         assert all(ours[round] == theirs[round] for round in shared)
     await scene.swarmnet("export", "--from", tmp_path, "--hf", tmp_path / "home")
-    held = newest(tmp_path)
+    assert_trained_and_taken_home(tmp_path)
+
+
+def assert_trained_and_taken_home(folder: Path) -> None:
+    """The export in `home` has the logits of the checkpoints, and others than the start in `model`."""
+    held = newest(folder)
     tokens = torch.randint(256, (2, 32), generator=torch.Generator().manual_seed(0))
     ours = forward(held.whole(), held.manifest.model, whole(held.manifest.model), tokens)
-    torch.testing.assert_close(ours, logits(tmp_path / "home", tokens), atol=1e-4, rtol=0)
-    assert not torch.allclose(ours, logits(tmp_path / "model", tokens), atol=1e-2), "it has been trained"
+    torch.testing.assert_close(ours, logits(folder / "home", tokens), atol=1e-4, rtol=0)
+    assert not torch.allclose(ours, logits(folder / "model", tokens), atol=1e-2), "it has been trained"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_model_of_each_family_is_trained_in_two_stages_by_three_processes(
+    tmp_path: Path, family: str
+) -> None:
+    config = reduced(FAMILIES[family])
+    found = read_config(json.loads((published(tmp_path / "model", config) / "config.json").read_text()))
+    stretched = {**config["rope_scaling"]} if config.get("rope_scaling") else {"rope_type": "default"}
+    stretched.setdefault("rope_type", stretched.pop("type", None))
+    keys = {"qk_norm": found.qk_norm, "attention_bias": found.attention_bias, "rope_scaling": stretched}
+    run = {**RUN, "stages": [1, 1], "model": {**found.values, **keys, "max_position_embeddings": 64}}
+    (tmp_path / "run.yaml").write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))
+    scene = Scene(tmp_path)
+    await scene.swarmnet(
+        "publish", tmp_path / "run.yaml", "--key", tmp_path / "owner.key", "--out", tmp_path / "run.json"
+    )
+    try:
+        boot = await scene.peer("boot", {"role": "bootstrap", "run": "run.json"})
+        await boot.until_listening()
+        peer = {"run": "run.json", "bootstrap": boot.addresses, "in_flight": 2, "slots": 8}
+        has: dict[str, object] = {"init_checkpoint": "model"}
+        workers = [await scene.peer(f"one-{stage}", {**peer, "stage": stage, **has}) for stage in (0, 1)]
+        workers.append(await scene.peer("two-1", {**peer, "stage": 1}))
+        await scene.until(lambda: all(scene.settled(one)[-1:] > [20] for one in workers), "rounds settle")
+    finally:
+        await asyncio.gather(*(peer.stop(60.0) for peer in scene.peers))
+    said = await scene.swarmnet("export", "--from", tmp_path, "--hf", tmp_path / "home")
+    assert "untied embedding and head differ: both are written, tie_word_embeddings: false" in said
+    assert_trained_and_taken_home(tmp_path)

@@ -18,7 +18,7 @@ from torch import Tensor
 from peers.lab.world.virtual_time import run
 from swarmnet.identifiers import RunId
 from swarmnet.run.boundary_settings import Boundary
-from swarmnet.run.schema import Experts, ModelShape, Sync
+from swarmnet.run.schema import Experts, ModelShape, RopeScaling, Sync
 
 MICROBATCHES = 72
 ROUNDS = 8
@@ -66,6 +66,10 @@ TOP_K = replace(GROUP, selection="top-k", transform="dct", topk_per_chunk=32)
 CASES = {
     "plain": (MODEL, GROUP),
     "QK-norm": (replace(MODEL, qk_norm=True), GROUP),
+    "biases and stretched positions": (
+        replace(MODEL, attention_bias=True, rope_scaling=RopeScaling("llama3", 4.0)),
+        GROUP,
+    ),
     "experts": (
         replace(MODEL, qk_norm=True, intermediate_size=24, experts=Experts(num_experts=4, top_k=2)),
         GROUP,

@@ -1,6 +1,7 @@
 """Export a run's weights as a Hugging Face folder and load them again: one safetensors file per stage.
 
-With QK-norm the folder is a Qwen3ForCausalLM, with experts a Qwen3MoeForCausalLM, else a LlamaForCausalLM.
+With QK-norm the folder is a Qwen3ForCausalLM, with experts a Qwen3MoeForCausalLM, with biases a
+Qwen2ForCausalLM, else a LlamaForCausalLM. Embedding and head are tied if they are equal.
 Narrow boundaries with shared directions are multiplied out (swarmnet/model/boundary.py), so the family stays
 the same. Anchored narrow boundaries need a model type of their own. Transformers refuses it until
 peers/tools/model/narrow_transformers.py has registered it. The projectors, which no peer stores, are exported
@@ -24,16 +25,18 @@ from torch import Tensor
 
 from peers.config.atomic_files import is_file, is_there
 from peers.data.tokenizer import read_settings
-from peers.state.model_config import join_reasons, read_config
+from peers.state.model_config import ROPE_NUMBERS, join_reasons, read_config
 from peers.state.safetensors_file import open_tensors
 from peers.tools.model.export_folder import INDEX, ExportError, require_replaceable
 from swarmnet.model.boundary import projectors, to_plain_weights
 from swarmnet.model.linear import merged
-from swarmnet.model.parameters import parameter_shapes, whole
+from swarmnet.model.parameters import EMBEDDING, HEAD, parameter_shapes, whole
 from swarmnet.run.boundary_settings import Boundary, contradictions
 from swarmnet.run.schema import Experts, Lora, ModelShape
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
+"""A file and a folder next to a tokenizer.json, as transformers writes them."""
 MANIFEST_FILE = "swarmnet-manifest.json"
 """File of the canonical manifest in the exported folder; its SHA-256 is the run id."""
 BOUNDARY = "swarmnet_boundary"
@@ -55,13 +58,14 @@ OWN_KEYS = frozenset(
 )
 """Keys of config.json that only some of FAMILIES have."""
 FAMILIES = {
-    (False, False, False): ("LlamaForCausalLM", "llama"),
-    (True, False, False): ("Qwen3ForCausalLM", "qwen3"),
-    (True, False, True): ("Qwen3MoeForCausalLM", "qwen3_moe"),
-    (False, True, False): ("NarrowLlamaForCausalLM", NARROW_LLAMA),
-    (True, True, False): ("NarrowQwen3ForCausalLM", NARROW_QWEN),
+    (False, False, False, False): ("LlamaForCausalLM", "llama"),
+    (True, False, False, False): ("Qwen3ForCausalLM", "qwen3"),
+    (False, True, False, False): ("Qwen2ForCausalLM", "qwen2"),
+    (True, False, False, True): ("Qwen3MoeForCausalLM", "qwen3_moe"),
+    (False, False, True, False): ("NarrowLlamaForCausalLM", NARROW_LLAMA),
+    (True, False, True, False): ("NarrowQwen3ForCausalLM", NARROW_QWEN),
 }
-"""Architecture and model type in config.json, by (QK-norm, narrow boundaries, experts)."""
+"""Architecture and model type in config.json, by (QK-norm, biases, narrow boundaries, experts)."""
 
 
 def export(
@@ -72,23 +76,23 @@ def export(
     tokenizer: Path | None = None,
     end: tuple[str, int] | None = None,
     replace: bool = False,
-    finish: Callable[[Path], None] | None = None,
+    finish: Callable[[Path, ModelShape], None] | None = None,
 ) -> None:
     """Write the model of `stages` (global name -> float32 for each) to `folder`, all or nothing.
 
-    Projectors of narrow boundaries may be missing. With shared directions or LoRA factors the exported model
-    has another shape and computes the same.
+    Projectors of narrow boundaries may be missing. With shared directions or LoRA factors, or if head and
+    embedding are equal, the exported model has another shape and computes the same.
 
     `tokenizer`: its tokenizer.json; None: tokens are bytes. `end`: the end-of-text token and its id. `finish`
-    is called with the complete folder before it is moved into place, to check it and to add files. If it
-    raises, nothing is exported. Raises ExportError if parameters are missing, unknown, doubled or of the
-    wrong shape, or if the folder exists and `replace` is false.
+    is called with the complete folder, before it is moved into place, and the exported shape, to check and to
+    add files. If it raises, nothing is exported. Raises ExportError if parameters are missing, unknown,
+    doubled or of the wrong shape, or if the folder exists and `replace` is false.
     """
     _require_complete(shape, stages)
     if shape.boundary.kind == "shared-subspace":
         stages = [to_plain_weights(stage, shape) for stage in stages]
     stages = [merged(stage, shape) for stage in stages]
-    shape = plain_shape(shape)
+    shape, stages = _tied(plain_shape(shape), stages)
     require_replaceable(folder, replace)
     if tokenizer is not None and not is_file(tokenizer):
         raise ExportError(f"tokenizer {tokenizer} does not exist")
@@ -101,7 +105,7 @@ def export(
             _write(partial, shape, [*stages, *fixed], tokenizer, end)
             _require_same(partial, stages)
             if finish is not None:
-                finish(partial)
+                finish(partial, shape)
             if is_there(folder):
                 folder.rename(Path(scratch, "old"))
             partial.rename(folder)
@@ -115,6 +119,22 @@ def plain_shape(shape: ModelShape) -> ModelShape:
     boundary = Boundary() if shape.boundary.kind == "shared-subspace" else shape.boundary
     experts = Experts(shape.experts.num_experts, shape.experts.top_k, shape.experts.aux_loss_coef)
     return replaced(shape, boundary=boundary, lora=Lora(), experts=experts)
+
+
+def _tied(
+    shape: ModelShape, stages: Sequence[Mapping[str, Tensor]]
+) -> tuple[ModelShape, Sequence[Mapping[str, Tensor]]]:
+    """Return the shape and the weights without the head if it has the same bits as the embedding, and all
+    boundaries are full; else return them unchanged."""
+    embedding, head = (
+        next((stage[name] for stage in stages if name in stage), None) for name in (EMBEDDING, HEAD)
+    )
+    if shape.boundary.is_narrow or embedding is None or head is None or embedding.shape != head.shape:
+        return shape, stages
+    if not torch.equal(embedding.float().view(torch.int32), head.float().view(torch.int32)):
+        return shape, stages
+    kept = [{name: tensor for name, tensor in stage.items() if name != HEAD} for stage in stages]
+    return replaced(shape, tie_word_embeddings=True), kept
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
@@ -145,20 +165,27 @@ def load_shape(folder: Path) -> ModelShape:
     config = _read_json(file)
     families = {name: features for features, (name, _) in FAMILIES.items()}
     try:
-        qk_norm, narrow, mixed = families[config["architectures"][0]]
+        qk_norm, biased, narrow, mixed = families[config["architectures"][0]]
         boundary = _boundary(config[BOUNDARY]) if narrow else Boundary()
         experts = _experts(config) if mixed else Experts()
         inner = {"intermediate_size": int(config["moe_intermediate_size"])} if mixed else {}
         deviation = float(config["initializer_range"])
     except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise ExportError(f"{file} is not of an exported model: {error!r}") from None
-    plain, _ = FAMILIES[qk_norm, False, False]
+    plain, _ = FAMILIES[qk_norm, biased, False, False]
     found = read_config(config | {"architectures": [plain], "model_type": None}, OWN_KEYS)
     if found.reasons:
         raise ExportError(f"{file} is not of an exported model: {join_reasons(found.reasons)}")
     sizes: dict[str, Any] = dict(found.values)
     shape = ModelShape(
-        **(sizes | inner), qk_norm=qk_norm, initializer_range=deviation, boundary=boundary, experts=experts
+        **(sizes | inner),
+        qk_norm=qk_norm,
+        initializer_range=deviation,
+        attention_bias=biased,
+        tie_word_embeddings=found.is_tied,
+        rope_scaling=found.rope_scaling,
+        boundary=boundary,
+        experts=experts,
     )
     wrong = contradictions(
         shape.boundary, shape.hidden_size, shape.vocab_size, (shape.num_hidden_layers,), leaves_order=False
@@ -243,7 +270,9 @@ def _write(
     _write_json(folder / "config.json", _config(shape) | {"eos_token_id": None} | eos)
     generation = {"do_sample": True, "temperature": 0.8, "top_k": 40}
     _write_json(folder / "generation_config.json", generation | eos)
-    of_tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    of_tokenizer: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if tokenizer is not None:
+        of_tokenizer |= _keep_chat_template(tokenizer.parent, folder)
     _write_json(folder / TOKENIZER_CONFIG, of_tokenizer | ({"eos_token": end[0]} if end else {}))
     if tokenizer is None:
         _write_json(folder / "tokenizer.json", _byte_tokenizer())
@@ -251,10 +280,33 @@ def _write(
         (folder / "tokenizer.json").write_text(read_settings(tokenizer)[0], encoding="utf-8")
 
 
+def _keep_chat_template(source: Path, folder: Path) -> dict[str, Any]:
+    """Copy the chat templates in files of `source`, the folder of a tokenizer.json, to `folder`. Returns the
+    template in its tokenizer_config.json, and the tokens that a template may name. A template is only copied,
+    never run. Raises ExportError or OSError."""
+    for file in (source / CHAT_TEMPLATE, *sorted(source.glob(f"{MORE_TEMPLATES}/*.jinja"))):
+        if is_file(file):
+            copy = folder / file.relative_to(source)
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_bytes(file.read_bytes())
+    if not is_file(source / TOKENIZER_CONFIG):
+        return {}
+    config = _read_json(source / TOKENIZER_CONFIG)
+    kept = {"chat_template": config["chat_template"]} if config.get("chat_template") else {}
+    for name in ("bos_token", "unk_token", "pad_token"):
+        token = config.get(name)
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            kept[name] = token
+    return kept
+
+
 def _config(shape: ModelShape) -> dict[str, Any]:
     """Return the content of the Hugging Face config.json for this shape."""
-    experts = shape.experts
-    architecture, model_type = FAMILIES[shape.qk_norm, shape.boundary.is_narrow, experts.num_experts > 0]
+    experts, scaling = shape.experts, shape.rope_scaling
+    features = (shape.qk_norm, shape.attention_bias, shape.boundary.is_narrow, experts.num_experts > 0)
+    architecture, model_type = FAMILIES[features]
+    rope = {key: getattr(scaling, key) for key in ("rope_type", *ROPE_NUMBERS[scaling.rope_type])}
     of_experts = {
         "moe_intermediate_size": shape.intermediate_size,
         "num_experts": experts.num_experts,
@@ -281,14 +333,16 @@ def _config(shape: ModelShape) -> dict[str, Any]:
         "rms_norm_eps": shape.rms_norm_eps,
         "max_position_embeddings": shape.max_position_embeddings,
         "initializer_range": shape.initializer_range,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
+        "tie_word_embeddings": shape.tie_word_embeddings,
+        # Of a Qwen2 these biases are no choice, and transformers knows no such key.
+        **({} if shape.attention_bias else {"attention_bias": False}),
         "mlp_bias": False,
         "attention_dropout": 0.0,
         "torch_dtype": "float32",
-        # Write both: transformers 4 reads only the second and would silently use theta 10000.
-        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+        # Write both: transformers 4 reads only the others and would silently use theta 10000.
+        "rope_parameters": {**rope, "rope_theta": shape.rope_theta},
         "rope_theta": shape.rope_theta,
+        **({"rope_scaling": rope} if scaling.rope_type != "default" else {}),
         # Without these, Llama's defaults would make bytes 1 and 2 the start and end tokens.
         "bos_token_id": None,
         "pad_token_id": None,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from peers.telemetry.console import counted
 from peers.tools.model.evaluate import Score
-from peers.tools.model.export import MANIFEST_FILE, plain_shape
+from peers.tools.model.export import MANIFEST_FILE
 from peers.tools.model.hf_parity import Parity
 from peers.tools.model.provenance import ModelProvenance
 from swarmnet.model.parameters import parameter_shapes, whole
@@ -32,17 +32,20 @@ def card(
     parity: Parity | None,
     folder: Path,
     text: Path | None = None,
+    *,
+    shape: ModelShape,
 ) -> str:
-    """Return README.md of the export in `folder`. `text`: the scored text; None: the held-out modules."""
+    """Return README.md of the export in `folder`, whose shape is `shape`. `text`: the scored text; None: the
+    held-out modules."""
     return "\n".join(
         [
             *_head(manifest),
             f"# {plain(manifest.name)}",
             "",
-            f"A language model of {_count(manifest.model):,} parameters, trained by peers that do not know "
+            f"A language model of {_count(shape):,} parameters, trained by peers that do not know "
             "each other, each with a part of it, without a server (swarmnet).",
             "",
-            *_table(("", ""), _what(manifest, facts)),
+            *_table(("", ""), _what(manifest, facts, shape)),
             "",
             "## Data",
             "",
@@ -90,13 +93,20 @@ def _head(manifest: Manifest) -> list[str]:
     ]
 
 
-FAMILY = {(False, False): "Llama", (True, False): "Qwen3", (True, True): "Qwen3-MoE"}
-"""Common name of the model family, by (QK-norm, experts)."""
+FAMILY = {
+    (False, False, False): "Llama",
+    (False, True, False): "Qwen2",
+    (True, False, False): "Qwen3",
+    (True, False, True): "Qwen3-MoE",
+}
+"""Common name of the model family, by (QK-norm, biases, experts)."""
 
 
-def _what(manifest: Manifest, facts: ModelProvenance) -> list[tuple[str, str]]:
+def _what(manifest: Manifest, facts: ModelProvenance, exported: ModelShape) -> list[tuple[str, str]]:
     """Return the card's table of facts about the model, as (heading, text)."""
     shape = manifest.model
+    family = FAMILY[shape.qk_norm, shape.attention_bias, shape.experts.num_experts > 0]
+    head = [("head", "the embedding (`tie_word_embeddings`)")] if exported.tie_word_embeddings else []
     rounds = ", ".join(f"stage {stage}: {count:,}" for stage, count in sorted(facts.rounds.items()))
     tokens = f"about {facts.tokens:,}, by {facts.logs} event logs" if facts.logs else "not known here"
     if facts.finalized_tokens is not None:
@@ -109,10 +119,10 @@ def _what(manifest: Manifest, facts: ModelProvenance) -> list[tuple[str, str]]:
         ("license", plain(manifest.license) or "not stated"),
         (
             "architecture",
-            f"{FAMILY[shape.qk_norm, shape.experts.num_experts > 0]}: {shape.num_hidden_layers} layers, "
-            "width "
-            f"{shape.hidden_size}, vocabulary {shape.vocab_size}",
+            f"{family}: {shape.num_hidden_layers} layers, width {shape.hidden_size}, vocabulary "
+            f"{shape.vocab_size}",
         ),
+        *head,
         *_experts(shape),
         *_boundaries(manifest),
         *_start(manifest),
@@ -251,7 +261,6 @@ def _registering(manifest: Manifest) -> list[str]:
 
 def _count(shape: ModelShape) -> int:
     """Return the number of parameters of the exported model."""
-    shape = plain_shape(shape)
     return sum(prod(size) for size in parameter_shapes(shape, whole(shape)).values())
 
 

@@ -1,5 +1,6 @@
 """export, generate and evaluate as commands, on a small model with random weights."""
 
+import json
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from peers.state.checkpoint_file import Model
 from swarmnet.identifiers import PeerId
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import Data, ModelShape, TextSource
+from swarmnet.run.schema import Data, InitCheckpoint, ModelShape, TextSource
 
 SHAPE = ModelShape(
     hidden_size=16,
@@ -63,6 +64,41 @@ def test_an_exported_model_writes_the_same_text_as_its_checkpoint(swarmnet, tmp_
     ]
     assert texts[0].startswith("def ")
     assert texts[0] == texts[1] != texts[2]
+
+
+TIED = replace(MANIFEST, stages=(2,), model=replace(SHAPE, tie_word_embeddings=True))
+
+
+@pytest.mark.parametrize(
+    ("manifest", "is_equal", "said"),
+    [
+        (TIED, True, "tied   embedding and head are equal"),
+        (MANIFEST, True, "tied   embedding and head are equal"),
+        (MANIFEST, False, "untied embedding and head differ"),
+    ],
+    ids=["tied in the run", "equal", "different"],
+)
+def test_a_head_that_equals_the_embedding_is_written_once_and_that_is_said(
+    swarmnet, tmp_path, monkeypatch, manifest, is_equal, said
+):
+    first, last = random_stage(0), random_stage(1)
+    head = last.pop("lm_head.weight")
+    stages = (first | last,)
+    if manifest is MANIFEST:
+        last["lm_head.weight"] = first["model.embed_tokens.weight"].clone() if is_equal else head
+        stages = (first, last)
+    model = Model(replace(manifest, init_checkpoint=InitCheckpoint("base")), stages, 5)
+    monkeypatch.setattr("peers.state.checkpoint_file.newest", lambda source: model)
+    code, out, err = swarmnet("export", "--hf", "model", "--from", "state", "--no-score")
+    assert code == 0, err
+    assert said in out
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    assert config["tie_word_embeddings"] is is_equal
+    texts = [
+        swarmnet("generate", "--from", source, "--prompt", "def ", "--tokens", 9)[1]
+        for source in ("state", "model")
+    ]
+    assert texts[0] == texts[1]
 
 
 def test_a_folder_is_replaced_only_when_told_and_that_is_said_before_anything_is_read(swarmnet, monkeypatch):

@@ -130,3 +130,39 @@ def test_an_identity_of_a_wrong_file_is_refused_and_nothing_is_written(swarmnet)
     refused(swarmnet("identity", "other.key"), "no Ed25519 identity")
     refused(swarmnet("identity", "new.key", "--set", "stage=2"), "identity PEER.yaml")
     assert not Path("new.key").exists()
+
+
+def test_a_text_is_shown_as_a_run_would_read_it_with_a_line_for_each_kind_that_is_skipped(swarmnet):
+    Path("books").mkdir()
+    Path("books/one.txt").write_text(WORDS)
+    lines = ['{"text": "fine"}', '{"content": "x"}', "{", '{"content": "y"}', '{"text": "too"}']
+    Path("books/lines.jsonl").write_text("\n".join(lines))
+    for name in ("a.pdf", "b.doc"):
+        Path("books", name).write_bytes(b"other")
+    code, out, err = swarmnet("text", "books")
+    assert code == 0
+    text_bytes = len(WORDS.encode()) + len("finetoo")
+    assert f"read   3 documents in 2 files, {text_bytes:,} bytes" in out
+    assert f"makes  {text_bytes + 2 * 2:,} tokens of bytes;" in out, "an empty line lies between two"
+    ending, field, wrong = err.splitlines()
+    assert re.search(r"books/a.pdf: of a folder only .* are read, and 1 more$", ending)
+    assert re.search(r'books/lines.jsonl:2: no field "text" with a string in it, and 1 more$', field)
+    assert re.search(r"books/lines.jsonl:3: not JSON: .*\)$", wrong)
+
+
+def test_a_text_is_counted_in_tokens_of_a_file(swarmnet):
+    Path("one.txt").write_text(WORDS)
+    assert swarmnet("tokenizer", "one.txt", "--vocab-size", 280)[0] == 0
+    code, out, err = swarmnet(
+        "text", "one.txt", "--tokenizer", "tokenizer.json", "--eos-token", "<|endoftext|>"
+    )
+    assert (code, err) == (0, "")
+    count = len(open_tokenizer(Path("tokenizer.json"), 280).encode(WORDS.encode()))
+    assert f"makes  {count:,} tokens of tokenizer.json, which has " in out
+    for wrong in (
+        ["nowhere"],
+        ["one.txt", "--tokenizer", "nowhere.json"],
+        ["one.txt", "--eos-token", "two words"],
+    ):
+        code, out, err = swarmnet("text", *wrong)
+        assert (code, out, len(err.splitlines())) == (2, "", 1)

@@ -149,8 +149,10 @@ def test_what_cannot_be_read_is_left_out_and_counted_and_the_first_is_named(tmp_
     assert joined(text) == b"first\n\nf\xfcnf\n\n# Seven"
     reading = text.reading
     assert (reading.files, reading.documents, reading.left_out, reading.not_utf8) == (3, 3, 3, 1)
-    left_out, not_utf8 = reading.warnings()
-    assert left_out.endswith(", and 2 more")
+    other_ending, missing, binary, not_utf8 = reading.warnings()
+    assert "d.py: of a folder only" in other_ending
+    assert "c.txt: No such file" in missing
+    assert "b.txt: is no text" in binary
     assert "e.txt" in not_utf8
     joined(text)
     assert text.reading == reading

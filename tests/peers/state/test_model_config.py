@@ -24,6 +24,7 @@ LLAMA = {
         {"head_dim": None, "sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28},
         {"layer_types": ["full_attention"] * 3, "hidden_act": "swish", "attention_dropout": 0.0},
         {"torch_dtype": "bfloat16", "eos_token_id": [1, 2], "pretraining_tp": 1, "something_new": None},
+        {"sliding_window": 64},
     ],
 )
 def test_what_does_not_change_the_model_is_accepted(changes):
@@ -41,8 +42,16 @@ def test_what_does_not_change_the_model_is_accepted(changes):
         ({"architectures": [{}]}, "architectures: [{}]"),
         ({"model_type": "mistral"}, 'model_type: "mistral"'),
         ({"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_parameters": {"rope_type": "default"}},
-         'rope_scaling.type: "linear"'),
-        ({"rope_parameters": {"rope_type": "llama3"}}, 'rope_parameters.rope_type: "llama3"'),
+         'rope_scaling: {"type": "linear", "factor": 4.0} contradict each other'),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "rope_parameters.low_freq_factor is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor: 0; it must be a number above 0"),
+        ({"rope_scaling": {"type": "linear", "factor": 2, "stretch": 1}}, "rope_scaling.stretch: 1"),
+        ({"rope_scaling": {"type": "linear", "rope_type": "llama3"}}, 'rope_scaling.type: "linear"'),
+        *(({"rope_scaling": {"rope_type": kind, "factor": 4.0}},
+           f'rope_scaling.rope_type: "{kind}" is not implemented; only "default" or "linear" or "llama3" is; '
+           "to train on sequences up to the model's original length, remove rope_scaling and write that "
+           "length in max_position_embeddings") for kind in ("dynamic", "yarn", "longrope")),
+        ({"tie_word_embeddings": "yes"}, 'tie_word_embeddings: "yes"'),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor: 0.5"),
         ({"rope_parameters": {"full_attention": {}}}, "rope_parameters.full_attention: {}"),
         ({"rope_scaling": "linear"}, 'rope_scaling: "linear"'),
@@ -55,7 +64,10 @@ def test_what_does_not_change_the_model_is_accepted(changes):
         ({"mlp_bias": "yes"}, 'mlp_bias: "yes"'),
         ({"attention_dropout": 0.1}, "attention_dropout: 0.1"),
         ({"use_sliding_window": True}, "use_sliding_window: true"),
-        ({"sliding_window": 4096}, "sliding_window: 4096"),
+        ({"sliding_window": 63}, "sliding_window: 63 is not implemented; only null is; or write model."),
+        ({"sliding_window": "all"}, 'sliding_window: "all" is not implemented; only null is'),
+        ({"architectures": ["MistralForCausalLM"], "model_type": "mistral", "max_position_embeddings": 8192},
+         "sliding_window is missing (the default is 4096), which is not implemented"),
         ({"layer_types": ["sliding_attention"]}, 'layer_types: ["sliding_attention"]'),
         ({"quantization_config": {}}, 'quantization_config: {}'),
         ({"logits_scaling": 8.0}, 'logits_scaling: 8.0'),

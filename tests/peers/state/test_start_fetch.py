@@ -101,6 +101,20 @@ def test_a_model_from_a_url_is_the_one_in_the_folder(server, model, tmp_path):
         assert torch.equal(there, here)
 
 
+def test_what_an_export_keeps_of_the_tokenizer_comes_with_it(model, tmp_path):
+    base = tmp_path / "all" / "base"
+    base.mkdir(parents=True)
+    for file in model.iterdir():
+        (base / file.name).write_bytes(file.read_bytes())
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (base / name).write_text(name)
+    with serving(base.parent) as server:
+        fetched(f"{server.url}/base", tmp_path / "here", of_run(model), said_nothing)
+    assert (tmp_path / "here" / "chat_template.jinja").read_text() == "chat_template.jinja"
+    assert (tmp_path / "here" / "tokenizer_config.json").read_text() == "tokenizer_config.json"
+    assert start_state(tmp_path / "here", of_run(model), 0).any()
+
+
 def test_it_is_fetched_once(server, model, tmp_path):
     for _ in range(2):
         fetched(f"{server.url}/base/", tmp_path / "here", of_run(model), said_nothing)

@@ -14,11 +14,11 @@ from swarmnet.model.computing.choices import PLAIN, ActivationCheckpointing, Com
 from swarmnet.model.decoder import Rotation, RunLayer, forward, initial_units
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout, layout_of
-from swarmnet.model.parameters import parameter_shapes, whole
+from swarmnet.model.parameters import EMBEDDING, HEAD, parameter_shapes, whole
 from swarmnet.model.stage_compute import LastStageResult, StageCompute, StageError, copied
 from swarmnet.run.boundary_settings import Boundary
 from swarmnet.run.manifest import Manifest, Span
-from swarmnet.run.schema import Experts, ModelShape
+from swarmnet.run.schema import Experts, ModelShape, RopeScaling
 
 LLAMA = ModelShape(
     vocab_size=64,
@@ -31,6 +31,7 @@ LLAMA = ModelShape(
 )
 GROUPED = replace(LLAMA, num_key_value_heads=2)
 QWEN = replace(LLAMA, num_key_value_heads=1, qk_norm=True, rope_theta=1e6)
+BIASED = replace(GROUPED, attention_bias=True, rope_scaling=RopeScaling("linear", 2.0))
 EXPERTS = replace(QWEN, experts=Experts(num_experts=4, top_k=2, aux_loss_coef=0.01))
 SHARED = replace(LLAMA, boundary=Boundary("shared-subspace", 8, after=(2,)))
 KINDS, NAMES = (
@@ -104,7 +105,7 @@ def assert_equal_to_the_bit(some: dict[str, Tensor], others: dict[str, Tensor]) 
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("stages", CUTS)
-@pytest.mark.parametrize("shape", [LLAMA, GROUPED, QWEN], ids=["llama", "grouped", "qwen"])
+@pytest.mark.parametrize("shape", [LLAMA, GROUPED, QWEN, BIASED], ids=["llama", "grouped", "qwen", "biased"])
 def test_a_cut_model_has_the_loss_and_gradients_of_the_uncut_one_to_the_bit(
     shape: ModelShape, stages: tuple[int, ...], recompute: bool
 ) -> None:
@@ -341,7 +342,7 @@ from swarmnet.model.flat_layout import layout_of
 from swarmnet.run.manifest import Span
 from swarmnet.run.schema import ModelShape
 from swarmnet.model.decoder import initial_units
-from swarmnet.model.parameters import parameter_shapes
+from swarmnet.model.parameters import EMBEDDING, HEAD, parameter_shapes
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.stage_compute import StageCompute, copied
 shape = ModelShape(num_hidden_layers=2)
@@ -490,3 +491,25 @@ def test_layers_of_experts_are_not_compiled_for_each_number_of_tokens_would_be(
         computing=Computing(compile=True),
     )
     stage.warm_up(BATCH, LENGTH)
+
+
+def test_a_tied_matrix_has_the_gradients_of_embedding_and_head_together():
+    gradients_by_kind, losses = [], []
+    for is_tied in (False, True):
+        shape = replace(GROUPED, tie_word_embeddings=is_tied)
+        (span,) = spans(shape, (4,))
+        layout = layout_of(parameter_shapes(shape, span))
+        units = initial_units(shape, span, layout, 3)
+        places = {entry.name: entry.place for entry in layout.entries}
+        if not is_tied:
+            units[places[HEAD]] = units[places[EMBEDDING]]
+        stage = StageCompute(shape=shape, span=span, layout=layout)
+        stage.publish(copied(to_floats(units)))
+        losses.append(train([stage], shape, 1).loss_sum)
+        gradients_by_kind.append(named(stage.use_gradient(torch.clone), layout))
+    untied, tied = gradients_by_kind
+    assert losses[0] == losses[1]
+    untied[EMBEDDING] += untied.pop(HEAD)
+    assert tied.keys() == untied.keys()
+    for name, gradient in untied.items():
+        torch.testing.assert_close(tied[name], gradient)

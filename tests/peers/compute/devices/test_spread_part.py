@@ -114,6 +114,30 @@ def test_losses_are_those_of_one_device_and_what_settles_is_equal_to_the_bit(met
 
 @pytest.mark.loopback
 @pytest.mark.slow
+def test_a_tied_head_and_biases_learn_on_several_devices_as_on_one():
+    model = replace(SHAPE, tie_word_embeddings=True, attention_bias=True)
+    manifest = replace(RUN, stages=(4,), model=model, sync=Sync(method="local-steps"))
+    alone = build_stage_part(manifest, 0)
+    with spread(manifest, 0, 2) as (together, _):
+        replicas = [part.replica(part.first_units(), -1) for part in (alone, together)]
+        for round in range(2):
+            payloads, losses = {}, []
+            for part, replica, peer in zip((alone, together), replicas, (ME, OTHER), strict=True):
+                part.compute.publish(replica.live_tiles(False))
+                for number in range(2):
+                    finished = part.compute.finish(MicrobatchId(ME, 2 * round + number), *microbatch(number))
+                    losses.append(finished.loss_sum)
+                payloads[peer] = contributed(part, 120, round)
+            torch.testing.assert_close(losses[:2], losses[2:], atol=1e-3, rtol=0)
+            digests = [
+                round_of(part, replica, round, payloads)
+                for part, replica in zip((alone, together), replicas, strict=True)
+            ]
+            assert digests[0] == digests[1]
+
+
+@pytest.mark.loopback
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recompute", [*(pytest.param(each, marks=pytest.mark.soak) for each in ("none", "stage")), "layer"]
 )

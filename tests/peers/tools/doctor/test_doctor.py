@@ -373,7 +373,7 @@ def test_the_text_is_judged_by_what_a_peer_would_read_of_it():
     assert (fine.level, fine.text) == ("ok", "5,000 tokens: 40 documents in 3 files, 12.3 MB")
     assert fine.data["tokens"] == 5000
     odd = stage_memory.judge_read(
-        read_of(5000, files=1, documents=1, left_out=2, first_left_out="b.txt: is no text"), 129
+        read_of(5000, files=1, documents=1, kinds={"binary": (2, "b.txt: is no text")}), 129
     )
     assert odd.level == "warn"
     assert "left out of the text: b.txt: is no text, and 1 more" in odd.text

@@ -228,3 +228,36 @@ def test_the_end_of_a_text_is_the_models_and_its_tokenizers_and_all_files_are_as
     assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|end|>", end)
     assert load_end(folder) == "<|end|>"
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+
+
+def test_chat_templates_are_kept_with_the_tokens_that_they_name(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+    from transformers import AutoTokenizer
+
+    source, folder = tmp_path / "base", tmp_path / "model"
+    (source / "additional_chat_templates").mkdir(parents=True)
+    made = Tokenizer(models.BPE(vocab={chr(97 + number): number for number in range(26)}, merges=[]))
+    made.add_special_tokens(["<s>", "</s>"])
+    made.save(str(source / "tokenizer.json"))
+    template = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}{{eos_token}}"
+    started = {"content": "<s>", "lstrip": False}
+    settings = {"chat_template": template, "bos_token": started, "eos_token": "<other>", "pad_token": None}
+    (source / "tokenizer_config.json").write_text(json.dumps(settings))
+    weights, end = stage_weights(LLAMA, (3,)), ("</s>", made.token_to_id("</s>"))
+    export(folder, LLAMA, weights, tokenizer=source / "tokenizer.json", end=end)
+
+    def chat() -> str:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+
+    assert chat() == "<s>user: hi</s>"
+    assert load_end(folder) == "</s>"
+    (source / "chat_template.jinja").write_text("of the file")
+    (source / "additional_chat_templates" / "tools.jinja").write_text("tools")
+    export(folder, LLAMA, weights, tokenizer=source / "tokenizer.json", end=end, replace=True)
+    assert (folder / "additional_chat_templates" / "tools.jinja").read_text() == "tools"
+    assert chat() == "of the file"
+    (source / "tokenizer_config.json").write_text("[")
+    with pytest.raises(ExportError, match=r"tokenizer_config\.json is not JSON"):
+        export(folder, LLAMA, weights, tokenizer=source / "tokenizer.json", end=end, replace=True)
+    assert chat() == "of the file", "the export before is still there"

@@ -174,7 +174,7 @@ def test_tokens_are_those_that_the_weights_have_settled_and_not_what_a_crash_has
     leave_checkpoint(states / "three", 1, 9, [], tokens=5000)
     found = facts(states, MANIFEST)
     assert (found.finalized_tokens, found.tokens) == (4000, 160)
-    page = card(MANIFEST, found, None, None, Path("model"))
+    page = card(MANIFEST, found, None, None, Path("model"), shape=MANIFEST.model)
     assert "| tokens | 4,000 in the settled rounds of the first stage |" in page
 
 
@@ -190,7 +190,8 @@ CARDS = {
 def test_a_card_of_weights_without_logs_says_what_is_not_known(golden, tmp_path, name):
     leave_checkpoint(tmp_path, 0, 7, [])
     manifest = CARDS[name]
-    page = card(manifest, facts(tmp_path, manifest), None, None, Path("model"))
+    exported = exporting.plain_shape(manifest.model)
+    page = card(manifest, facts(tmp_path, manifest), None, None, Path("model"), shape=exported)
     golden(f"card-{name}.md", page, run=manifest.run_id())
 
 
@@ -317,14 +318,27 @@ def test_a_model_is_scored_on_the_text_that_was_named_and_the_card_says_which(
 
 def test_the_license_of_a_run_is_that_of_its_model():
     licensed = replace(MANIFEST, license="apache-2.0")
-    page = card(
-        licensed, ModelProvenance(contributions=ModelProvenance().contributions), None, None, Path("model")
-    )
+    unknown = ModelProvenance(contributions=ModelProvenance().contributions)
+    page = card(licensed, unknown, None, None, Path("model"), shape=licensed.model)
     assert head_of(page)["license"] == "apache-2.0"
     assert "| license | apache-2.0 |" in page
     assert licensed.run_id() != MANIFEST.run_id()
     with pytest.raises(ManifestError, match="SPDX"):
         check(replace(MANIFEST, license="apache 2\nmodel: x"))
+
+
+def test_a_tied_head_is_named_and_counted_once():
+    def page(shape):
+        unknown = ModelProvenance(contributions=ModelProvenance().contributions)
+        return card(MANIFEST, unknown, None, None, Path("model"), shape=shape)
+
+    def count(text):
+        return int(re.search(r"model of ([\d,]+) parameters", text)[1].replace(",", ""))
+
+    untied, tied = page(MANIFEST.model), page(replace(MANIFEST.model, tie_word_embeddings=True))
+    assert "| head | the embedding (`tie_word_embeddings`) |" in tied
+    assert "tie_word_embeddings" not in untied
+    assert count(untied) - count(tied) == MANIFEST.model.vocab_size * MANIFEST.model.hidden_size
 
 
 def test_what_strangers_wrote_stays_text():
@@ -336,6 +350,7 @@ def test_what_strangers_wrote_stays_text():
         None,
         None,
         Path("a b/mo;del"),
+        shape=manifest.model,
     )
     assert head_of(page)["model_name"] == name
     assert "license" not in head_of(page)
@@ -348,7 +363,7 @@ def test_what_strangers_wrote_stays_text():
 def test_a_crowd_of_contributors_is_cut():
     crowd = ModelProvenance(logs=1)
     crowd.contributions.update({f"peer{number}": number + 1 for number in range(1000)})
-    page = card(MANIFEST, crowd, None, None, Path("model"))
+    page = card(MANIFEST, crowd, None, None, Path("model"), shape=MANIFEST.model)
     assert len(re.findall(r"^\| `peer\d+` \|", page, re.MULTILINE)) == 200
     assert "| `peer999` | 1,000 | - | - |" in page
     assert "And 800 more." in page

@@ -14,7 +14,7 @@ from sharp_weights import LLAMA, page_of_what_commands_take_home, sharp_weights,
 
 from peers.data.tokenizer import ByteTokenizer
 from peers.tools.model import hf_parity
-from peers.tools.model.export import BOUNDARY, ExportError, export, load_shape, load_weights
+from peers.tools.model.export import BOUNDARY, ExportError, export, load_shape, load_weights, plain_shape
 from peers.tools.model.generate import generate
 from peers.tools.model.model_card import card
 from peers.tools.model.provenance import ModelProvenance
@@ -83,7 +83,7 @@ def test_shared_directions_are_multiplied_out_to_a_plain_model_for_transformers(
 
 def test_the_page_of_a_model_of_shared_directions_says_that_it_is_a_plain_one():
     manifest = Manifest("tiny", PeerId("owner"), stages=(1, 2), model=SHARED)
-    page = card(manifest, ModelProvenance(), None, None, Path("model"), None)
+    page = card(manifest, ModelProvenance(), None, None, Path("model"), shape=plain_shape(SHARED))
     assert "the first 2 layers wrote into the same 8 directions" in page
     assert "narrow_transformers" not in page
     assert f"{sum(map(prod, parameter_shapes(LLAMA, whole(LLAMA)).values())):,} parameters" in page

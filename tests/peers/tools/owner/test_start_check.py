@@ -92,8 +92,8 @@ def test_a_wrong_hash_is_refused_with_the_right_one(owner):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"architectures": ["MistralForCausalLM"]}, ["architectures", "MistralForCausalLM"]),
-        ({"tie_word_embeddings": True}, ["tie_word_embeddings: true"]),
+        ({"architectures": ["GemmaForCausalLM"]}, ["architectures", "GemmaForCausalLM"]),
+        ({"attention_bias": True}, ["attention_bias: true"]),
         ({"vocab_size": 512}, ["vocab_size: 512", "has 256", "write 512"]),
         ({"hidden_size": 64}, ["hidden_size: 64", "has 32", "write 64"]),
     ],
