@@ -144,6 +144,7 @@ def test_a_run_file_can_say_that_its_text_is_read_in_epochs_and_of_what_how_much
         (EPOCHS.replace("1.5", "0") + "}]}", "data.sources: weight is for all sources or for none"),
         (EPOCHS.replace("1.5", "-1") + "}]}", "data.sources: weight cannot be negative"),
         (EPOCHS + ", index: abc}]}", "data.sources: index is no SHA-256"),
+        (EPOCHS + f", index: {'xy' * 32}}}]}}", "data.sources: index is no SHA-256"),
         (EPOCHS.replace("name: b", "name: a") + "}]}", "data.sources: each needs a name of its own"),
         (EPOCHS.replace("path: b", "path: python-stdlib") + f", index: {'ab' * 32}}}]}}", "it has no index"),
     ],

@@ -61,6 +61,22 @@ def test_remembered_peers_are_asked_as_well_while_all_bootstraps_are_lost():
     assert OTHER in ways.look(set(), [OTHER], 10.0)
 
 
+@pytest.mark.parametrize("found", ["answers", "is in the table"])
+def test_one_bootstrap_that_answers_or_is_in_the_table_is_enough_to_be_lost_no_longer(found):
+    ways = BootstrapContacts([BOOT, OTHER], Random(1))
+    ways.look(set(), (), 0.0)
+    for peer in (BOOT, OTHER):
+        ways.record_answer(peer, False, 5.0)
+    assert ways.lost
+    if found == "answers":
+        ways.record_answer(BOOT, True, 6.0)
+    else:
+        ways.look({BOOT}, (), 6.0)
+    assert not ways.lost
+    ways.record_answer(OTHER, False, 7.0)
+    assert not ways.lost
+
+
 def test_a_peer_without_bootstraps_asks_those_that_it_remembers_while_its_table_is_empty():
     ways = BootstrapContacts([], Random(1))
     assert ways.look({OTHER}, [BOOT], 0.0) == []

@@ -2,11 +2,14 @@
 
 from collections import Counter
 from itertools import pairwise
+from unittest import mock
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId, RunId
+from swarmnet.model import epochs
 from swarmnet.model.epochs import EpochReader, following, mixed, permuted, window_count, window_token_start
 
 NAMES = [f"books/{number:03}.jsonl" for number in range(100)]
@@ -58,6 +61,16 @@ def test_a_permutation_has_every_number_once(count, key):
     assert sorted(permuted(number, count, key) for number in range(count)) == list(range(count))
 
 
+@pytest.mark.parametrize("count", [1, 2, 4, 5, 16, 17, 64, 65, 256, 257])
+def test_a_permutation_of_any_length_takes_at_most_four_applications_on_average(count):
+    applications, keys = 0, range(8)
+    with mock.patch.object(epochs, "_hash", wraps=epochs._hash) as hashed:
+        for key in keys:
+            assert sorted(permuted(number, count, f"{key}") for number in range(count)) == list(range(count))
+        applications = hashed.call_count / epochs._PASSES
+    assert applications <= 4 * count * len(keys)
+
+
 def test_a_permutation_leaves_no_order_behind():
     order = [permuted(number, 1000, "key") for number in range(1000)]
     steps = Counter(later - earlier for earlier, later in pairwise(order))
@@ -76,8 +89,10 @@ def test_windows_cover_a_shard_without_overlap(tokens, length, epoch):
     assert tokens - count * length <= length, "and no window more would go in"
 
 
-def test_texts_of_a_weight_have_their_share_at_any_time():
-    weights, read = (0.7, 0.2, 0.1), [0, 0, 0]
+@pytest.mark.parametrize("weights", [(0.7, 0.2, 0.1), (0.9, 0.05, 0.05), (3.0, 1.5)])
+def test_texts_of_a_weight_have_their_share_at_any_time(weights):
+    read, total = [0] * len(weights), sum(weights)
     for drawn in range(1, 1001):
         read[mixed(read, weights)] += 1
-        assert all(abs(count - drawn * weight) <= 1 for count, weight in zip(read, weights, strict=True))
+        shares = [drawn * weight / total for weight in weights]
+        assert all(abs(count - share) <= 1 for count, share in zip(read, shares, strict=True))

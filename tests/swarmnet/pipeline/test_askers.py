@@ -56,10 +56,11 @@ def test_a_word_that_overtakes_the_body_it_calls_off_saves_its_computation():
     assert pipeline.handle(ActArrived(UP, KEY, 2, 60.0), 0.2) == [ComputeForward(KEY)], "asked anew"
 
 
-def test_a_second_askers_word_may_overtake_its_body_too():
+@pytest.mark.parametrize("attempt", [1, 5])
+def test_a_second_askers_word_may_overtake_its_body_too(attempt):
     pipeline, act = waiting(X)
-    assert pipeline.handle(CancelArrived(UP2, KEY, 5), 1.1) == []
-    (nack,) = pipeline.handle(ActArrived(UP2, KEY, 5, 60.0), 1.2)
+    assert pipeline.handle(CancelArrived(UP2, KEY, attempt), 1.1) == []
+    (nack,) = pipeline.handle(ActArrived(UP2, KEY, attempt, 60.0), 1.2)
     assert isinstance(nack, SendNack)
     assert pipeline.handle(CancelArrived(UP, KEY, 1), 1.4) == [SendCancel(KEY, act.peer, 1), Forget(KEY)]
 

@@ -387,6 +387,16 @@ def test_what_waits_is_bounded_in_all_and_of_one_neighbour(told):
     assert not waiting._named_alone
 
 
+def test_however_many_neighbours_name_results_of_unknown_contributors_a_bounded_number_waits():
+    waiting = UnknownContributors(lambda peer: False)
+    results = [reference(number) for number in range(2 * MAX_WAITING)]
+    for number, result in enumerate(results):
+        waiting.record_unknown_in_result(PeerId(f"neighbour {number % 16}"), result, [X])
+    assert len(waiting) == MAX_WAITING
+    remembered = [result for result in results if waiting.names_strangers(result.id)]
+    assert remembered == results[MAX_WAITING:], "the oldest are forgotten"
+
+
 # -- members ------------------------------------------------------------------------------------------
 
 

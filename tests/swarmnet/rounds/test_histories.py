@@ -99,6 +99,17 @@ def test_a_neighbour_that_took_up_another_history_is_asked_again_where_it_parts(
     assert histories.neighbours[OLD].fork == fork, "it goes on on the same one"
 
 
+def test_tokens_count_for_the_round_that_a_neighbour_just_left_and_for_none_that_it_never_reported():
+    mine = chain("m", 2, 9)
+    histories = of(mine, OLD)
+    view, progress = histories.neighbours[OLD], told(OLD, mine, 0)
+    for round, tokens in ((3, 50), (4, 7), (4, 9)):
+        histories.progress(replace(progress, round=round, tokens=tokens), 9.0)
+    assert [view.tokens_for(round) for round in (2, 3, 4, 5)] == [0, 50, 9, 0]
+    histories.progress(replace(progress, round=6, tokens=1), 9.1)
+    assert [view.tokens_for(round) for round in (4, 5, 6)] == [0, 0, 1]
+
+
 def test_who_took_up_the_others_history_out_of_our_reach_stands_with_them():
     mine, theirs, departed = chain("m", 28, 22), chain("u", 40, 22), chain("z", 25, 18)
     histories = of(mine, THIRD, OLD, NEW)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,10 +79,11 @@ def test_names_without_end_are_not_remembered():
     assert len(pulls) == MAX_PULLS
 
 
-def test_names_of_one_neighbour_alone_leave_room_for_those_of_the_others():
+@pytest.mark.parametrize("at_once", [500, 3 * MAX_PULLS])
+def test_names_of_one_neighbour_alone_leave_room_for_those_of_the_others(at_once):
     pulls = FetchScheduler()
-    for start in range(0, 3 * MAX_PULLS, 500):
-        pulls.offered(A, [reference(n) for n in range(start, start + 500)], 0.0)
+    for start in range(0, 3 * MAX_PULLS, at_once):
+        pulls.offered(A, [reference(n) for n in range(start, start + at_once)], 0.0)
     assert len(pulls) == MAX_OF_ONE
     true = reference(10**9)
     assert pulls.offered(B, [true], 0.0) == [RequestContributions(B, (true.id,))]

@@ -448,6 +448,14 @@ def test_one_more_receipt_adds_up_no_block_but_its_own(monkeypatch):
     assert len(sums) <= 2
 
 
+def test_own_contributions_are_written_with_the_first_of_a_block_and_when_the_block_ends():
+    own, written = ContributionCounter(0, 4), []
+    for round in range(8):
+        own.made(round, 10)
+        written.append([(one.block, one.contributions, one.tokens) for one in own.settled(round, own=True)])
+    assert written == [[(0, 1, 10)], [], [], [(0, 3, 30)], [(1, 1, 10)], [], [], [(1, 3, 30)]]
+
+
 @given(st.lists(st.tuples(st.integers(0, 19), st.booleans(), st.booleans()), max_size=60))
 def test_every_own_contribution_that_settled_is_told_once_and_no_older_block_is_taken(story):
     """Rounds may settle again, jump and go back, as after forks."""
