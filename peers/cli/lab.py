@@ -240,8 +240,6 @@ def learning(
     from peers.lab.bench.learning.bench import BenchConfig
     from peers.lab.bench.learning.learning_report import as_json, demo_curve, draw, render
 
-    if tokens is not None and microbatches is not None:
-        raise UserError("--tokens and --microbatches both say how long a trial is: leave one of them out")
     demos = {file.stem: demo_curve(file) for file in demo or ()}
     for run_file in run_files:
         folder = out / run_file.stem

@@ -111,6 +111,8 @@ def _recipes(question: BenchConfig, manifest: Manifest) -> dict[str, Recipe]:
     unknown = [name for name in question.methods if name not in known]
     if unknown:
         raise UserError(f"no method is called {unknown[0]}; there are {', '.join(known)}")
+    if question.tokens is not None and question.microbatches is not None:
+        raise UserError("--tokens and --microbatches both say how long a trial is: leave one of them out")
     if question.away >= question.peers:
         raise UserError(f"--away {question.away}: one of {question.peers} peers must stay")
     return {name: known[name] for name in question.methods or known}

@@ -5,13 +5,14 @@ import os
 from concurrent.futures import Future
 from dataclasses import replace
 from math import log, log2
+from pathlib import Path
 from threading import Event, Thread
 from types import SimpleNamespace
 
 import pytest
 import torch
 from swarm import TINY_MODEL, corpus
-from typed import typing
+from typed import refused, typing
 
 from peers.config.errors import UserError
 from peers.lab.bench.learning import trials
@@ -392,3 +393,10 @@ def test_a_trial_keeps_what_training_cost_on_its_way():
     assert len(told) == trials.POINTS
     assert told[0] == pytest.approx(log(256), rel=0.1)
     assert told[-1] < told[0], "it learns"
+
+
+def test_a_trial_has_one_length(swarmnet, tmp_path):
+    run = str(Path(__file__).parents[4] / "configs" / "demo-run.yaml")
+    typed = "bench", "learning", run, "--tokens", "1000", "--microbatches", "10", "--out", str(tmp_path / "out")
+    refused(swarmnet(*typed), "leave one of them out")
+    assert not (tmp_path / "out").exists()
