@@ -142,19 +142,6 @@ def test_it_does_not_grow_when_something_else_keeps_the_number_down():
     assert flow.window == FIRST_WINDOW
 
 
-def test_answers_to_what_was_under_way_before_the_window_changed_do_not_count():
-    flow = Flow(64)
-    for _ in range(MIN_ANSWERS):
-        flow.done(1.0, 0.1, 0.0, under_way=FIRST_WINDOW)
-    grown = flow.window
-    assert grown > FIRST_WINDOW
-    for _ in range(FIRST_WINDOW - 1):
-        flow.done(100.0, 0.1, 99.9, under_way=grown)
-    for _ in range(MIN_ANSWERS + 1):
-        flow.done(1.0, 0.1, 0.0, under_way=grown)
-    assert flow.window > grown
-
-
 def test_it_follows_when_the_servers_become_slower_and_quicker_again():
     flow = Flow(64)
     play(flow, 120, far)
