@@ -140,13 +140,25 @@ def group(
         int, typer.Option(min=0, max=64, help="Shards of a sharded reduction. 0: all-gather.")
     ] = 0,
     kills: Annotated[bool, typer.Option("--kills", help="Kill the first reducer of every round.")] = False,
+    helpers: Annotated[
+        int, typer.Option(min=0, max=64, help="Further peers that only reduce (role reducer).")
+    ] = 0,
+    lies: Annotated[
+        bool, typer.Option("--lies", help="With helpers: one lies in every round, and is excluded.")
+    ] = False,
 ) -> None:
     """Measure how fast contributions reach all peers in groups of 8, 64 and 512, and at what cost."""
-    from peers.lab.bench.group import bench, render
+    from peers.lab.bench.group import measure, render
 
-    if kills and not shards:
-        raise UserError("--kills: only a sharded reduction has reducers; add --shards")
-    typer.echo(render(bench(peers or [8, 64, 512], contribution_bytes, seconds, seed, shards, kills)))
+    if (kills or helpers) and not shards:
+        raise UserError("--kills and --helpers: only a sharded reduction has reducers; add --shards")
+    if lies and not helpers:
+        raise UserError("--lies: no helper could lie; add --helpers")
+    rows = [
+        measure(size, contribution_bytes, seconds, seed, shards, kills, helpers, lies)
+        for size in peers or [8, 64, 512]
+    ]
+    typer.echo(render(rows))
 
 
 def paths(
