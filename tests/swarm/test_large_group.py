@@ -115,8 +115,8 @@ def test_with_helpers_a_line_sends_little_more_than_its_contribution(fault: str)
     helped = measure(
         16, 300_000, 30.0, seed=1, shards=16, helpers=2, kills=fault == "kills", lies=fault == "lies"
     )
-    assert helped.rounds >= 3, "and all sets are equal, or measure() would have raised"
-    assert helped.line_mean < (1.7 if fault else 1.2)
-    assert helped.line_most < (2.5 if fault else 1.5)
+    assert helped.rounds >= 1, "and all sets are equal, or measure() would have raised"
+    assert helped.line_mean < (1.7 if fault else 1.1)
+    assert helped.line_most < (4.0 if fault else 1.3)
     assert helped.counted > (0.4 if fault else 0.999)
     assert bool(helped.killed) == bool(fault)

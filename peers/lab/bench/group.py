@@ -218,7 +218,8 @@ class StubGroup:
 
     `shards`: number of shards of a contribution, if there are reducers; 0: there are none. `helpers`: number
     of further peers that only reduce. In every round the first reducer that starts to reduce is killed
-    (`kills`), or lies and is excluded (`lies`). With helpers that is a helper, which is then replaced.
+    (`kills`). With helpers, one of them is killed, or lies and is excluded (`lies`), and so is each helper
+    that takes its place.
     """
 
     def __init__(
@@ -254,6 +255,8 @@ class StubGroup:
         self.workers = tuple(names[:peers])
         self.helpers = tuple(names[peers:])
         """All helpers so far, also those that were killed or excluded."""
+        self.faulty = 0
+        """Index of the helper that is killed or lies next."""
         self.members = frozenset(names)
         self.machines = {
             name: GroupRounds(rules=self.rules, me=name, settled=-1, now=0.0, draw=self.draw)
@@ -369,7 +372,7 @@ class StubGroup:
 
     def add_up(self, me: PeerId, round: int) -> None:
         enough_live = len(self.dead) < len(self.machines) // 4
-        may_fail = me in self.helpers if self.helpers else enough_live
+        may_fail = me == self.helpers[self.faulty] if self.helpers else enough_live
         fails = may_fail and round not in (*self.dead.values(), *self.liars.values())
         if self.kills and fails:
             self.end(me, round, SILENT_SECONDS, events.NeighbourLeft(me))
@@ -390,6 +393,8 @@ class StubGroup:
     def end(self, me: PeerId, round: int, after: float, *news: events.Event) -> None:
         """Kill or exclude a peer. After so many seconds the group notices and its neighbours get the `news`.
         Another helper replaces a helper."""
+        if me in self.dead:  # It had two rounds to reduce.
+            return
         self.dead[me] = round
         self.members -= {me}
         for name in sorted(self.members):
@@ -404,6 +409,7 @@ class StubGroup:
         """Add a helper with the settled state of `donor`."""
         name, machine = self.id_of(len(self.machines)), self.machines[donor]
         settled = machine.settled
+        self.faulty = len(self.helpers)
         self.helpers += (name,)
         self.members |= {name}
         self.machines[name] = GroupRounds(
@@ -454,7 +460,8 @@ class StubGroup:
         else:
             if isinstance(event, events.ContributionArrived):
                 is_late = self.machines[name].applied >= event.reference.round
-                self.record.arrive(name, event.reference, self.network.now, is_late)
+                if name in self.workers:
+                    self.record.arrive(name, event.reference, self.network.now, is_late)
             elif isinstance(event, events.GradientAccumulated):
                 pause = MICROBATCH_SECONDS * self.chance.uniform(0.5, 1.5)
                 self.network.post(name, event, pause)

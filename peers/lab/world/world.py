@@ -311,7 +311,7 @@ class World:
         return any(
             other.trains and other.worker.served.moving_to < 0
             for other in self.living(member.worker.stage)
-            if other is not member
+            if other is not member and not other.worker.context.settings.reduces_only
         )
 
     def apply_link_conditions(self) -> None:
