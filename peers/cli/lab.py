@@ -315,6 +315,9 @@ def simulate(
         bool, typer.Option("--moves", help="Let peers move between stages, on their own and on request.")
     ] = False,
     sharded: Annotated[bool, typer.Option("--sharded", help="Use a sharded reduction.")] = False,
+    helpers: Annotated[
+        int, typer.Option(min=0, max=16, help="With --sharded: further peers that only reduce.")
+    ] = 0,
     real: Annotated[
         bool, typer.Option("--real", help="Compute with a real, tiny model, which is slower.")
     ] = False,
@@ -334,6 +337,8 @@ def simulate(
 
     _check_kinds(kind or (), moves)
     _check_model(real, method, experts)
+    if helpers and not sharded:
+        raise UserError("--helpers: only a sharded reduction has reducers; add --sharded")
     run_rounds, run_stages = _rounds_and_stages(run_file)
     stages = run_stages if stages is None else stages
     _check_size(peers, stages)
@@ -348,6 +353,7 @@ def simulate(
             rounds=rounds,
             moves=moves,
             sharded=sharded,
+            helpers=helpers,
             method=method,
             experts=experts,
         )
