@@ -26,6 +26,7 @@ from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.membership.membership import SILENT_SECONDS
 from swarmnet.membership.overlay import choose_helpers, choose_neighbours, hops
 from swarmnet.rounds import events
+from swarmnet.rounds.contributors import HasWeight
 from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.result_table import Contributor, Draw, ReducerClass, Table, head_of
 from swarmnet.run.schema import Rounds
@@ -259,7 +260,14 @@ class StubGroup:
         """Index of the helper that is killed or lies next."""
         self.members = frozenset(names)
         self.machines = {
-            name: GroupRounds(rules=self.rules, me=name, settled=-1, now=0.0, draw=self.draw)
+            name: GroupRounds(
+                rules=self.rules,
+                me=name,
+                settled=-1,
+                now=0.0,
+                draw=self.draw,
+                has_weight=self.filter_of(name),
+            )
             for name in names
         }
         self.links = self.linked()
@@ -276,6 +284,14 @@ class StubGroup:
     def id_of(self, number: int) -> PeerId:
         digest = hashlib.sha256(bytes([self.seed]) + number.to_bytes(4)).hexdigest()
         return PeerId(f"12D3KooW{digest[:44]}")
+
+    def filter_of(self, name: PeerId) -> HasWeight:
+        """Return whose contributions have weight for a peer: those of peers that it has not excluded."""
+
+        def has_weight(contributor: PeerId, round: int) -> bool:
+            return round < self.machines[name].admission.convicted.get(contributor, round + 1)
+
+        return has_weight
 
     def size_event(self) -> events.GroupSizeChanged:
         """Return what members learn of the group now."""
@@ -420,6 +436,7 @@ class StubGroup:
             chain_value=machine.chain.value,
             earlier=machine.chain.earlier(settled),
             draw=self.draw,
+            has_weight=self.filter_of(name),
         )
         self.timers[name], self.network.sent[name] = float("inf"), 0
         before, self.links = self.links, self.linked()
