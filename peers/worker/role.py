@@ -168,10 +168,8 @@ class WorkerRole(Role):
         process.known_as(signed.run_id, self.device.type)
         set_threads(config.threads)
         self.model = await model_here(config.init_checkpoint, signed.manifest, process.notify)
-        missing = ""
-        if config.role == "worker":
-            missing = await asyncio.to_thread(missing_text, signed.manifest, config)
-            self.never = unservable_stages(signed.manifest, config, missing)
+        missing = await asyncio.to_thread(missing_text, signed.manifest, config)
+        self.never = unservable_stages(signed.manifest, config, missing)
         p2pd = network.transport.daemon.pid
         watching = self.watch.run(lambda: (p2pd, *(self.processes.pids if self.processes else ())))
         process.notify("run", run_line(signed))
