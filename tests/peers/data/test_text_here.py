@@ -80,7 +80,7 @@ def test_text_that_is_not_here_is_named_with_what_to_write_in_the_peer_file(mani
 
 
 def test_a_reducer_needs_no_text_for_any_stage(manifest, peer):
-    config = peer("role: reducer\n")
+    config = peer().model_copy(update={"role": "reducer"})
     assert missing_text(manifest, config) == ""
     assert unservable_stages(manifest, config, "") == frozenset()
     assert config.holds_stage
