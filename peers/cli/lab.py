@@ -141,13 +141,25 @@ def group(
         int, typer.Option(min=0, max=64, help="Shards of a sharded reduction. 0: all-gather.")
     ] = 0,
     kills: Annotated[bool, typer.Option("--kills", help="Kill the first reducer of every round.")] = False,
+    helpers: Annotated[
+        int, typer.Option(min=0, max=64, help="Further peers that only reduce (role reducer).")
+    ] = 0,
+    lies: Annotated[
+        bool, typer.Option("--lies", help="With helpers: one lies in every round, and is excluded.")
+    ] = False,
 ) -> None:
     """Measure how fast contributions reach all peers in groups of 8, 64 and 512, and at what cost."""
-    from peers.lab.bench.group import bench, render
+    from peers.lab.bench.group import measure, render
 
-    if kills and not shards:
-        raise UserError("--kills: only a sharded reduction has reducers; add --shards")
-    typer.echo(render(bench(peers or [8, 64, 512], contribution_bytes, seconds, seed, shards, kills)))
+    if (kills or helpers) and not shards:
+        raise UserError("--kills and --helpers: only a sharded reduction has reducers; add --shards")
+    if lies and not helpers:
+        raise UserError("--lies: no helper could lie; add --helpers")
+    rows = [
+        measure(size, contribution_bytes, seconds, seed, shards, kills, helpers, lies)
+        for size in peers or [8, 64, 512]
+    ]
+    typer.echo(render(rows))
 
 
 def paths(
@@ -321,6 +333,9 @@ def simulate(
         bool, typer.Option("--moves", help="Let peers move between stages, on their own and on request.")
     ] = False,
     sharded: Annotated[bool, typer.Option("--sharded", help="Use a sharded reduction.")] = False,
+    helpers: Annotated[
+        int, typer.Option(min=0, max=16, help="With --sharded: further peers that only reduce.")
+    ] = 0,
     real: Annotated[
         bool, typer.Option("--real", help="Compute with a real, tiny model, which is slower.")
     ] = False,
@@ -339,11 +354,11 @@ def simulate(
     from peers.lab.faults.play import Options
 
     _check_kinds(kind or (), moves)
-    run_rounds, run_stages, sync = _rounds_stages_and_sync(run_file)
-    if method is not None:
-        sync = dataclasses.replace(sync or Sync(), method=method)
+    run_rounds, run_stages, sync = _run_sections(run_file, method)
     _check_model(real, sync.method if real and sync is not None else method, experts)
     sharded |= real and sync is not None and sync.topology == "sharded-reduce"
+    if helpers and not sharded:
+        raise UserError("--helpers: only a sharded reduction has reducers; add --sharded")
     stages = run_stages if stages is None else stages
     _check_size(peers, stages)
     options = [
@@ -357,6 +372,7 @@ def simulate(
             rounds=rounds,
             moves=moves,
             sharded=sharded,
+            helpers=helpers,
             sync=sync if real else None,
             experts=experts,
         )
@@ -366,13 +382,10 @@ def simulate(
     for result in played(options, jobs):
         results.append(result)
         _print_result(result, again(options[0], result.seed, run_file))
-    violating_seeds = [result.seed for result in results if result.violations]
-    seed_list = f": seeds {violating_seeds}" if violating_seeds else ""
-    typer.echo(f"{len(results)} schedules, {len(violating_seeds)} violated{seed_list}")
     if report is not None:
         rows = [dataclasses.asdict(result) for result in results]
         write_atomically(report, json.dumps(rows, indent=1).encode())
-    raise typer.Exit(1 if violating_seeds else 0)
+    raise typer.Exit(1 if _print_violations(results) else 0)
 
 
 def _check_size(peers: int | None, stages: int | None) -> None:
@@ -407,16 +420,26 @@ def _check_kinds(typed: Sequence[str], moves: bool) -> None:
         raise UserError("--kind 'lost stage': no peer takes over a lost stage without --moves; add it")
 
 
-def _rounds_stages_and_sync(run_file: Path | None) -> tuple[Rounds | None, int | None, Sync | None]:
-    """Return the section `rounds` of a run file, its number of stages, and its section `sync`; None of each
-    without a file."""
+def _run_sections(
+    run_file: Path | None, method: MethodName | None
+) -> tuple[Rounds | None, int | None, Sync | None]:
+    """Return the section `rounds` of a run file, its number of stages, and its section `sync` with this
+    method; None of each that neither gives."""
     if run_file is None:
-        return None, None, None
+        return None, None, None if method is None else Sync(method=method)
     from peers.config.run_file import load_manifest
     from swarmnet.identifiers import PeerId
 
     manifest = load_manifest(run_file, PeerId(""), {})
-    return manifest.rounds, len(manifest.stages), manifest.sync
+    sync = manifest.sync if method is None else dataclasses.replace(manifest.sync, method=method)
+    return manifest.rounds, len(manifest.stages), sync
+
+
+def _print_violations(results: Sequence[Result]) -> list[int]:
+    """Print how many schedules were violated, and return their seeds."""
+    seeds = [result.seed for result in results if result.violations]
+    typer.echo(f"{len(results)} schedules, {len(seeds)} violated{f': seeds {seeds}' if seeds else ''}")
+    return seeds
 
 
 def _print_result(result: Result, again: str) -> None:

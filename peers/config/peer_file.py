@@ -216,9 +216,11 @@ class PeerFile(BaseModel):
 
     model_config = STRICT
 
-    role: Literal["worker", "bootstrap", "observer", "archivist"] = "worker"
-    """`worker`: trains a stage. `bootstrap`: helps others find the run; needs no `run`. `observer`: shows the
-    swarm on a web page. `archivist`: saves checkpoints to `archive`."""
+    role: Literal["worker", "reducer", "bootstrap", "observer", "archivist"] = "worker"
+    """`worker`: trains a stage. `reducer`: sums the contributions of a stage's workers, without training;
+    needs no GPU and no text, but a good upload (`sync.topology: sharded-reduce`). `bootstrap`: helps others
+    find the run; needs no `run`. `observer`: shows the swarm on a web page. `archivist`: saves checkpoints to
+    `archive`."""
     run: RunReference | None = None
     """Run to join; required except for a bootstrap. With an id, the manifest is fetched from other peers and
     verified."""
@@ -310,8 +312,15 @@ class PeerFile(BaseModel):
         return _decode_invite(self.invite)
 
     @property
+    def holds_stage(self) -> bool:
+        """Whether this peer holds the weights of a stage."""
+        return self.role in ("worker", "reducer")
+
+    @property
     def may_move(self) -> bool:
         """Whether this peer may move to another stage."""
+        if self.role == "reducer":
+            return False
         return self.stage == "auto" if self.auto_rebalance == "auto" else self.auto_rebalance
 
     @model_validator(mode="after")
@@ -339,7 +348,12 @@ class PeerFile(BaseModel):
     def _require_run_and_archive(self) -> PeerFile:
         """Refuse every role but bootstrap without `run`, and an archivist without `archive`. The `key` in an
         error says which key of the file it is about."""
-        purposes = {"worker": "to train", "observer": "to show", "archivist": "to archive"}
+        purposes = {
+            "worker": "to train",
+            "reducer": "to reduce",
+            "observer": "to show",
+            "archivist": "to archive",
+        }
         if self.role in purposes and self.run is None:
             error = f"is missing; {_with_article(self.role)} needs the run {purposes[self.role]}"
             raise PydanticCustomError("refused", "{error}", {"key": "run", "error": error})

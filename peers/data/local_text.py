@@ -46,7 +46,10 @@ def tokenizer_here(manifest: Manifest, config: PeerFile) -> Path | None:
 
 def missing_text(manifest: Manifest, config: PeerFile) -> str:
     """Return a message that says which part of the run's text is missing on this machine, and what to do;
-    empty: nothing is missing. Only file names are checked: no file is read and no server is contacted."""
+    empty: nothing is missing, or the peer is a reducer, which reads none. Only file names are checked: no
+    file is read and no server is contacted."""
+    if config.role == "reducer":
+        return ""
     places, tokenizer = places_here(manifest, config), tokenizer_here(manifest, config)
     for source in manifest.data.sources:
         problem = "the peer file does not say where it is"

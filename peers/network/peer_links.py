@@ -228,6 +228,7 @@ class PeerLinks:
             self.clock.time(),
             sender,
             invited,
+            record.up_bytes_per_second,
         )
         if is_news:
             self.membership.peers[signed.peer].started = record.started

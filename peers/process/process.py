@@ -36,7 +36,7 @@ from protocols.errors import CannotStart
 from protocols.signed.identity import Identity, IdentityError, load_or_create
 
 OF_A_STAGE = ("pause", "resume", "checkpoint", "credit")
-"""Commands of the control socket that only a worker carries out (`peers/worker/role.py`)."""
+"""Commands of the control socket that only a peer with a stage carries out (`peers/worker/role.py`)."""
 
 
 def run_peer_file(config: PeerFile, joined: Callable[[], str], create_role: Callable[[Process], Role]) -> int:
@@ -96,7 +96,7 @@ class Peer:
         self.control.answers.update(status=self._answer_status, leave=self._answer_leave)
         self.log = EventLog(path=config.state / "events.jsonl", clock=time.time, monotonic=time.monotonic)
         self.log.trouble = partial(report.notify, "event_log", level="warning")
-        self.metrics = PeerMetrics(config.role)
+        self.metrics = PeerMetrics("worker" if config.holds_stage else config.role)
         self.process = Process(
             config,
             identity,
@@ -109,7 +109,7 @@ class Peer:
             joined=joined,
         )
         self.role = create_role(self.process)
-        for word in OF_A_STAGE if config.role != "worker" else ():
+        for word in OF_A_STAGE if not config.holds_stage else ():
             self.control.answers[word] = self._refuse_stage_command
 
     async def run(self) -> int:

@@ -206,7 +206,7 @@ def daemon_options(config: PeerFile, listen: Sequence[str]) -> DaemonOptions:
 def keeps_slots(config: PeerFile) -> bool:
     """Return True if the peer should reserve slots at relays, which forward connections to it. It should if
     others must dial it and its peer file announces no address for direct dials."""
-    return config.relay and not config.announce and config.role in ("worker", "archivist")
+    return config.relay and not config.announce and (config.holds_stage or config.role == "archivist")
 
 
 def with_ports(listen: Sequence[str], addresses: Sequence[str]) -> tuple[str, ...]:

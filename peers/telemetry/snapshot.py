@@ -23,7 +23,7 @@ MAX_PEERS = 4096
 MAX_LOSSES = 512
 MAX_EVENTS = 256
 SHOWN_VERSIONS = 8
-ROLES = ("worker", "bootstrap", "observer", "archivist", "other")
+ROLES = ("worker", "reducer", "bootstrap", "observer", "archivist", "other")
 STATES = ("joining", "training", "serving", "paused_by_owner", "ended", "paused", "leaving", "other", "gone")
 """`joining` includes peers that connect; `serving` is a peer without a stage; `gone` is a peer that does not
 respond."""

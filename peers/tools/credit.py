@@ -60,7 +60,7 @@ def lines(me: Mapping[str, Any]) -> list[str]:
         report.append(f"since     {time.strftime('%Y-%m-%d %H:%M', time.localtime(float(me['since'])))}")
     now = str(me["state"])
     if me.get("stage") is not None and me["stage"] >= 0:
-        now += f", stage {me['stage']}"
+        now += f", {'reduces for ' if me.get('role') == 'reducer' else ''}stage {me['stage']}"
     if me.get("uptime_seconds") is not None:
         now += f", up {_duration(float(me['uptime_seconds']))}, moved {me['moves']} times"
     report.append(f"now       {now}")
@@ -79,6 +79,8 @@ def lines(me: Mapping[str, Any]) -> list[str]:
 def _why_none(me: Mapping[str, Any]) -> list[str]:
     """Return why nothing counts yet, and what to do."""
     every = me["every"]
+    if me.get("role") == "reducer":
+        return ["it only sums the contributions of others (role: reducer), and makes none"]
     if me["state"] == "not running":
         return [f"it does not run; start it: `{me['start']}`"]
     if str(me["state"]).startswith("paused"):

@@ -1,4 +1,4 @@
-"""The worker role: find the run, then serve one stage after another until the peer is stopped.
+"""The roles worker and reducer: find the run, then serve one stage after another until the peer is stopped.
 
 While the peer is paused it serves no stage. Nothing of the run is in memory, and the peer stays in the
 directory so that it can resume.
@@ -108,7 +108,8 @@ class FirstStage:
 
 
 class WorkerRole(Role):
-    """Role `worker`. Its weights outlive a session on disk and in the swarm."""
+    """Role `worker`, or `reducer`: a worker that trains on nothing. Its weights outlive a session on disk
+    and in the swarm."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -202,6 +203,8 @@ class WorkerRole(Role):
         records = await found(network.directory, signed, process.identity.peer_id)
         process.notify("swarm", swarm_line(records))
         stage = await self._first.wait()
+        if process.config.role == "reducer":  # Its traffic depends on the group, not on its own speed.
+            return
         self.upload.look(signed, records, stage)
         await asyncio.gather(
             self._report_traffic(signed, records, stage), self._watch_upload(signed, network)
@@ -383,6 +386,7 @@ class WorkerRole(Role):
             moves=config.may_move and fits,
             moved=self.moved,
             never=self.never,
+            reduces_only=config.role == "reducer",
             in_flight=config.in_flight,
             slots=config.slots,
             checkpoint_seconds=config.checkpoint_seconds,
@@ -527,6 +531,7 @@ class WorkerRole(Role):
         kept = services.receipts.kept if services is not None else read(path, signed, me)
         return {
             "peer": me,
+            "role": process.config.role,
             "run": signed.run_id,
             "name": signed.manifest.name,
             "state": running.state or self.pausing.line(),

@@ -34,6 +34,7 @@ from protocols.fields import Body
 from protocols.messages.table import GetState, Message, PeerRecords, Statements
 from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
+from swarmnet.membership.peer_info import HELPER_ROLE
 from swarmnet.rounds.events import ProcessSuspended
 
 SERVICES = (
@@ -262,6 +263,7 @@ def claims_of(services: StageServices, load: HeartbeatLoad) -> Claims:
     return Claims(
         state=services.lifecycle.state,
         name=plain_name(settings.name),
+        role=HELPER_ROLE if settings.reduces_only else "worker",
         round=service.rounds.current,
         tokens_per_second=services.context.manifest.microbatch_tokens / seconds if seconds > 0 else 0.0,
         moving_to=load.moving_to,

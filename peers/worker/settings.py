@@ -16,6 +16,8 @@ class Settings:
 
     stage: int | None = None
     """Stage to serve; None for the one that needs a peer most."""
+    reduces_only: bool = False
+    """Whether this peer only reduces: it sums contributions of others, and trains on nothing."""
     in_flight: int = 4
     slots: int = 4
     checkpoint_seconds: float = 300.0

@@ -8,7 +8,9 @@ state.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -25,6 +27,7 @@ from protocols.errors import WireError
 from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.membership import Membership
+from swarmnet.membership.peer_info import HELPER_ROLE
 from swarmnet.placement.mover import (
     AnnounceMove,
     DirectoryQueried,
@@ -87,6 +90,19 @@ async def first_stage(
     return chosen
 
 
+async def stage_to_help(presence: RecordAnnouncer, chance: Random, notify: Notify) -> int:
+    """Return the stage that a peer which only reduces should join: the first with the fewest such peers."""
+    stages = len(presence.signed.manifest.stages)
+    records: Mapping[PeerId, SignedRecord] = {}
+    with suppress(WireError):  # Then it joins the first stage.
+        records = await look(presence.directory, presence.signed.run_id, stages)
+    helpers = {peer: signed for peer, signed in records.items() if signed.record.role == HELPER_ROLE}
+    helped = Counter(helpers[peer].record.stage for peer in await presence.there(helpers, chance))
+    chosen = min(range(stages), key=lambda stage: (helped[stage], stage))
+    notify("stage", f"reduces for stage {chosen}, which has {helped[chosen]} other reducers")
+    return chosen
+
+
 async def _on_disk(presence: RecordAnnouncer, checkpoints: Path | None) -> list[OnDisk]:
     """Return the checkpoints of this run on this peer's disk, the newest file first."""
     if checkpoints is None:
@@ -144,7 +160,7 @@ class StageMover:
         """Called at a neighbour's heartbeat."""
         known = self._links.membership.peers.get(peer)
         if known is not None and known.stage == self._services.stage:
-            stays = known.ready and known.moving_to < 0
+            stays = known.ready and known.moving_to < 0 and not known.is_helper
             self._feed(GroupBeat(peer, known.has_seen >= self._announced_after, stays))
 
     def gone(self, peer: PeerId) -> None:
@@ -239,7 +255,7 @@ def _linked(
     """Yield linked peers as seen by their heartbeats, which are newer; only records contain their
     bandwidths."""
     for peer, known in membership.peers.items():
-        if known.linked:
+        if known.linked and not known.is_helper:
             rate = _rate(known.service_seconds)
             line = lines.get(peer, UNKNOWN)
             waits = not known.ready
@@ -264,10 +280,14 @@ def _seen(signed: SignedRecord, manifest: Manifest, now: float) -> ObservedPeer:
 
 
 async def _records(presence: RecordAnnouncer, stages: int) -> dict[PeerId, SignedRecord] | None:
-    """Return the records of peers that serve a stage; None if a look-up failed."""
+    """Return the records of peers that train a stage; None if a look-up failed."""
     try:
         records = await look(presence.directory, presence.signed.run_id, stages)
     except WireError as error:
         presence.log_event(log_events.LookUpFailed(code=error.code, reason=str(error)))
         return None
-    return {peer: signed for peer, signed in records.items() if signed.record.stage >= 0}
+    return {
+        peer: signed
+        for peer, signed in records.items()
+        if signed.record.stage >= 0 and signed.record.role != HELPER_ROLE
+    }

@@ -7,6 +7,7 @@ until then `NoRounds` stands for them.
 from __future__ import annotations
 
 from peers.compute.stage_part import MakePart, StagePart
+from peers.network.discovery.claims import bandwidth_fields
 from peers.network.discovery.discovery import PeerDiscovery
 from peers.network.discovery.height import RemoteProgressGuard
 from peers.network.message_router import MessageRouter
@@ -147,6 +148,8 @@ class StageServices:
             chance=context.chance,
             beside=context.manifest.neighbour_stages(self.stage),
             by_invite=context.manifest.access == "invite",
+            is_helper=context.settings.reduces_only,
+            upload=bandwidth_fields(context.settings.line)[0],
         )
 
     def _open_disk(self) -> CheckpointWriter:
@@ -200,7 +203,7 @@ class StageServices:
             neighbourhood=self.links,
             text=text,
             chance=context.chance,
-            slots=context.settings.slots,
+            slots=0 if context.settings.reduces_only else context.settings.slots,
             in_flight=context.settings.in_flight,
             committed=self._committed,
             round=lambda: self.round_service.rounds.current,
@@ -233,7 +236,7 @@ class StageServices:
             return HeartbeatLoad(self.stage, False, 0, 0.0, 0)
         ready = pipeline.serving and service.rounds.in_step
         free = max(0, pipeline.pipeline.slots - pipeline.pipeline.under_way)
-        seconds = pipeline.service.seconds
+        seconds = 0.0 if self.context.settings.reduces_only else pipeline.service.seconds
         return HeartbeatLoad(self.stage, ready, free, seconds, service.rounds.current, moving_to)
 
     def linked(self) -> list[PeerId]:
@@ -242,7 +245,7 @@ class StageServices:
 
     def has_company(self) -> bool:
         """Return whether another peer of the stage has its weights, too."""
-        return bool(self.links.membership.live(self.stage))
+        return bool(self.links.membership.active(self.stage))
 
     def resynchronise(self, request: FetchGroupState) -> None:
         """Stop to serve, and let the life cycle fetch the group's state again."""

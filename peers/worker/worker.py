@@ -14,6 +14,7 @@ from typing import Any
 
 from peers.compute.executor import computed
 from peers.compute.stage_part import MakePart, build_stage_part
+from peers.config.errors import UserError
 from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.network.discovery.discovery import met
 from peers.network.discovery.height import RemoteProgressGuard
@@ -26,7 +27,7 @@ from peers.worker.rounds.round_service import RoundService
 from peers.worker.run_end import refuse_ended_run
 from peers.worker.run_orders import LoadText, RunOrders
 from peers.worker.served_stage import NoStage, ServedStage
-from peers.worker.stage_moves import first_stage
+from peers.worker.stage_moves import first_stage, stage_to_help
 from peers.worker.stage_services import StageServices
 from peers.worker.worker_context import WorkerContext
 from swarmnet.identifiers import PeerId
@@ -88,7 +89,7 @@ class Worker:
         await self.orders.first_look(OPERATION_SECONDS)
         self.stage = await self._choose_stage()
         await refuse_ended_run(context, self.orders, self.elsewhere)
-        if self.stage == 0:
+        if self.stage == 0 and not context.settings.reduces_only:
             try:
                 await until_left(leaving, self.orders.read_text())
             except Left:
@@ -115,8 +116,12 @@ class Worker:
     async def _choose_stage(self) -> int:
         context = self.context
         settings = context.settings
+        if settings.reduces_only and context.manifest.sync.topology != "sharded-reduce":
+            raise UserError("role: reducer: this run has no reducers (sync.topology: all-gather)")
         if settings.stage is not None:
             return settings.stage
+        if settings.reduces_only:
+            return await stage_to_help(context.presence, context.chance, context.notify)
         return await first_stage(
             context.presence,
             context.chance,
@@ -251,7 +256,8 @@ class Worker:
         self._in_step_before = True
         services.pipeline_service.serving = True
         context.log_event(log_events.InStep(round=rounds.current, settled=rounds.settled))
-        context.notify("trains", f"in step with its stage, at round {rounds.current}: takes part from now on")
+        does = "reduces" if context.settings.reduces_only else "takes part"
+        context.notify("trains", f"in step with its stage, at round {rounds.current}: {does} from now on")
         services.links.beat_now()
         services.pipeline_service.pump()
         if context.settings.moves:

@@ -25,6 +25,7 @@ from swarmnet.membership.guests import Guests
 from swarmnet.membership.overlay import (
     FULL_GROUP,
     RINGS,
+    choose_helpers,
     choose_neighbours,
     choose_some,
     choose_spread,
@@ -78,14 +79,19 @@ class Membership:
         chance: Random,
         beside: Collection[int] | None = None,
         by_invite: bool = False,
+        is_helper: bool = False,
+        upload: int = 0,
     ) -> None:
         """`beside`: the other stages that exchange microbatches with this one; None: the adjacent ones.
-        `by_invite`: only peers that the run's owner has invited belong to a group."""
+        `by_invite`: only peers that the run's owner has invited belong to a group. `is_helper`: this peer
+        only reduces. `upload`: this peer's, in bytes per second; 0 if unknown."""
         self.me = me
         self.stage = stage
         self.beside = tuple(beside) if beside is not None else (stage - 1, stage + 1)
         self.chance = chance
         self.by_invite = by_invite
+        self.is_helper = is_helper
+        self.upload = upload
         self.peers: dict[PeerId, PeerInfo] = {}
         self.budget = DialBudget()
         """Limits dials to strangers."""
@@ -107,6 +113,8 @@ class Membership:
         """Those peers of this group in the last result of `wanted` that are not only reducers."""
         self._reducers: frozenset[PeerId] = frozenset()
         """Reducers of this peer's slices, which are linked in any case."""
+        self._helpers: frozenset[PeerId] = frozenset()
+        """The helpers of this group when `_wanted` was computed, this peer included if it is one."""
         self._is_large = False
         """True if the group was too large to be fully linked when `_wanted` was computed."""
 
@@ -123,9 +131,11 @@ class Membership:
         now: float,
         teller: PeerId | None = None,
         invited: bool = False,
+        upload: int = 0,
     ) -> bool:
         """Store a verified record that a peer (`teller`) or the directory (None) sent. `invited`: the owner's
-        invite for the peer was seen. Returns True if the record is news and was stored.
+        invite for the peer was seen. `upload`: in bytes per second, 0 if unknown. Returns True if the record
+        is news and was stored.
 
         A record that is not newer than the known one is stored only if the peer itself sends it, for another
         stage or after a goodbye: its clock was set back. A new peer's record is stored only if there is room
@@ -155,6 +165,7 @@ class Membership:
                 self._remember_former(peer)
             known.stage, known.role, known.addresses = stage, role, addresses
             known.sequence, known.record, known.recorded_at = sequence, record, now
+        known.upload = upload
         known.outdated = outdated if sequence <= outdated else -1
         is_known_peer = newest >= 0
         if is_known_peer or len(self.peers) <= MANY:  # With many peers, choosing links takes long.
@@ -370,6 +381,10 @@ class Membership:
             if not any(self.peers[peer].worked for peer in group):  # Active peers lead to contributors.
                 ready = self._select(self.stage, self._takes_part)
                 self._group_neighbours |= choose_some(self.me, ready, MAX_ADJACENT)
+            helpers = self._select(self.stage, lambda known: known.is_helper and self._is_vouched(known))
+            self._helpers = frozenset((*helpers, self.me) if self.is_helper else helpers)
+            if self._reducers:
+                self._group_neighbours |= choose_helpers(self.me, self._helpers)
             self._wanted = wanted | self._group_neighbours
             self._chosen = self._wanted
             reached = sum(self.peers[peer].reached for peer in group)
@@ -396,6 +411,8 @@ class Membership:
         self.wanted()  # Updates the attributes below.
         if peer in self._group_neighbours or not self._is_large:
             return True
+        if self.is_helper and self.me in choose_helpers(peer, self._helpers):
+            return True  # That peer has chosen this one.
         return peer not in self._reducers and self.me not in self._reducers
 
     def _select(self, stage: int, is_eligible: Callable[[PeerInfo], bool]) -> list[PeerId]:
@@ -444,13 +461,17 @@ class Membership:
         """Return the known peers of a stage that are not known to be gone; none for the stage -1."""
         return [peer for peer, known in self.peers.items() if known.stage == stage >= 0 and known.present]
 
-    def live(self, stage: int) -> list[PeerId]:
-        """Return the peers of a stage that are linked and take part."""
+    def active(self, stage: int) -> list[PeerId]:
+        """Return the peers of a stage that are linked and take part in its rounds."""
         return [
             peer
             for peer, known in self.peers.items()
             if known.stage == stage and known.linked and known.ready
         ]
+
+    def live(self, stage: int) -> list[PeerId]:
+        """Return the peers of a stage that are linked and train: active ones that do not only reduce."""
+        return [peer for peer in self.active(stage) if not self.peers[peer].is_helper]
 
     def to_dial(self, now: float) -> list[PeerId]:
         """Return the peers that may be dialled by now, without regard to the budget. They belong to this

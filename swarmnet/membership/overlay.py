@@ -27,6 +27,11 @@ SIZE_SLACK = 2.0
 """Factor on this estimate: 19 of 20 peers then cover the whole group, of 5 to 2,000 peers (counted)."""
 
 
+HELPER_LINKS = 3
+"""Helpers with which a peer of a large group exchanges rounds. They are fewer than half of its neighbours, so
+that they do not decide what half of its neighbours hold, and one is left if two are gone."""
+
+
 RING = 2**64
 """Length of a ring: a position on it is eight bytes of a hash."""
 
@@ -55,6 +60,12 @@ def choose_neighbours(me: PeerId, group: Iterable[PeerId]) -> frozenset[PeerId]:
         _, predecessor = max((place for place in places if place < my_place), default=max(places))
         chosen.update((successor, predecessor))
     return frozenset(chosen)
+
+
+def choose_helpers(me: PeerId, helpers: Collection[PeerId]) -> frozenset[PeerId]:
+    """Return the helpers (peers that only reduce) to which `me` links in addition to its neighbours. A helper
+    links to all others."""
+    return frozenset(helpers) - {me} if me in helpers else choose_some(me, helpers, HELPER_LINKS)
 
 
 def choose_some(me: PeerId, others: Iterable[PeerId], most: int) -> frozenset[PeerId]:

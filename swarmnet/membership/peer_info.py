@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from swarmnet.identifiers import PeerId
 
+HELPER_ROLE = "reducer"
+"""The role of a *helper*: a peer of a group that sums the contributions of others, and makes none."""
 GONE_FAILURES = 2
 """Failed dials after which other peers replace a peer among the neighbours. Its record outlives it."""
 
@@ -47,6 +49,8 @@ class PeerInfo:
     """True if the run requires invites and the owner's invite for it was seen."""
     met_at: float = float("-inf")
     """When its first record came."""
+    upload: int = 0
+    """Its upload in bytes per second, by its newest record; 0: unknown."""
     started: int = 0
     """When its process started, by its newest record; 0: unknown."""
     worked: bool = False
@@ -56,6 +60,11 @@ class PeerInfo:
     def stranger(self) -> bool:
         """True if only its record says where it is."""
         return not (self.reached or self.wants_us or self.met)
+
+    @property
+    def is_helper(self) -> bool:
+        """True if it only reduces."""
+        return self.role == HELPER_ROLE
 
     @property
     def present(self) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.history import SettledSet
-from swarmnet.rounds.result_table import Table
+from swarmnet.rounds.result_table import ReducerClass, Table
 from swarmnet.run.rates import Rates
 
 
@@ -193,6 +193,8 @@ class GroupSizeChanged:
     """Known peers of the group, this one included."""
     members: frozenset[PeerId] = frozenset()
     """The active peers of the group without this one. Reducers are drawn among them."""
+    classes: Mapping[PeerId, ReducerClass] = field(default_factory=dict)
+    """What these peers, and this one, offer as reducers; peers that offer nothing special are left out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ class GroupRounds:
         self.rounds: dict[int, RoundSet] = {}
         self.history: dict[int, RoundSet] = {}
         """The last settled rounds."""
-        self.pulls = FetchScheduler()
+        self.pulls = FetchScheduler(me, self.same_branch_peers)
         self.admission = SetAdmission(
             me=me,
             has_weight=has_weight,
@@ -190,10 +190,12 @@ class GroupRounds:
                     self.offers.released(peer)
                 self.pulls.left(peer, now)
                 self.admission.waiting.left(peer)
-            case events.GroupSizeChanged(peers, members):
+            case events.GroupSizeChanged(peers, members, classes):
                 self._set_group_size(max(1, peers))
                 if self.reducing is not None:
                     self.reducing.members = members | {self.me}
+                    self.reducing.classes = classes
+                    self.pulls.helpers = self.reducing.helpers
             case events.RatesOrdered(rates):
                 self._adopt_rates(rates, now)
             case events.EndOrdered(last):

@@ -2,11 +2,12 @@
 others.
 
 The weights are cut into shards, and a *slice* is a contribution's part for one shard. A draw chooses the
-*reducer* of each shard among the group's peers, anew for each block of rounds. Its seed is a *chain value*, a
-hash over all settled rounds. A peer that closes a round sends each slice to its reducer, or a notice that it
-has none. The reducer sums the slices and publishes the *result*. It waits until every peer that is in step
-has sent either, but at most half of the round's deadline. A slice that arrives later is left out, and returns
-to its contributor (own_contributions.py). Times are in seconds on the caller's clock.
+*reducer* of each shard among the group's peers, anew for each block of rounds. Peers that only reduce
+(*helpers*) are drawn first. The draw's seed is a *chain value*, a hash over all settled rounds. A peer that
+closes a round sends each slice to its reducer, or a notice that it has none. The reducer sums the slices and
+publishes the *result*. It waits until every peer that is in step has sent either, but at most half of the
+round's deadline. A slice that arrives later is left out, and returns to its contributor
+(own_contributions.py). Times are in seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView
 from swarmnet.rounds.events import OfReducers, RequestChain, SlicesArrived, SlicesSent, Unanswered
 from swarmnet.rounds.history import START, Chain
-from swarmnet.rounds.result_table import Draw, Table
+from swarmnet.rounds.result_table import NO_CLASS, Draw, ReducerClass, Table
 from swarmnet.run.schema import Rounds
 
 WAIT_SHARE = 0.5
@@ -106,6 +107,8 @@ class ReductionSchedule:
         self._search = SeedSearch(draw, same_branch_peers, chain)
         self.members: frozenset[PeerId] = frozenset((me,))
         """The known active peers of the group, this one included. Reducers are drawn among them."""
+        self.classes: Mapping[PeerId, ReducerClass] = {}
+        """What members offer as reducers."""
         self._same_branch_peers = same_branch_peers
         self._avoided: dict[PeerId, tuple[int, int]] = {}
         """Avoided members: the first round in which each is drawn again, and for how many rounds."""
@@ -129,6 +132,11 @@ class ReductionSchedule:
         self._summed: set[int] = set()
         """Rounds whose slices it has summed."""
 
+    @property
+    def helpers(self) -> frozenset[PeerId]:
+        """The members that only reduce."""
+        return frozenset(peer for peer in self.members if self.classes.get(peer, NO_CLASS).is_helper)
+
     def knows(self, round: int) -> bool:
         """Return whether the reducers of a round can be drawn. The chain value that seeds the draw must be
         known: its round is settled, and a newcomer has learned what settled before its state."""
@@ -145,7 +153,7 @@ class ReductionSchedule:
         seed = self._search.seed(round)
         assert seed is not None, "rounds are not closed before their reducers can be drawn"
         avoided = {peer for peer, (until, _) in self._avoided.items() if round < until}
-        return self.draw.reducers(round, self.members - avoided, seed)
+        return self.draw.reducers(round, self.members - avoided, seed, self.classes)
 
     def avoid(self, peer: PeerId, round: int) -> None:
         """Do not draw `peer` as a reducer of this peer's slices for one block of rounds from `round` on.
@@ -161,15 +169,17 @@ class ReductionSchedule:
             avoided_rounds = min(2 * avoided_rounds, MAX_AVOIDED_BLOCKS * self.draw.block_rounds)
         self._avoided[peer] = max(drawn_again_at, round + avoided_rounds), avoided_rounds
 
-    def soon(self, round: int, others: Iterable[PeerId]) -> frozenset[PeerId]:
+    def soon(
+        self, round: int, others: Iterable[PeerId], classes: Mapping[PeerId, ReducerClass]
+    ) -> frozenset[PeerId]:
         """Return the reducers in the block of `round` and in the next block, so that links to them exist in
-        time. They are drawn among this peer and `others`, as far as the seeds are known."""
+        time. They are drawn among this peer and `others` of these classes, as far as the seeds are known."""
         known = (self.me, *others)
         reducers: set[PeerId] = set()
         for number in (round, round + self.draw.block_rounds):
             seed = self._search.seed(number)
             if seed is not None:
-                reducers.update(self.draw.reducers(number, known, seed))
+                reducers.update(self.draw.reducers(number, known, seed, classes))
         return frozenset(reducers)
 
     def sliced(self, round: int, contribution: ContributionId, reducers: tuple[PeerId, ...]) -> None:

@@ -21,6 +21,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.run.manifest import Manifest
@@ -39,6 +40,13 @@ contributions of one name (2^32 hashes). One would go to the reducer, and the ot
 (audits.py)."""
 DIGEST_BYTES = 16
 MAX_CONTRIBUTORS = 1024
+WORKERS_SHARD = 0
+"""The shard that helpers never reduce. Its result shows how many peers contributed. If a helper leaves most
+of them out, its own result is then too small to count, even if it reduces all other shards."""
+UPLINK_LEVELS = (5_000_000, 20_000_000, 80_000_000)
+"""Uploads in bytes per second from which a peer is drawn as a reducer twice as often as below. A peer that
+claims any upload is therefore drawn at most eight times as often as one that claims none."""
+_HASH_BITS = 256
 _COUNT = struct.Struct(">H")
 _CONTRIBUTOR = struct.Struct(f">{TAG_BYTES}s{NAME_BYTES}sI{GRANT_BYTES}s")
 MAX_TOKENS = (1 << 32) - 1
@@ -212,11 +220,29 @@ def counting(tables: Mapping[PeerId, Table], draw: Draw, round: int) -> dict[int
 
 
 @dataclass(frozen=True, slots=True)
+class ReducerClass:
+    """What a peer's signed record says about it as a reducer."""
+
+    level: int = 0
+    """Its upload, as the number of `UPLINK_LEVELS` that it reaches."""
+    is_helper: bool = False
+    """True if it only reduces, and does not train. Helpers reduce before all others."""
+
+
+NO_CLASS = ReducerClass()
+
+
+def class_of(up_bytes_per_second: float, is_helper: bool) -> ReducerClass:
+    """Return the class of a peer with this upload; 0 if it is unknown."""
+    return ReducerClass(sum(up_bytes_per_second >= least for least in UPLINK_LEVELS), is_helper)
+
+
+@dataclass(frozen=True, slots=True)
 class Draw:
     """Draws the reducer of each shard, anew for every block of rounds.
 
-    Each shard is drawn independently by rendezvous hashing (Thaler and Ravishankar 1998). A peer that joins
-    or leaves therefore changes few draws, and peers that know the same members draw the same.
+    Each shard is drawn independently by weighted rendezvous hashing (Thaler and Ravishankar 1998). A peer
+    that joins or leaves therefore changes few draws, and peers that know the same members draw the same.
 
     A block's draw depends on a chain value: a hash over all rounds settled until shortly before the block
     (history.py). This value becomes known only when the block begins. No peer can therefore try out keys
@@ -248,15 +274,30 @@ class Draw:
         chain value after round `seed_round(round)`."""
         return _place(self.seed, value, round // self.block_rounds, shard, peer)
 
-    def reducers(self, round: int, peers: Iterable[PeerId], value: bytes) -> tuple[PeerId, ...]:
-        """Return the reducer of each shard, in the order of the shards: the peer of `peers` with the smallest
-        `place` (a hash). All rounds of this round's block have the same reducers.
+    def reducers(
+        self,
+        round: int,
+        peers: Iterable[PeerId],
+        value: bytes,
+        classes: Mapping[PeerId, ReducerClass] = MappingProxyType({}),
+    ) -> tuple[PeerId, ...]:
+        """Return the reducer of each shard, in the order of the shards. All rounds of this round's block have
+        the same reducers.
 
-        `value` is the chain value, a hash over all settled rounds, after round `seed_round(round)`."""
+        Helpers reduce all shards but `WORKERS_SHARD`, and the others reduce the rest. Among peers of one
+        level the smallest `place` (a hash) is drawn. A peer of level k is drawn 2^k times as often as one of
+        level 0. `value` is the chain value, a hash over all settled rounds, after round `seed_round(round)`.
+        """
         known = tuple(peers)
+        helpers = tuple(peer for peer in known if classes.get(peer, NO_CLASS).is_helper)
+        workers = tuple(peer for peer in known if peer not in helpers)
 
         def draw_one(shard: int) -> PeerId:
-            return min(known, key=lambda peer: self.place(round, shard, peer, value))
+            def score(peer: PeerId) -> int:
+                place = self.place(round, shard, peer, value)
+                return _weighted(place, classes.get(peer, NO_CLASS).level)
+
+            return max((workers if shard == WORKERS_SHARD else helpers) or known, key=score)
 
         return tuple(draw_one(shard) for shard in range(self.shards))
 
@@ -270,6 +311,17 @@ def draw_of(manifest: Manifest) -> Draw:
 @lru_cache(1 << 16)
 def _place(seed: bytes, value: bytes, number: int, shard: int, peer: PeerId) -> bytes:
     return hashlib.sha256(seed + value + f"\n{number}\n{shard}\n{peer}".encode()).digest()
+
+
+@lru_cache(1 << 16)
+def _weighted(place: bytes, level: int) -> int:
+    """Return the position of a peer in a draw in which the greatest wins. The peer has 2^level chances.
+
+    The best of w chances is distributed as the w-th root of one. Roots are compared exactly, by powers: level
+    0 has the power 2^(number of levels), the highest level the power 1."""
+    chance = (1 << _HASH_BITS) - int.from_bytes(place, "big")
+    power = 1 << (len(UPLINK_LEVELS) - level)
+    return int(chance**power) << _HASH_BITS * ((1 << len(UPLINK_LEVELS)) - power)
 
 
 def _mask_bytes(contributors: int) -> int:

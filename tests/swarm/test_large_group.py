@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+import pytest
 from clocks import on_virtual_clock
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -107,3 +108,15 @@ async def test_sixteen_peers_with_ten_links_each_settle_one_history_through_deat
     assert not swarm.of("resync")
     contributors = [note.fields["contributors"] for note in swarm.of("applied", "p0")]
     assert statistics.median(contributors) >= PEERS - 4, "a round holds what the whole group made"
+
+
+@pytest.mark.parametrize("fault", ["", "kills", "lies"])
+def test_with_helpers_a_line_sends_little_more_than_its_contribution(fault: str):
+    helped = measure(
+        16, 300_000, 30.0, seed=1, shards=16, helpers=2, kills=fault == "kills", lies=fault == "lies"
+    )
+    assert helped.rounds >= 1, "and all sets are equal, or measure() would have raised"
+    assert helped.line_mean < (1.7 if fault else 1.1)
+    assert helped.line_most < (4.0 if fault else 1.3)
+    assert helped.counted > (0.4 if fault else 0.999)
+    assert bool(helped.killed) == bool(fault)

@@ -24,10 +24,11 @@ from protocols.signed.identity import SIGNATURE_BYTES
 from protocols.signed.slices import head_bytes
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.membership.membership import SILENT_SECONDS
-from swarmnet.membership.overlay import choose_neighbours, hops
+from swarmnet.membership.overlay import choose_helpers, choose_neighbours, hops
 from swarmnet.rounds import events
+from swarmnet.rounds.contributors import HasWeight
 from swarmnet.rounds.group_rounds import GroupRounds
-from swarmnet.rounds.result_table import Contributor, Draw, Table, head_of
+from swarmnet.rounds.result_table import Contributor, Draw, ReducerClass, Table, head_of
 from swarmnet.run.schema import Rounds
 
 MICROBATCH_TOKENS = 256
@@ -41,6 +42,10 @@ WINDOW = 2
 """Rounds within which a late contribution is still a correction: `rounds.window`."""
 MAKE_SECONDS = 0.1
 """Time from the end of a round to a peer's own contribution."""
+AUDIT_SECONDS = 0.5
+"""Time from a false result to the proof at its first auditor."""
+REPLACE_SECONDS = 5.0
+"""Time until another helper takes the place of one that was killed or excluded."""
 MIN_DELAY_SECONDS, MAX_DELAY_SECONDS = 0.01, 0.1
 """One-way latency, drawn for each pair: 20 to 200 ms of round trip, within a country to around the world."""
 
@@ -51,6 +56,18 @@ class Wanted:
 
     peer: PeerId
     ids: tuple[ContributionId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A helper takes the place of another, with the state of the peer that gets this event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """A reducer was found to lie; the group learns this `news`."""
+
+    news: tuple[events.Event, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +97,20 @@ class GroupRow:
     corrections: float
     """Share of the contributions that arrived after their round was applied."""
     line_mean: float
-    """Mean bytes that a peer sends in a round, divided by the bytes of one contribution."""
+    """Mean bytes that a peer sends in a round, divided by the bytes of one contribution. Helpers are left
+    out."""
     line_most: float
     """The same ratio, of the peer that sends most."""
+    helper_mean: float
+    """The mean of the helpers, those that replace others counted as one with them; 0 without helpers."""
+    results_ratio: float
+    """Bytes of all results of a round, divided by the bytes of one contribution; 0 without reducers."""
     closed_to_held: float
     """Median time from the end of a round at the first peer until all peers have the round's set."""
     counted: float
     """Share of the contributions to settled rounds that are in their sets; the others were returned."""
     killed: int
-    """Number of killed peers."""
+    """Number of peers that were killed or excluded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,44 +217,98 @@ class DeliveryRecord:
 class StubGroup:
     """A group of `peers` state machines, linked as by `swarmnet.membership.overlay`.
 
-    `shards`: number of shards of a contribution, if there are reducers; 0: there are none. `kills`: in every
-    round the first reducer that starts to reduce is killed.
+    `shards`: number of shards of a contribution, if there are reducers; 0: there are none. `helpers`: number
+    of further peers that only reduce. In every round the first reducer that starts to reduce is killed
+    (`kills`). With helpers, one of them is killed, or lies and is excluded (`lies`), and so is each helper
+    that takes its place.
     """
 
     def __init__(
-        self, *, peers: int, contribution_bytes: int, seed: int, shards: int = 0, kills: bool = False
+        self,
+        *,
+        peers: int,
+        contribution_bytes: int,
+        seed: int,
+        shards: int = 0,
+        kills: bool = False,
+        helpers: int = 0,
+        lies: bool = False,
     ) -> None:
         self.chance = Random(seed)
+        self.seed = seed
         self.draw = Draw(bytes([seed]), BLOCK_ROUNDS, shards, WINDOW) if shards else None
         self.kills = kills
+        self.lies = lies
         self.dead: dict[PeerId, int] = {}
-        """Killed peers, with the round in which each was killed."""
+        """Killed or excluded peers, with the round in which each was."""
+        self.liars: dict[PeerId, int] = {}
+        """Peers that have lied and are not excluded yet, with the round."""
         self.slices: dict[tuple[PeerId, int], dict[int, set[Contributor]]] = {}
         """Contributors of the slices that a reducer has received for a round, by shard."""
         self.record = DeliveryRecord()
         self.contribution_bytes = contribution_bytes
-        rules = Rounds(
+        self.rules = Rounds(
             global_batch_tokens=peers * SHARE_MICROBATCHES * MICROBATCH_TOKENS,
             contribution_timeout_seconds=5.0,
             window=WINDOW,
         )
-        names = [
-            PeerId(f"12D3KooW{hashlib.sha256(bytes([seed]) + n.to_bytes(4)).hexdigest()[:44]}")
-            for n in range(peers)
-        ]
+        names = [self.id_of(number) for number in range(peers + helpers)]
+        self.workers = tuple(names[:peers])
+        self.helpers = tuple(names[peers:])
+        """All helpers so far, also those that were killed or excluded."""
+        self.faulty = 0
+        """Index of the helper that is killed or lies next."""
         self.members = frozenset(names)
         self.machines = {
-            name: GroupRounds(rules=rules, me=name, settled=-1, now=0.0, draw=self.draw) for name in names
+            name: GroupRounds(
+                rules=self.rules,
+                me=name,
+                settled=-1,
+                now=0.0,
+                draw=self.draw,
+                has_weight=self.filter_of(name),
+            )
+            for name in names
         }
-        self.links = {name: choose_neighbours(name, names) for name in names}
+        self.links = self.linked()
         self.timers = dict.fromkeys(names, float("inf"))
         self.network = StubNetwork(names, self.chance)
         for name in names:
-            self.handle(name, events.GroupSizeChanged(peers, self.members))
+            self.handle(name, self.size_event())
             for other in sorted(self.links[name]):
                 self.handle(name, events.NeighbourJoined(other))
-            first = self.chance.uniform(0, MICROBATCH_SECONDS)
-            self.network.post_at(first, name, events.GradientAccumulated(MICROBATCH_TOKENS))
+            if name in self.workers:
+                first = self.chance.uniform(0, MICROBATCH_SECONDS)
+                self.network.post_at(first, name, events.GradientAccumulated(MICROBATCH_TOKENS))
+
+    def id_of(self, number: int) -> PeerId:
+        digest = hashlib.sha256(bytes([self.seed]) + number.to_bytes(4)).hexdigest()
+        return PeerId(f"12D3KooW{digest[:44]}")
+
+    def filter_of(self, name: PeerId) -> HasWeight:
+        """Return whose contributions have weight for a peer: those of peers that it has not excluded."""
+
+        def has_weight(contributor: PeerId, round: int) -> bool:
+            return round < self.machines[name].admission.convicted.get(contributor, round + 1)
+
+        return has_weight
+
+    def size_event(self) -> events.GroupSizeChanged:
+        """Return what members learn of the group now."""
+        classes = {name: ReducerClass(is_helper=True) for name in self.helpers}
+        return events.GroupSizeChanged(len(self.members), self.members, classes)
+
+    def linked(self) -> dict[PeerId, frozenset[PeerId]]:
+        """Return the neighbours of each member, as its membership chooses them."""
+        helpers = self.members.intersection(self.helpers)
+        links = {
+            name: set(choose_neighbours(name, self.members) | choose_helpers(name, helpers))
+            for name in self.members
+        }
+        for name, others in list(links.items()):
+            for other in others:
+                links[other].add(name)
+        return {name: frozenset(others) for name, others in links.items()}
 
     def handle(self, name: PeerId, event: events.Event) -> None:
         machine = self.machines[name]
@@ -311,8 +387,11 @@ class StubGroup:
         self.handle(me, events.SlicesArrived(said.peer, said.round, bool(said.shards)))
 
     def add_up(self, me: PeerId, round: int) -> None:
-        if self.kills and round not in self.dead.values() and len(self.dead) < len(self.machines) // 4:
-            self.kill(me, round)
+        enough_live = len(self.dead) < len(self.machines) // 4
+        may_fail = me == self.helpers[self.faulty] if self.helpers else enough_live
+        fails = may_fail and round not in (*self.dead.values(), *self.liars.values())
+        if self.kills and fails:
+            self.end(me, round, SILENT_SECONDS, events.NeighbourLeft(me))
             return
         kept = self.slices.pop((me, round), {})
         if not kept:
@@ -324,16 +403,47 @@ class StubGroup:
         identity = self.name(me, round, "result")
         self.record.tables[identity] = table
         self.publish(me, round, identity, ENVELOPE_BYTES + len(head_of(table, b"")) + int(sums), table)
+        if self.lies and fails:
+            self.liars[me] = round
 
-    def kill(self, me: PeerId, round: int) -> None:
-        """Kill a peer; its neighbours and the whole group notice after `SILENT_SECONDS`."""
+    def end(self, me: PeerId, round: int, after: float, *news: events.Event) -> None:
+        """Kill or exclude a peer. After so many seconds the group notices and its neighbours get the `news`.
+        Another helper replaces a helper."""
+        if me in self.dead:  # It had two rounds to reduce.
+            return
         self.dead[me] = round
         self.members -= {me}
         for name in sorted(self.members):
-            counted = events.GroupSizeChanged(len(self.members), self.members)
-            self.network.post(name, counted, SILENT_SECONDS)
-            if me in self.links[name]:
-                self.network.post(name, events.NeighbourLeft(me), SILENT_SECONDS)
+            self.network.post(name, self.size_event(), after)
+            for event in news:
+                if me in self.links[name] or not isinstance(event, events.NeighbourLeft):
+                    self.network.post(name, event, after + self.chance.uniform(0.0, MAX_DELAY_SECONDS))
+        if me in self.helpers:
+            self.network.post(next(iter(sorted(self.members))), Replaced(), REPLACE_SECONDS)
+
+    def replace(self, donor: PeerId) -> None:
+        """Add a helper with the settled state of `donor`."""
+        name, machine = self.id_of(len(self.machines)), self.machines[donor]
+        settled = machine.settled
+        self.faulty = len(self.helpers)
+        self.helpers += (name,)
+        self.members |= {name}
+        self.machines[name] = GroupRounds(
+            rules=self.rules,
+            me=name,
+            settled=settled,
+            now=self.network.now,
+            chain_value=machine.chain.value,
+            earlier=machine.chain.earlier(settled),
+            draw=self.draw,
+            has_weight=self.filter_of(name),
+        )
+        self.timers[name], self.network.sent[name] = float("inf"), 0
+        before, self.links = self.links, self.linked()
+        for member in sorted(self.members):
+            self.handle(member, self.size_event())
+            for other in sorted(self.links[member] - before.get(member, frozenset())):
+                self.handle(member, events.NeighbourJoined(other))
 
     def run(self, seconds: float) -> None:
         for name, event in self.network.events_until(seconds):
@@ -347,6 +457,16 @@ class StubGroup:
                 self.deliver(name, event)
 
     def deliver(self, name: PeerId, event: object) -> None:
+        if isinstance(event, Replaced):
+            self.replace(name)
+            return
+        if isinstance(event, events.Contributed) and name in self.liars and event.reference is not None:
+            first = max(0, self.liars[name] - WINDOW + 1)
+            proof = events.Convicted(name, first), events.NeighbourLeft(name)
+            self.network.post(name, Excluded(proof), AUDIT_SECONDS)
+        if isinstance(event, Excluded):
+            self.end(name, self.liars.pop(name), 0.0, *event.news)
+            return
         if isinstance(event, Wanted):
             for identity in event.ids:
                 reference = self.record.references[identity]
@@ -357,7 +477,8 @@ class StubGroup:
         else:
             if isinstance(event, events.ContributionArrived):
                 is_late = self.machines[name].applied >= event.reference.round
-                self.record.arrive(name, event.reference, self.network.now, is_late)
+                if name in self.workers:
+                    self.record.arrive(name, event.reference, self.network.now, is_late)
             elif isinstance(event, events.GradientAccumulated):
                 pause = MICROBATCH_SECONDS * self.chance.uniform(0.5, 1.5)
                 self.network.post(name, event, pause)
@@ -366,15 +487,28 @@ class StubGroup:
 
 
 def measure(
-    peers: int, contribution_bytes: int, seconds: float, seed: int, shards: int = 0, kills: bool = False
+    peers: int,
+    contribution_bytes: int,
+    seconds: float,
+    seed: int,
+    shards: int = 0,
+    kills: bool = False,
+    helpers: int = 0,
+    lies: bool = False,
 ) -> GroupRow:
     """Simulate one group for `seconds`. Raises AssertionError if two peers settled different sets."""
     group = StubGroup(
-        peers=peers, contribution_bytes=contribution_bytes, seed=seed, shards=shards, kills=kills
+        peers=peers,
+        contribution_bytes=contribution_bytes,
+        seed=seed,
+        shards=shards,
+        kills=kills,
+        helpers=helpers,
+        lies=lies,
     )
     group.run(seconds)
     record = group.record
-    living = group.machines.keys() - group.dead.keys()
+    living = set(group.workers) - group.dead.keys()
     whole = [number for number, of_round in record.settled.items() if living <= of_round.keys()]
     for number, of_round in record.settled.items():
         assert len({names for names, _ in of_round.values()}) == 1, f"different sets settled as {number}"
@@ -387,25 +521,29 @@ def measure(
             everywhere.append(max(times) if others <= held.keys() else float("inf"))
     settled = [at - record.closed[number] for number in whole for _, at in record.settled[number].values()]
     volume = sum(record.references[identity].size for identity in record.held_by)
-    per_round = contribution_bytes * max(1, len(record.closed))
+    rounds = max(1, len(record.closed))
+    lines = [group.network.sent[name] / contribution_bytes / rounds for name in group.workers]
+    of_helpers = [group.network.sent[name] / contribution_bytes / rounds for name in group.helpers]
     return GroupRow(
-        peers,
-        sum(map(len, group.links.values())) / peers,
-        hops(peers),
-        len(whole),
-        _share(pairs, 0.5),
-        _share(pairs, 0.999),
-        _share(everywhere, 0.999),
-        _share(settled, 0.5),
-        record.twice,
-        sum(group.network.sent.values()) / peers / volume,
-        max(group.network.sent.values()) / volume,
-        record.late / max(1, len(pairs)),
-        sum(group.network.sent.values()) / peers / per_round,
-        max(group.network.sent.values()) / per_round,
-        _share(record.held_after(whole), 0.5),
-        record.counted(whole, shards),
-        len(group.dead),
+        peers=peers,
+        links=sum(map(len, group.links.values())) / len(group.links),
+        hops=hops(peers),
+        rounds=len(whole),
+        delivered_p50=_share(pairs, 0.5),
+        delivered_p999=_share(pairs, 0.999),
+        everywhere_p999=_share(everywhere, 0.999),
+        settled_seconds=_share(settled, 0.5),
+        twice=record.twice,
+        sent_ratio=sum(group.network.sent.values()) / len(group.network.sent) / volume,
+        most_sent_ratio=max(group.network.sent.values()) / volume,
+        corrections=record.late / max(1, len(pairs)),
+        line_mean=sum(lines) / len(lines),
+        line_most=max(lines),
+        helper_mean=sum(of_helpers) / max(1, helpers),
+        results_ratio=volume / contribution_bytes / rounds if shards else 0.0,
+        closed_to_held=_share(record.held_after(whole), 0.5),
+        counted=record.counted(whole, shards),
+        killed=len(group.dead),
     )
 
 
@@ -414,31 +552,20 @@ def _share(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
 
 
-def bench(
-    sizes: Sequence[int],
-    contribution_bytes: int,
-    seconds: float,
-    seed: int,
-    shards: int = 0,
-    kills: bool = False,
-) -> list[GroupRow]:
-    """Return one row for each group size."""
-    return [measure(peers, contribution_bytes, seconds, seed, shards, kills) for peers in sizes]
-
-
 def render(rows: Sequence[GroupRow]) -> str:
     lines = [
         "| peers | links | hops | rounds settled by all | one peer, p50 (s) | one peer, p99.9 (s) "
         "| everybody, p99.9 (s) | settled after (s) | sent, mean / most | a link a round, mean / most "
-        "| all held after (s) | counted | killed | bodies twice | corrections |",
-        "|" + "---|" * 15,
+        "| a helper a round | results of a round | all held after (s) | counted | killed | bodies twice "
+        "| corrections |",
+        "|" + "---|" * 17,
     ]
     lines += [
         f"| {row.peers} | {row.links:.1f} | {row.hops} | {row.rounds} | {row.delivered_p50:.2f} "
         f"| {row.delivered_p999:.2f} | {row.everywhere_p999:.2f} | {row.settled_seconds:.1f} "
         f"| {row.sent_ratio:.2f} / {row.most_sent_ratio:.2f} | {row.line_mean:.2f} / {row.line_most:.2f} "
-        f"| {row.closed_to_held:.2f} | {row.counted:.1%} | {row.killed} | {row.twice} "
-        f"| {row.corrections:.1%} |"
+        f"| {row.helper_mean:.1f} | {row.results_ratio:.2f} | {row.closed_to_held:.2f} | {row.counted:.1%} "
+        f"| {row.killed} | {row.twice} | {row.corrections:.1%} |"
         for row in rows
     ]
     return "\n".join(lines)

@@ -90,6 +90,7 @@ def again(of: Options, seed: int, run_file: Path | None) -> str:
     parts = ["swarmnet simulate", str(run_file or ""), f"--seed {seed}"]
     parts += [f"--peers {of.peers}"] if of.peers else []
     parts += [f"--stages {of.stages}"] if of.stages and run_file is None else []
+    parts += [f"--helpers {of.helpers}"] if of.helpers else []
     parts += [f"--rounds {of.rounds}"] if of.rounds != 50 else []
     parts += [f"--kind '{name}'" for name in of.kinds]
     parts += [f"--method {of.sync.method}"] if of.sync is not None else []

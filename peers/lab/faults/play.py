@@ -74,6 +74,8 @@ class Options:
     """Whether peers exchange contributions through reducers."""
     sync: Sync | None = None
     """Section `sync` of `real` peers; None: the default, or `local-steps` if other options require it."""
+    helpers: int = 0
+    """Number of further peers that only reduce, spread over the stages."""
     experts: bool = False
     """Whether `real` peers train an expert shard each, half of the experts."""
 
@@ -189,15 +191,17 @@ async def _play(options: Options, folder: Path) -> ScheduleRecord:
     stages = options.stages or chance.randrange(2, 5)
     peers = options.peers or chance.randrange(max(8, 2 * stages), 17)
     names = [f"p{number}" for number in range(peers)]
+    helpers = [f"h{number}" for number in range(options.helpers)]
     experts = EXPERTS if options.experts else None
     manifest = small_manifest(
         stages, max(2, peers // stages), options.rules, options.seed, options.sharded, options.sync, experts
     )
-    faults = list(options.faults or _drawn(options, names))
+    faults = list(options.faults or _drawn(options, names + helpers))
     world = World(manifest=manifest, seed=options.seed, disk=folder, real=options.real, moves=options.moves)
     seen = ScheduleRecord(options, stages, peers, manifest.rounds, faults)
     seen.reduced = StubReduced(draw_of(manifest)) if options.sharded and not options.real else None
-    for number, name in enumerate(names):
+    world.helpers.update(helpers)
+    for number, name in [*enumerate(names), *enumerate(helpers)]:
         world.start(name, number % stages)
     sampling = asyncio.create_task(_sample(world, seen))
     await _inflict(world, faults, options.seconds)

@@ -177,6 +177,8 @@ class World:
         self.bootstrap = SimulatedBootstrap()
         self.movers: set[str] = set()
         """Names of peers that may move to another stage although `moves` is off."""
+        self.helpers: set[str] = set()
+        """Names of peers that only reduce."""
         self.given_up: set[int] = set()
         """Stages without weights: peers that join may start from the seed until one settles a round."""
         self.killed: dict[Hashable, list[str]] = {}
@@ -252,6 +254,7 @@ class World:
             compute=InlineCompute(cost),
             settings=Settings(
                 stage=stage,
+                reduces_only=name in self.helpers,
                 in_flight=2,
                 checkpoint_seconds=CHECKPOINT_SECONDS,
                 drain_seconds=10.0,
@@ -311,7 +314,7 @@ class World:
         return any(
             other.trains and other.worker.served.moving_to < 0
             for other in self.living(member.worker.stage)
-            if other is not member
+            if other is not member and not other.worker.context.settings.reduces_only
         )
 
     def apply_link_conditions(self) -> None:

@@ -30,7 +30,7 @@ from swarmnet.rounds import events
 from swarmnet.rounds.audits import Audits, Name
 from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.reducing import ReductionSchedule
-from swarmnet.rounds.result_table import MAX_CONTRIBUTORS, Contributor, Table, tag_of
+from swarmnet.rounds.result_table import MAX_CONTRIBUTORS, Contributor, Table, class_of, tag_of
 
 Kept = dict[int, dict[Contributor, bytes]]
 """Slices by shard, then by contributor."""
@@ -176,12 +176,17 @@ class ReducerPath(AllGather):
     def counted(self, peers: int) -> None:
         """Draw reducers among the group's active peers, and keep as neighbours those that share rounds."""
         rounds, reducing, stage = self.rounds, self.reducing, self.work.stage
-        membership = self.neighbourhood.membership
-        members = frozenset(membership.live(stage)) | {self.rounds.me}
-        if peers != rounds.open_round.peers or members != reducing.members:
-            self.feed(events.GroupSizeChanged(peers, members))
+        membership, me = self.neighbourhood.membership, self.rounds.me
+        members, candidates = frozenset((*membership.active(stage), me)), membership.candidates()
+        classes = {me: class_of(membership.upload, membership.is_helper)}
+        for peer in members.union(candidates) - {me}:
+            known = membership.peers[peer]
+            classes[peer] = class_of(known.upload, known.is_helper)
+        of_members = {peer: classes[peer] for peer in members}
+        if (peers, members, of_members) != (rounds.open_round.peers, reducing.members, reducing.classes):
+            self.feed(events.GroupSizeChanged(peers, members, of_members))
         if rounds.agreement.hops > 1:  # Otherwise all are linked anyway.
-            membership.reduces(reducing.soon(rounds.current, membership.candidates()))
+            membership.reduces(reducing.soon(rounds.current, candidates, classes))
         for peer in self.neighbourhood.linked(stage):
             if membership.shares_rounds(peer) and peer not in rounds.neighbours:
                 self.feed(events.NeighbourJoined(peer))

@@ -12,7 +12,7 @@ from peers.telemetry.snapshot import IN_STEP, PeerRow, SwarmSnapshot, complete
 from peers.worker.stage_services import StageServices
 from peers.worker.worker import Worker
 from swarmnet.membership.membership import BEAT_SECONDS
-from swarmnet.membership.peer_info import PeerInfo
+from swarmnet.membership.peer_info import HELPER_ROLE, PeerInfo
 from swarmnet.pipeline.ledger import MicrobatchLedger
 from swarmnet.placement.standstill import StagePeer, stuck_stages
 from swarmnet.rounds.group_rounds import GroupRounds
@@ -130,6 +130,7 @@ def _neighbours(services: StageServices) -> list[PeerRow]:
             peer,
             known.stage,
             _state(known, now),
+            role=HELPER_ROLE if known.is_helper else "worker",
             round=known.round if known.linked else None,
             can_do=_can_do(services, known.service_seconds) if known.linked else None,
         )

@@ -94,7 +94,8 @@ def problems(typed, text, environment=None, overrides=None):
         ),
         (
             "role: boostrap\n",
-            "1: role: is the text 'boostrap'; expected 'worker', 'bootstrap', 'observer' or 'archivist'",
+            "1: role: is the text 'boostrap'; "
+            "expected 'worker', 'reducer', 'bootstrap', 'observer' or 'archivist'",
         ),
         ("role: bootstrap\nstage: -1\n", "2: stage: is -1; expected a stage (0, 1, ...) or auto"),
         (

@@ -79,6 +79,14 @@ def test_text_that_is_not_here_is_named_with_what_to_write_in_the_peer_file(mani
         first_shard_here(manifest, peer("stage: 0\n"), b"", unheard)
 
 
+def test_a_reducer_needs_no_text_for_any_stage(manifest, peer):
+    config = peer().model_copy(update={"role": "reducer"})
+    assert missing_text(manifest, config) == ""
+    assert unservable_stages(manifest, config, "") == frozenset()
+    assert config.holds_stage
+    assert not config.may_move
+
+
 def test_what_the_peer_file_says_where_it_is_is_read_there(manifest, peer, tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "book.txt").write_text("call me by my name")

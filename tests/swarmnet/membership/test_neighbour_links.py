@@ -8,7 +8,16 @@ import pytest
 
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.membership import GONE_FAILURES, MAX_ADJACENT, RELEASE_SECONDS, Membership
-from swarmnet.membership.overlay import FULL_GROUP, RINGS, choose_neighbours, hops, size_by_neighbours
+from swarmnet.membership.overlay import (
+    FULL_GROUP,
+    HELPER_LINKS,
+    RINGS,
+    choose_helpers,
+    choose_neighbours,
+    hops,
+    size_by_neighbours,
+)
+from swarmnet.membership.peer_info import HELPER_ROLE
 
 ME = PeerId("me")
 
@@ -206,6 +215,40 @@ def test_a_link_that_is_for_slices_alone_carries_no_gossip():
     membership.reduces([membership.me])
     assert all(map(membership.shares_rounds, ring))
     assert not any(map(membership.shares_rounds, far))
+
+
+def with_helpers(me: str, helpers: int, is_helper: bool = False) -> Membership:
+    """A member of a group of 40 workers and some helpers, all of which it has reached."""
+    membership = Membership(me=PeerId(me), stage=1, chance=Random(1), is_helper=is_helper)
+    names = {f"peer {number}": "worker" for number in range(40)}
+    names |= {f"helper {number}": HELPER_ROLE for number in range(helpers)}
+    for name, role in names.items():
+        if name != me:
+            membership.recorded(PeerId(name), 1, role, ("/x",), 1, b"record", 0.0, upload=len(name))
+            membership.linked(PeerId(name), 0.0)
+    membership.reduces([PeerId(name) for name in names if name.startswith("helper")])
+    return membership
+
+
+def test_rounds_are_shared_with_a_few_helpers_and_both_sides_know_with_which():
+    helpers = {PeerId(f"helper {number}") for number in range(8)}
+    ring = choose_neighbours(PeerId("peer 0"), with_helpers("peer 0", 8).peers)
+    worker = with_helpers("peer 0", 8)
+    chosen = {helper for helper in helpers if worker.shares_rounds(helper)}
+    assert chosen - ring == choose_helpers(worker.me, helpers) - ring
+    assert len(chosen - ring) <= HELPER_LINKS
+    for helper in helpers:
+        there = with_helpers(helper, 8, is_helper=True)
+        assert there.shares_rounds(worker.me) == (helper in chosen)
+        assert all(there.shares_rounds(other) for other in helpers - {helper}), "helpers know each other"
+
+
+def test_helpers_take_part_in_rounds_and_get_no_microbatches():
+    membership = with_helpers("peer 0", 2)
+    for peer in membership.peers:
+        membership.beat(peer, 1, True, 0, 0.1, 0.0)
+    assert set(membership.active(1)) - set(membership.live(1)) == {"helper 0", "helper 1"}
+    assert membership.peers[PeerId("helper 0")].upload == len("helper 0")
 
 
 def test_in_a_group_that_is_linked_whole_all_are_neighbours_whoever_reduces():

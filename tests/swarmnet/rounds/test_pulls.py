@@ -23,7 +23,7 @@ ONE, TWO = reference(1), reference(2)
 
 
 def test_what_is_offered_is_asked_for_once():
-    pulls = FetchScheduler()
+    pulls = FetchScheduler(PeerId("me"))
     assert pulls.offered(A, [ONE, TWO], 0.0) == [RequestContributions(A, (ONE.id, TWO.id))]
     assert pulls.offered(B, [ONE], 0.1) == []
     assert pulls.offered(A, [], 0.1) == []
@@ -33,7 +33,7 @@ def test_what_is_offered_is_asked_for_once():
 
 
 def test_what_does_not_come_is_asked_of_the_next_holder_in_turn():
-    pulls = FetchScheduler()
+    pulls = FetchScheduler(PeerId("me"))
     pulls.offered(A, [ONE], 0.0)
     pulls.offered(B, [ONE], 0.1)
     assert pulls.next_deadline() == PULL_SECONDS
@@ -46,7 +46,7 @@ def test_what_does_not_come_is_asked_of_the_next_holder_in_turn():
 
 
 def test_when_the_asked_holder_leaves_the_next_is_asked_at_once():
-    pulls = FetchScheduler()
+    pulls = FetchScheduler(PeerId("me"))
     pulls.offered(A, [ONE, TWO], 0.0)
     pulls.offered(B, [ONE], 0.0)
     pulls.left(A, 0.5)
@@ -55,14 +55,14 @@ def test_when_the_asked_holder_leaves_the_next_is_asked_at_once():
 
 
 def test_settled_rounds_are_forgotten():
-    pulls = FetchScheduler()
+    pulls = FetchScheduler(PeerId("me"))
     pulls.offered(A, [reference(n, round=n) for n in range(5)], 0.0)
     pulls.forget_until(2)
     assert [pulls.of_round(n) for n in range(5)] == [False, False, False, True, True]
 
 
 def test_what_nobody_gives_is_given_up_and_may_be_offered_again():
-    pulls = FetchScheduler()
+    pulls = FetchScheduler(PeerId("me"))
     pulls.offered(A, [ONE], 0.0)
     now, asked = 0.0, 1
     while len(pulls):
@@ -73,7 +73,7 @@ def test_what_nobody_gives_is_given_up_and_may_be_offered_again():
 
 
 def test_names_without_end_are_not_remembered():
-    pulls = FetchScheduler()
+    pulls = FetchScheduler(PeerId("me"))
     for number, start in enumerate(range(0, 3 * MAX_PULLS, 500)):
         pulls.offered(PeerId(f"liar {number}"), [reference(n) for n in range(start, start + 500)], 0.0)
     assert len(pulls) == MAX_PULLS
@@ -81,7 +81,7 @@ def test_names_without_end_are_not_remembered():
 
 @pytest.mark.parametrize("at_once", [500, 3 * MAX_PULLS])
 def test_names_of_one_neighbour_alone_leave_room_for_those_of_the_others(at_once):
-    pulls = FetchScheduler()
+    pulls = FetchScheduler(PeerId("me"))
     for start in range(0, 3 * MAX_PULLS, at_once):
         pulls.offered(A, [reference(n) for n in range(start, start + at_once)], 0.0)
     assert len(pulls) == MAX_OF_ONE
@@ -90,7 +90,7 @@ def test_names_of_one_neighbour_alone_leave_room_for_those_of_the_others(at_once
 
 
 def test_a_round_waits_for_a_name_of_one_neighbour_alone_no_longer_than_for_its_first_answer():
-    pulls = FetchScheduler()
+    pulls = FetchScheduler(PeerId("me"))
     pulls.offered(A, [ONE], 0.0)
     assert pulls.of_round(0)
     assert pulls.again(PULL_SECONDS) == [RequestContributions(A, (ONE.id,))], "it is asked again all the same"
@@ -103,7 +103,7 @@ def test_a_round_waits_for_a_name_of_one_neighbour_alone_no_longer_than_for_its_
 
 @given(st.integers(0, 2**32))
 def test_whatever_an_honest_holder_offers_comes_in_the_end_though_messages_are_lost(seed):
-    chance, pulls, now = Random(seed), FetchScheduler(), 0.0
+    chance, pulls, now = Random(seed), FetchScheduler(PeerId("me")), 0.0
     wanted = {reference(n).id: reference(n) for n in range(10)}
     lost = 0.3
     for _ in range(1000):

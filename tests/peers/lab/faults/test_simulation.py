@@ -128,6 +128,15 @@ def test_schedules_in_which_peers_exchange_through_reducers_violate_nothing(seed
     come_back_whole_and_in_parts(seen)
 
 
+def test_peers_that_only_reduce_take_part_in_schedules_and_violate_nothing():
+    seen = play(Options(9, peers=4, stages=2, rounds=10, seconds=30.0, sharded=True, helpers=2))
+    assert check(seen) == []
+    reduced = {note.name for note in seen.notes if note.event == "reduced"}
+    made = {note.name for note in seen.notes if note.event == "contribution_made"}
+    assert reduced & {"h0", "h1"}
+    assert not made & {"h0", "h1"}
+
+
 def test_peers_exchange_through_reducers_and_violate_nothing(sharded):
     come_back_whole_and_in_parts(sharded)
 
