@@ -1,6 +1,6 @@
 """The configurations of sync methods: they read the keys of `sync`, and estimate a contribution."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -8,6 +8,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import sizes_of, trained_layout
 from swarmnet.optimizer.method import method_of
 from swarmnet.run.manifest import Manifest
+from swarmnet.run.method_config import StageSizes
 from swarmnet.run.schema import ModelShape, Sync
 from swarmnet.run.sync_methods import (
     DEFAULT_METHOD,
@@ -51,6 +52,27 @@ def test_the_estimate_of_a_contribution_is_close_to_its_bytes(name):
     layout = trained_layout(run, 0)
     estimated = run.sync.config.contribution_bytes(sizes_of(layout, run.model.experts))
     assert estimated == pytest.approx(method_of(run, layout).payload_bytes, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_small", "expected"),
+    [
+        ({}, True, 1000),
+        ({}, False, 400 + 2 * 600),
+        ({"delta_codec": "int8"}, True, 400 + 4 * 600),
+        ({"topology": "sharded-reduce"}, False, 1000 + 1000 / 2),
+        ({"residual": "drop"}, False, 4 * 500 + 500),
+        ({"residual": "drop", "topology": "sharded-reduce"}, False, 4 * 500 + 500 + 1000 / 2),
+    ],
+)
+def test_an_open_round_of_local_steps_takes_one_byte_for_sums_of_few_and_a_float_for_own_deltas(
+    keys, is_small, expected
+):
+    sizes = StageSizes(all=1000, trained=500, few=400, matrices=())
+    config = Sync(method="local-steps", **keys).config
+    for fragments in (1, 4):
+        kept = replace(config, fragments=fragments).kept_bytes(sizes, 4, is_small)
+        assert kept == 4 * expected / fragments, "a round covers one fragment"
 
 
 def test_the_documentation_has_each_method_and_says_once_what_local_steps_are():
