@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from types import SimpleNamespace
 
 from swarm import tiny_manifest
@@ -74,7 +75,10 @@ class World:
             introduce=lambda contributor, peers: None,
             known=lambda: (),
             membership=SimpleNamespace(
-                live=lambda stage: self.live,
+                active=lambda stage: self.live,
+                peers=defaultdict(lambda: SimpleNamespace(upload=0, is_helper=False)),
+                is_helper=False,
+                upload=0,
                 candidates=list,
                 reduces=lambda peers: None,
                 shares_rounds=lambda peer: True,

@@ -217,7 +217,7 @@ async def test_who_does_not_give_the_slices_is_no_liar_but_reduces_nothing_here_
     for number in block:
         world.path.rounds.chain.append(SettledSet(4, b"%12d" % number))
     assert not any(C.peer_id in reducing.reducers(number) for number in block)
-    assert any(C.peer_id in reducing.soon(number, reducing.members) for number in block)
+    assert any(C.peer_id in reducing.soon(number, reducing.members, {}) for number in block)
     world.answer(C, name, HONEST)
     assert world.codes() == [code], "too late"
     world.path.close()
