@@ -18,8 +18,8 @@ from peers.config.errors import ConfigError, UserError, as_user_errors
 from peers.config.peer_file import DemoOptions, PeerFile, default_state, load, validate_peer_file
 from peers.config.yaml_lines import ParsedYaml
 from swarmnet.run.sync_methods import (
+    COMMON_STEP_METHOD,
     DEFAULT_LOCAL_METHOD,
-    DEFAULT_METHOD,
     METHOD_CONFIGS,
     PRESETS,
     MethodName,
@@ -219,7 +219,7 @@ def demo(
     method: Annotated[
         MethodName | None,
         typer.Option(
-            help=f"sync.method of the run. [default: {DEFAULT_METHOD}; with --experts {DEFAULT_LOCAL_METHOD}]"
+            help=f"Value of sync.method. [default: {COMMON_STEP_METHOD}; with --experts {DEFAULT_LOCAL_METHOD}]"
         ),
     ] = None,
     sharded: Annotated[
@@ -238,7 +238,7 @@ def demo(
         raise UserError(f"--peers {peers} cannot hold --stages {stages}; every stage needs a peer")
     if report is not None and not report.absolute().parent.is_dir():
         raise UserError(f"--report {report}: its folder does not exist")
-    method = method or (DEFAULT_LOCAL_METHOD if experts else DEFAULT_METHOD)
+    method = method or (DEFAULT_LOCAL_METHOD if experts else COMMON_STEP_METHOD)
     if experts and method not in PRESETS:
         raise UserError(f"--experts needs a local-step method: add --method with one of {', '.join(PRESETS)}")
     if sharded and not METHOD_CONFIGS[method].can_shard:

@@ -39,7 +39,7 @@ from peers.config.schema import TypeLabel
 from peers.config.validation import validate
 from peers.config.yaml_lines import ParsedYaml, override_values, read
 from swarmnet.identifiers import RunId
-from swarmnet.run.sync_methods import DEFAULT_METHOD, MethodName
+from swarmnet.run.sync_methods import COMMON_STEP_METHOD, MethodName
 
 __all__ = ["ConfigError", "DemoOptions", "MetricsFile", "PeerFile", "UserError", "default_state", "load"]
 
@@ -375,7 +375,7 @@ class DemoOptions:
     seed: int = 0
     keep: Path | None = None
     """Folder for the peers' state, which is kept afterwards. None: a temporary one."""
-    method: MethodName = DEFAULT_METHOD
+    method: MethodName = COMMON_STEP_METHOD
     """Key `sync.method` of the run."""
     sharded: bool = False
     """Whether `sync.topology` is `sharded-reduce`."""

@@ -180,7 +180,7 @@ DEFAULT_METHOD: MethodName = "demo-sign"
 DEFAULT_LOCAL_METHOD: MethodName = "local-steps"
 """The method with local steps where only these were asked for."""
 COMMON_STEP_METHOD: MethodName = "sign-muon"
-"""The method that the planner proposes where each round is one common step."""
+"""The method of the demo, and the one that the planner proposes where each round is one common step."""
 OUTER_METHODS = tuple(name for name, config in METHOD_CONFIGS.items() if config.has_outer_optimizer)
 
 

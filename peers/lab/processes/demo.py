@@ -88,7 +88,8 @@ def by_method(method: MethodName, sharded: bool) -> dict[str, Mapping[str, objec
     if rate := METHOD_CONFIGS[method].small_model_rate:
         sync["learning_rate"] = rate
     if METHOD_CONFIGS[method].orthogonalizes_gradients:
-        sync["fragments"] = 1  # A demo has a few hundred rounds, and its links carry all votes of each.
+        # A demo has a few hundred rounds, and its links carry all votes of each.
+        sync |= {"fragments": 1, "warmup_rounds": 5, "decay_rounds": 500}
     if method in PRESETS:  # Eight local steps a round with two peers.
         sync |= {"warmup_rounds": 5, "decay_rounds": 500}
         values["rounds"] = {"global_batch_tokens": 8192}
