@@ -219,7 +219,7 @@ def demo(
     method: Annotated[
         MethodName | None,
         typer.Option(
-            help=f"Value of sync.method. [default: {COMMON_STEP_METHOD}; with --experts {DEFAULT_LOCAL_METHOD}]"
+            help=f"sync.method. [default: {COMMON_STEP_METHOD}; with --experts {DEFAULT_LOCAL_METHOD}]"
         ),
     ] = None,
     sharded: Annotated[
