@@ -25,7 +25,7 @@ from swarmnet.identifiers import PeerId, RunId
 from swarmnet.run.canonical_form import MANIFEST_LIMIT, owner_statement
 from swarmnet.run.manifest import Manifest, ManifestError
 from swarmnet.run.manifest_check import check
-from swarmnet.run.schema import Data, ModelShape
+from swarmnet.run.schema import WIRE_VERSION, Data, ModelShape
 
 OWNER = Identity.from_seed(b"owner")
 STRANGER = Identity.from_seed(b"stranger")
@@ -301,6 +301,8 @@ FIRST_RUN = (
 
 
 def test_a_run_that_was_published_before_keys_were_added_keeps_its_id():
+    versions = f'"wire_version":{WIRE_VERSION}'.encode()
+    assert versions in FIRST_RUN, "WIRE_VERSION was raised: write FIRST_RUN anew, with the keys of today"
     assert parse(FIRST_RUN).canonical() == FIRST_RUN, (
         "every run that was ever published would get another id: a key that is added to the manifest has "
         "metadata={ADDED: True} and a default that changes nothing"

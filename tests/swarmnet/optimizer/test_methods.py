@@ -239,6 +239,23 @@ def test_lookahead_is_the_step_of_a_swarm_of_equals_while_the_round_is_open(meth
     assert not dense(method.lookahead(1), layout).any()
 
 
+@pytest.mark.parametrize("method_name", METHODS)
+def test_a_method_looks_ahead_by_the_step_of_a_swarm_of_equals_or_has_weights_of_its_own(method_name):
+    layout = layout_of({"lm_head.weight": (64, 64)})
+    method = method_of(manifest(method=method_name, selection="top-k", topk_per_chunk=4096), layout)
+    payload = method.contribute(gradient_of(layout, 0), 1, 0, PEERS[0])
+    ahead = method.lookahead(0)
+    if ahead is None:
+        assert method.own is not None, "a peer that does not look ahead computes with its own deltas"
+        return
+    step = dense(tally_of(method, {PEERS[0]: payload}).step(), layout)
+    moved = step != 0
+    agreement = float((dense(ahead, layout) == step)[moved].float().mean())
+    assert agreement >= method.lookahead_accuracy > 0.5, (
+        f"lookahead tells {agreement:.3f} of the step, and `lookahead_accuracy` is {method.lookahead_accuracy}"
+    )
+
+
 @pytest.mark.parametrize(("method_name", "selection", "transform"), EVERY)
 def test_every_selection_and_transform_descends(method_name, selection, transform):
     """Three peers with noisy gradients of a quadratic reach a tenth of the first loss and stay there. A step
