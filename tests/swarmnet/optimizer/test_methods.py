@@ -252,7 +252,7 @@ def test_a_method_looks_ahead_by_the_step_of_a_swarm_of_equals_or_has_weights_of
     moved = step != 0
     agreement = float((dense(ahead, layout) == step)[moved].float().mean())
     assert agreement >= method.lookahead_accuracy > 0.5, (
-        f"lookahead tells {agreement:.3f} of the step, and `lookahead_accuracy` is {method.lookahead_accuracy}"
+        f"lookahead tells {agreement:.3f} of the step; lookahead_accuracy is {method.lookahead_accuracy}"
     )
 
 
