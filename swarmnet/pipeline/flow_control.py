@@ -74,15 +74,15 @@ def graph_at_work(manifest: Manifest, stage: int, computing: Computing = PLAIN) 
 def _layer_bytes(model: ModelShape, computing: Computing) -> int:
     """Return the bytes per token that a layer keeps for its backward pass. They are counted as numbers of
     the width of hidden states, of attention heads and of the feed-forward layer."""
-    head_numbers = (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
-    if model.qk_norm:
-        head_numbers *= 2
-    feed_forward_numbers = 4 * model.active_feed_forward
-    inner_numbers = 2 * head_numbers + feed_forward_numbers
-    if computing.dtype == "fp32":
-        return FLOAT_BYTES * (6 * model.hidden_size + inner_numbers)
-    # Hidden states and inputs of norms stay float32; inputs and outputs of matrices are bfloat16.
-    return 2 * FLOAT_BYTES * model.hidden_size + BF16_BYTES * (4 * model.hidden_size + inner_numbers)
+    queries_and_keys = (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
+    # Inputs and outputs of norms are float32 in either format; inputs and outputs of matrices are not.
+    norm_numbers = 4 * model.hidden_size + (2 * queries_and_keys if model.qk_norm else 0)
+    matrix_numbers = 2 * model.hidden_size + 2 * queries_and_keys + 4 * model.active_feed_forward
+    if model.experts.num_experts:  # Each expert copies its tokens, and weighs its output in float32.
+        norm_numbers += model.experts.top_k * model.hidden_size
+        matrix_numbers += model.experts.top_k * model.hidden_size
+    matrix_bytes = FLOAT_BYTES if computing.dtype == "fp32" else BF16_BYTES
+    return FLOAT_BYTES * norm_numbers + matrix_bytes * matrix_numbers
 
 
 def graphs_that_fit(manifest: Manifest, stage: int, memory_bytes: int, computing: Computing = PLAIN) -> int:
