@@ -135,6 +135,9 @@ class QuietLink:
     def post(self, message, body=b""):
         return 0
 
+    async def drained(self, most, seconds):
+        """All has been sent."""
+
     def close(self):
         self.closed = True
 

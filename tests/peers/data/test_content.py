@@ -203,7 +203,7 @@ async def test_a_peer_leaves_while_its_text_is_not_there_yet():
 
     leaving, never = asyncio.Event(), asyncio.Event()
     worker = SimpleNamespace(
-        context=SimpleNamespace(settings=SimpleNamespace(checkpoints=None)),
+        context=SimpleNamespace(settings=SimpleNamespace(checkpoints=None, reduces_only=False)),
         lifecycle=SimpleNamespace(leaving=leaving),
         orders=SimpleNamespace(first_look=first_look, read_text=never.wait, last_round=None),
         elsewhere=None,
