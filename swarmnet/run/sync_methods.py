@@ -11,6 +11,7 @@ from math import ceil, log2
 from typing import ClassVar, Literal
 
 from swarmnet.run.local_step_config import LocalStepConfig, OuterStepConfig, TopologyName
+from swarmnet.run.loss_law import LossLaw
 from swarmnet.run.method_config import CHUNK, FLOAT_BYTES, MethodConfig, Problem, StageSizes
 
 SelectionName = Literal["top-k", "group"]
@@ -101,6 +102,10 @@ class SignMuonConfig(MethodConfig):
 
     can_shard: ClassVar[bool] = True
     orthogonalizes_gradients: ClassVar[bool] = True
+    loss_law: ClassVar[LossLaw] = LossLaw(
+        scale=0.98, peers_exponent=0.022, bits_exponent=0.008, error=0.012, fitted_peers=16
+    )
+    """Fitted to trials whose rounds are applied one round late."""
     preset_keys: ClassVar[tuple[str, ...]] = ("fragments",)
 
     def contribution_bytes(self, sizes: StageSizes) -> float:

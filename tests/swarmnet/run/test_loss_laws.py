@@ -16,7 +16,13 @@ LOCAL_STEPS = [
     *[(4, 163, -5.2), (4, 41, -1.5), (4, 571, -3.6), (4, 143, -1.7)],
     *[(8, 150, -3.9), (8, 37.5, 0.8), (2, 76, -7.4), (2, 19, -6.6), (8, 76, -2.6), (8, 19, 3.1)],
 ]
-TRIALS = {"local-steps": LOCAL_STEPS}
+SIGN_MUON = [
+    # the same of `sign-muon-1`, `-4`, `-8` and `-16`, one round late
+    *[(16, 400, -1.0), (16, 100, -0.2), (16, 50, 1.0)],
+    *[(4, 400, -3.7), (4, 100, -3.8), (4, 50, -4.0), (4, 25, -0.4), (4, 203, -2.1), (4, 102, -1.7)],
+    *[(2, 400, -5.4), (2, 100, -5.5), (2, 50, -3.1)],
+]
+TRIALS = {"local-steps": LOCAL_STEPS, "sign-muon": SIGN_MUON}
 
 
 def fitted(trials) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
