@@ -70,13 +70,13 @@ def warnings(search: Search) -> list[str]:
 
 
 def _table(rows: list[PlayedShape], searched: int) -> list[str]:
-    columns = f"{'':>9}{'stages':>7}{'microbatch':>11}{'exchange':>28}{'round':>9}{'tokens/s':>12}"
+    columns = f"{'':>9}{'stages':>7}{'microbatch':>11}{'exchange':>31}{'round':>9}{'tokens/s':>12}"
     lines = [f"{columns}{'used':>7}{'loss':>8}{'to its loss':>14}{'memory':>9}  bounded by"]
     for number, one in enumerate(rows):
         name = f"{number + 1}" if number < searched else "as it is"
         shape, answer = one.shape, one.answer
         lines.append(
-            f"{name:>9}{len(shape.stages):>7}{shape.sequences:>11}{exchange(one):>28}"
+            f"{name:>9}{len(shape.stages):>7}{shape.sequences:>11}{exchange(one):>31}"
             f"{round_seconds(one):>7,.0f} s{answer.churned:>12,.0f}{answer.utilisation:>7.1%}"
             f"{one.loss_factor - 1:>+8.1%}{duration(one.days):>14}{scaled(max(answer.memory)):>9}"
             f"  {answer.bounds.strongest}"
