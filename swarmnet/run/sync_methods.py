@@ -103,7 +103,7 @@ class SignMuonConfig(MethodConfig):
     can_shard: ClassVar[bool] = True
     orthogonalizes_gradients: ClassVar[bool] = True
     loss_law: ClassVar[LossLaw] = LossLaw(
-        scale=0.992, peers_exponent=0.026, bits_exponent=0.012, error=0.016, fitted_peers=16
+        scale=0.995, peers_exponent=0.025, bits_exponent=0.012, error=0.015, fitted_peers=64
     )
     """Fitted to trials whose rounds are applied one round late."""
     preset_keys: ClassVar[tuple[str, ...]] = ("fragments",)
