@@ -227,6 +227,7 @@ def test_only_setup_installs_and_only_what_has_a_hash():
     assert 'hashed="--require-hashes --no-build-isolation ' in text
 
 
+@pytest.mark.slow
 def test_a_file_with_another_hash_is_refused(clone):
     """A real pip, and a wheel made here: the one whose hash the lock has goes in, a changed one does not."""
     venv.create(clone / ".venv", symlinks=True)

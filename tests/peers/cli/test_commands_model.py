@@ -53,6 +53,7 @@ def swarmnet(monkeypatch, capsys, tmp_path):
     return typing(capsys, monkeypatch)
 
 
+@pytest.mark.slow
 def test_an_exported_model_writes_the_same_text_as_its_checkpoint(swarmnet, tmp_path):
     code, out, _ = swarmnet("export", "--hf", "model", "--from", "state")
     assert code == 0

@@ -262,6 +262,7 @@ def start(folder: Path, what: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_and_the_old_checkpoint_stays(tmp_path):
     with start(tmp_path, "full") as process:
         said, _ = process.communicate(timeout=60)
@@ -271,6 +272,7 @@ def test_a_full_disk_is_said_and_the_old_checkpoint_stays(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["stage-1-round-00000001.safetensors"]
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_any_moment_leaves_a_usable_checkpoint(tmp_path):
     process = start(tmp_path, "endless")
     with process:

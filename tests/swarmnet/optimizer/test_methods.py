@@ -257,6 +257,7 @@ def test_a_method_looks_ahead_by_the_step_of_a_swarm_of_equals_or_has_weights_of
 
 
 @pytest.mark.parametrize(("method_name", "selection", "transform"), EVERY)
+@pytest.mark.slow
 def test_every_selection_and_transform_descends(method_name, selection, transform):
     """Three peers with noisy gradients of a quadratic reach a tenth of the first loss and stay there. A step
     of sign-muon is a fifth of its learning rate."""

@@ -210,6 +210,7 @@ def healed(group: Group) -> None:
 
 @settings(max_examples=max(1, settings.default.max_examples // 3))
 @given(st.integers(2, 7), st.data(), st.integers(0, 10**6), st.floats(4, 20))
+@pytest.mark.slow
 def test_after_a_partition_every_peer_names_the_same_branch(
     size: int, data: st.DataObject, seed: int, seconds: float
 ) -> None:

@@ -89,6 +89,7 @@ def test_the_page_of_a_model_of_shared_directions_says_that_it_is_a_plain_one():
     assert f"{sum(map(prod, parameter_shapes(LLAMA, whole(LLAMA)).values())):,} parameters" in page
 
 
+@pytest.mark.slow
 def test_transformers_that_was_not_told_refuses_it_and_takes_it_for_no_llama(tmp_path):
     export(tmp_path / "model", FULL, stage_weights(FULL, (3,)))
     load = "import sys, transformers; transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])"
