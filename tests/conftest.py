@@ -20,7 +20,8 @@ PLAYS = {"Swarm": "swarm", "play": "peers.lab.faults.play"}
 """Who imports this name from there plays whole swarms: seconds to minutes of computing a test."""
 
 SWARMS = ("tests/swarm/", "tests/loopback/", "tests/peers/lab/", "tests/peers/runtime/test_clock.py")
-"""Whole swarms are played here, in memory, on loopback or by the laboratory. `scripts/test --fast` leaves them out."""
+"""Whole swarms are played here, in memory, on loopback or by the laboratory. `scripts/test --fast` leaves
+them out."""
 
 LONGEST = (
     "tests/peers/lab/faults/",
