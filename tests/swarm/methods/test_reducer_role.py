@@ -110,6 +110,7 @@ async def test_when_the_reducer_dies_workers_reduce_and_when_it_is_back_they_sto
     nothing_is_committed_twice(swarm)
 
 
+@pytest.mark.soak
 @on_virtual_clock
 async def test_a_reducer_that_lies_is_excluded_and_workers_reduce_again():
     swarm = Swarm(MANIFEST)
