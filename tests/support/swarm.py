@@ -89,6 +89,23 @@ def tiny_manifest(stages: tuple[int, ...] = (1, 1, 1), **changes: Any) -> Manife
     return Manifest(**{**fields, **changes})
 
 
+def sharded_manifest(stages: tuple[int, ...], *, shards: int, global_batch_tokens: int) -> Manifest:
+    """A tiny one whose peers take local steps and exchange them through reducers."""
+    plain = tiny_manifest(
+        stages,
+        sync=Sync(
+            method="local-steps",
+            learning_rate=1e-2,
+            warmup_rounds=1,
+            decay_rounds=1000,
+            inner_batch_tokens=64,
+            topology="sharded-reduce",
+            shards=shards,
+        ),
+    )
+    return replace(plain, rounds=replace(plain.rounds, global_batch_tokens=global_batch_tokens))
+
+
 def expert_manifest(exchange: TopologyName = "all-gather", **experts: Any) -> Manifest:
     """Likewise, with experts instead of a feed-forward, by peers that step by themselves."""
     manifest = tiny_manifest()

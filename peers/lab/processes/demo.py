@@ -87,11 +87,12 @@ def by_method(method: MethodName, sharded: bool) -> dict[str, Mapping[str, objec
     values: dict[str, Mapping[str, object]] = {"sync": sync}
     if rate := METHOD_CONFIGS[method].small_model_rate:
         sync["learning_rate"] = rate
-    if METHOD_CONFIGS[method].orthogonalizes_gradients:
-        # A demo has a few hundred rounds, and its links carry all votes of each.
-        sync |= {"fragments": 1, "warmup_rounds": 5, "decay_rounds": 500}
-    if method in PRESETS:  # Eight local steps a round with two peers.
+    common_steps = METHOD_CONFIGS[method].orthogonalizes_gradients
+    if common_steps or method in PRESETS:  # A demo has a few hundred rounds.
         sync |= {"warmup_rounds": 5, "decay_rounds": 500}
+    if common_steps:
+        sync["fragments"] = 1  # Its links carry all votes of each round.
+    if method in PRESETS:  # Eight local steps a round with two peers.
         values["rounds"] = {"global_batch_tokens": 8192}
     if sharded:
         sync["topology"] = "sharded-reduce"

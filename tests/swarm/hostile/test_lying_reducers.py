@@ -5,32 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from swarm import Swarm, nothing_is_committed_twice, tiny_manifest
+from swarm import Swarm, nothing_is_committed_twice, sharded_manifest
 
 from peers.lab.world.stub_stage import StubReduced
 from peers.lab.world.virtual_time import run
-from swarmnet.run.schema import Rounds, Sync
 
 HONEST = ("a", "b", "c", "d")
-MANIFEST = tiny_manifest(
-    (3,),
-    sync=Sync(
-        method="local-steps",
-        learning_rate=1e-2,
-        warmup_rounds=1,
-        decay_rounds=1000,
-        inner_batch_tokens=64,
-        topology="sharded-reduce",
-        shards=8,
-    ),
-    rounds=Rounds(
-        global_batch_tokens=512,
-        max_seconds=5.0,
-        contribution_timeout_seconds=1.0,
-        finality_timeout_seconds=3.0,
-        snapshot_interval=4,
-    ),
-)
+MANIFEST = sharded_manifest((3,), shards=8, global_batch_tokens=512)
 FOUND_WITHIN = 10
 """Rounds in which it has lied: in others it is not drawn. Four peers look into a shard of it with a chance of
 an eighth each, so 0.5 % of liars go on for so long."""

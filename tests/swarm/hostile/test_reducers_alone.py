@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from swarm import Swarm, tiny_manifest
+from swarm import Swarm, sharded_manifest
 
 from peers.lab.world.stub_stage import SLICE_BYTES, StubReduced
 from peers.lab.world.virtual_time import run
@@ -15,29 +15,10 @@ from protocols.signed.envelope import ENVELOPE_BYTES
 from protocols.signed.grants import Reduction, grant_of, sign_grant
 from swarmnet.rounds import events
 from swarmnet.rounds.result_table import Contributor, Table, counting, head_of, read_head, tag_of
-from swarmnet.run.schema import Rounds, Sync
 
 HONEST = ("a", "b", "c", "d")
 SHARDS = 8
-MANIFEST = tiny_manifest(
-    (3,),
-    sync=Sync(
-        method="local-steps",
-        learning_rate=1e-2,
-        warmup_rounds=1,
-        decay_rounds=1000,
-        inner_batch_tokens=64,
-        topology="sharded-reduce",
-        shards=SHARDS,
-    ),
-    rounds=Rounds(
-        global_batch_tokens=512,
-        max_seconds=5.0,
-        contribution_timeout_seconds=1.0,
-        finality_timeout_seconds=3.0,
-        snapshot_interval=4,
-    ),
-)
+MANIFEST = sharded_manifest((3,), shards=SHARDS, global_batch_tokens=512)
 LOOKED_AT = 8
 """Settled rounds: two draws."""
 

@@ -7,33 +7,14 @@ from dataclasses import replace
 
 import pytest
 from clocks import on_virtual_clock
-from swarm import Swarm, nothing_is_committed_twice, tiny_manifest
+from swarm import Swarm, nothing_is_committed_twice, sharded_manifest
 
 from peers.config.errors import UserError
 from protocols.signed.records import open_record
 from swarmnet.rounds.result_table import WORKERS_SHARD
-from swarmnet.run.schema import Rounds, Sync
 
 SHARDS = 6
-MANIFEST = tiny_manifest(
-    (2, 1),
-    sync=Sync(
-        method="local-steps",
-        learning_rate=1e-2,
-        warmup_rounds=1,
-        decay_rounds=1000,
-        inner_batch_tokens=64,
-        topology="sharded-reduce",
-        shards=SHARDS,
-    ),
-    rounds=Rounds(
-        global_batch_tokens=256,
-        max_seconds=5.0,
-        contribution_timeout_seconds=1.0,
-        finality_timeout_seconds=3.0,
-        snapshot_interval=4,
-    ),
-)
+MANIFEST = sharded_manifest((2, 1), shards=SHARDS, global_batch_tokens=256)
 WORKERS = {"a": 0, "b": 0, "c": 1, "d": 1}
 
 

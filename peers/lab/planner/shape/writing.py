@@ -13,12 +13,11 @@ from peers.config.atomic_files import is_there, write_atomically
 from peers.config.errors import UserError
 from peers.config.yaml_lines import read
 from peers.lab.planner.plan_report import scaled
-from peers.lab.planner.shape.candidates import Shape, own_method
+from peers.lab.planner.shape.candidates import Shape
 from peers.lab.planner.shape.shape_report import local_steps, round_seconds, sentence, warnings
 from peers.lab.planner.shape.shape_search import PlayedShape, Search
 from peers.telemetry.console import counted
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.sync_methods import COMMON_STEP_METHOD
 
 WIDTH = 110
 WARMUP_SHARE = 0.02
@@ -96,7 +95,7 @@ def _method(shape: Shape, run: Manifest) -> dict[str, Any]:
     parts = {"fragments": shape.parts} if shape.parts else {}
     inner = {"inner_batch_tokens": shape.inner_batch_tokens} if shape.local else {}
     return {
-        "method": own_method(run.sync) if shape.local else COMMON_STEP_METHOD,
+        "method": shape.manifest(run).sync.method,
         **inner,
         **parts,
         **exchange,
