@@ -89,20 +89,22 @@ def tiny_manifest(stages: tuple[int, ...] = (1, 1, 1), **changes: Any) -> Manife
     return Manifest(**{**fields, **changes})
 
 
+def local_steps(topology: TopologyName, shards: int) -> Sync:
+    """Local steps that a tiny model learns with."""
+    return Sync(
+        method="local-steps",
+        learning_rate=1e-2,
+        warmup_rounds=1,
+        decay_rounds=1000,
+        inner_batch_tokens=64,
+        topology=topology,
+        shards=shards,
+    )
+
+
 def sharded_manifest(stages: tuple[int, ...], *, shards: int, global_batch_tokens: int) -> Manifest:
     """A tiny one whose peers take local steps and exchange them through reducers."""
-    plain = tiny_manifest(
-        stages,
-        sync=Sync(
-            method="local-steps",
-            learning_rate=1e-2,
-            warmup_rounds=1,
-            decay_rounds=1000,
-            inner_batch_tokens=64,
-            topology="sharded-reduce",
-            shards=shards,
-        ),
-    )
+    plain = tiny_manifest(stages, sync=local_steps("sharded-reduce", shards))
     return replace(plain, rounds=replace(plain.rounds, global_batch_tokens=global_batch_tokens))
 
 
@@ -110,15 +112,7 @@ def expert_manifest(exchange: TopologyName = "all-gather", **experts: Any) -> Ma
     """Likewise, with experts instead of a feed-forward, by peers that step by themselves."""
     manifest = tiny_manifest()
     model = replace(TINY_MODEL, qk_norm=True, intermediate_size=32, experts=Experts(**experts))
-    sync = Sync(
-        method="local-steps",
-        learning_rate=1e-2,
-        warmup_rounds=1,
-        decay_rounds=1000,
-        inner_batch_tokens=64,
-        topology=exchange,
-        shards=3,
-    )
+    sync = local_steps(exchange, 3)
     return replace(manifest, model=model, sync=sync, rounds=replace(manifest.rounds, global_batch_tokens=512))
 
 
