@@ -40,9 +40,9 @@ def test_what_does_not_come_is_asked_of_the_next_holder_in_turn():
     assert pulls.again(0.9 * PULL_SECONDS) == []
     assert pulls.again(PULL_SECONDS) == [RequestContributions(B, (ONE.id,))]
     assert pulls.again(2 * PULL_SECONDS) == [RequestContributions(A, (ONE.id,))]
-    pulls.arrived(ONE.id)
+    pulls.arrived(ONE, A, 2.5)
     assert pulls.next_deadline() == float("inf")
-    pulls.arrived(ONE.id)
+    pulls.arrived(ONE, A, 3.0)
 
 
 def test_when_the_asked_holder_leaves_the_next_is_asked_at_once():
@@ -57,7 +57,7 @@ def test_when_the_asked_holder_leaves_the_next_is_asked_at_once():
 def test_settled_rounds_are_forgotten():
     pulls = FetchScheduler(PeerId("me"))
     pulls.offered(A, [reference(n, round=n) for n in range(5)], 0.0)
-    pulls.forget_until(2)
+    pulls.forget_until(2, 1.0)
     assert [pulls.of_round(n) for n in range(5)] == [False, False, False, True, True]
 
 
@@ -97,7 +97,7 @@ def test_a_round_waits_for_a_name_of_one_neighbour_alone_no_longer_than_for_its_
     assert not pulls.of_round(0)
     pulls.offered(B, [ONE], PULL_SECONDS + 0.1)
     assert pulls.of_round(0), "somebody else has it, too"
-    pulls.arrived(ONE.id)
+    pulls.arrived(ONE, B, 2.0)
     assert not pulls.of_round(0)
 
 
@@ -111,13 +111,12 @@ def test_whatever_an_honest_holder_offers_comes_in_the_end_though_messages_are_l
             break
         if chance.random() < 0.2:
             pulls.offered(chance.choice([A, B]), [reference(99)], now)
-            pulls.arrived(reference(99).id)
+            pulls.arrived(reference(99), B, now)
         offered = list(wanted.values()) if not len(pulls) else []
         for want in pulls.offered(A, offered, now) + pulls.again(now):
             for identity in want.ids:
                 if identity in wanted and chance.random() > lost:
-                    pulls.arrived(identity)
-                    del wanted[identity]
+                    pulls.arrived(wanted.pop(identity), A, now)
         if len(pulls):
             assert pulls.next_deadline() > now, "it would spin"
             now = pulls.next_deadline()
