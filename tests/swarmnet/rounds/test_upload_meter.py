@@ -1,4 +1,4 @@
-"""What peers measure of each other's uploads, and how that bounds a false claim, with liars in both directions."""
+"""What peers measure of each other's uploads bounds false claims, with liars in both directions."""
 
 from __future__ import annotations
 
