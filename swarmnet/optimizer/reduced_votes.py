@@ -41,9 +41,9 @@ WORD_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class CountCode:
-    """Code for counts from 0 to `contributors`. Any counts have one form, and `read` refuses all others."""
+    """Code for counts from 0 to `most`. Any counts have one form, and `read` refuses all others."""
 
-    contributors: int
+    most: int
     word_bytes: int
     digits: int
     """Counts in a word, the first lowest. The last word may have fewer, and then zeros."""
@@ -58,13 +58,13 @@ class CountCode:
         digits_WD.reshape(-1)[: len(flat)] = flat
         words_W = np.zeros(len(digits_WD), "<u8")
         for digit_W in digits_WD.T[::-1]:
-            words_W *= np.uint64(self.contributors + 1)
+            words_W *= np.uint64(self.most + 1)
             words_W += digit_W
         return words_W.view(np.uint8).reshape(-1, WORD_BYTES)[:, : self.word_bytes].tobytes()
 
     def read(self, data: memoryview, chunks: int, width: int) -> Counts:
         """Return counts [chunks, width]. Raises ContributionError if `write` cannot have returned `data`."""
-        count, base = chunks * width, np.uint64(self.contributors + 1)
+        count, base = chunks * width, np.uint64(self.most + 1)
         if len(data) != self.bytes_of(count):
             raise ContributionError(f"{len(data)} bytes of counts where {self.bytes_of(count)} belong")
         bytes_WB = np.frombuffer(data, np.uint8).reshape(-1, self.word_bytes)
@@ -76,20 +76,21 @@ class CountCode:
             words_W = rest_W
         flat = digits_WD.reshape(-1)
         if np.any(words_W) or np.any(flat[count:]):
-            raise ContributionError(f"a word of counts is too large for {self.contributors} contributors")
+            raise ContributionError(f"a word of counts is too large for counts up to {self.most}")
         return flat[:count].reshape(chunks, width)
 
 
 @lru_cache(MAX_CONTRIBUTORS)
-def count_code(contributors: int) -> CountCode:
-    """Return the code with the fewest bytes for each count, and among equal ones the shortest words."""
+def count_code(most: int) -> CountCode:
+    """Return the code of counts up to `most` with the fewest bytes for each, and of those with the shortest
+    words."""
     codes = []
     for word_bytes in range(1, WORD_BYTES + 1):
         digits = 0
-        while (contributors + 1) ** (digits + 1) <= 256**word_bytes:
+        while (most + 1) ** (digits + 1) <= 256**word_bytes:
             digits += 1
         if digits:
-            codes.append(CountCode(contributors, word_bytes, digits))
+            codes.append(CountCode(most, word_bytes, digits))
     return min(codes, key=lambda code: Fraction(code.word_bytes, code.digits))
 
 
@@ -159,15 +160,15 @@ class ReducedVotes(ResultParts):
         """Return each plane of the votes with its chunks in a shard."""
         return [(plane, rows_of(plane, shard, self.shards)) for plane in self.voted.planes]
 
-    def _bytes(self, shard: int, contributors: int) -> int:
-        """Return the bytes of the counts of a shard."""
-        code = count_code(contributors)
+    def _bytes(self, shard: int, most: int) -> int:
+        """Return the bytes of the counts of a shard, each of which is `most` or less."""
+        code = count_code(most)
         return sum(code.bytes_of((rows.stop - rows.start) * plane.chunk) for plane, rows in self._rows(shard))
 
-    def _counts(self, shard: int, contributors: int, data: memoryview) -> list[Counts]:
-        """Decode the counts of each plane in a shard. A slice is the counts of one contributor. Raises
-        ContributionError."""
-        size, code = self._bytes(shard, contributors), count_code(contributors)
+    def _counts(self, shard: int, most: int, data: memoryview) -> list[Counts]:
+        """Decode the counts of each plane in a shard, each of which is `most` or less. A slice is the counts
+        of one contributor. Raises ContributionError."""
+        size, code = self._bytes(shard, most), count_code(most)
         if len(data) != size:
             raise ContributionError(f"{len(data)} bytes of votes in shard {shard} where {size} belong")
         start, found = 0, []
