@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf, log2
 
 from swarmnet.identifiers import ContributionId, PeerId
@@ -51,10 +52,9 @@ class UploadMeter:
         self._transfers: dict[PeerId, _Transfers] = {}
         self._sender: dict[ContributionId, PeerId] = {}
         """Contribution -> the neighbour from which it was requested last."""
-        self._rates: defaultdict[PeerId, deque[tuple[float, float]]] = defaultdict(
-            lambda: deque(maxlen=SAMPLES)
-        )
-        """Sender -> times and rates of the newest transfers, in bytes per second; infinite if fast."""
+        self._rates: dict[PeerId, deque[tuple[float, float]]] = {}
+        """Sender -> times and rates of its newest transfers, in bytes per second; infinite if fast. The
+        sender measured last comes last, and at most `MAX_REPORTS` are remembered."""
 
     def requested(self, identity: ContributionId, sender: PeerId, now: float) -> None:
         """Record a request to a neighbour. It ends an earlier one for the same contribution."""
@@ -80,9 +80,9 @@ class UploadMeter:
         del self._transfers[sender]
         seconds = now - transfers.since
         if seconds >= SLOW_SECONDS:
-            self._rates[sender].append((now, transfers.received / seconds))
+            self._record(sender, now, transfers.received / seconds)
         elif transfers.received:
-            self._rates[sender].append((now, inf))
+            self._record(sender, now, inf)
 
     def left(self, sender: PeerId) -> None:
         """Ignore what was requested from a neighbour that has left."""
@@ -92,16 +92,19 @@ class UploadMeter:
 
     def reports(self, now: float) -> bytes:
         """Return what this peer reports of its neighbours, as `read_reports` reads it."""
-        for sender, rates in list(self._rates.items()):
-            while rates and rates[0][0] < now - REMEMBERED_SECONDS:
-                rates.popleft()
-            if not rates:
-                del self._rates[sender]
-        enough = {sender: rates for sender, rates in self._rates.items() if len(rates) == SAMPLES}
-        newest = sorted(enough, key=lambda sender: (-enough[sender][-1][0], sender))[:MAX_REPORTS]
+        oldest = now - REMEMBERED_SECONDS
         return b"".join(
-            short_tag(sender) + bytes([_level(max(rate for _, rate in enough[sender]))]) for sender in newest
+            short_tag(sender) + bytes([_level(max(rate for _, rate in rates))])
+            for sender, rates in self._rates.items()
+            if len(rates) == SAMPLES and rates[0][0] >= oldest
         )
+
+    def _record(self, sender: PeerId, now: float, rate: float) -> None:
+        rates = self._rates.pop(sender, deque(maxlen=SAMPLES))
+        rates.append((now, rate))
+        self._rates[sender] = rates
+        if len(self._rates) > MAX_REPORTS:
+            del self._rates[next(iter(self._rates))]
 
 
 def read_reports(reports: bytes) -> dict[bytes, int]:
@@ -110,12 +113,13 @@ def read_reports(reports: bytes) -> dict[bytes, int]:
     return {entry[:-1]: entry[-1] for entry in entries if len(entry) == REPORT_BYTES}
 
 
-def measured_uploads(reports: Mapping[PeerId, bytes]) -> dict[bytes, float]:
+@lru_cache(8)
+def measured_uploads(reports: frozenset[tuple[PeerId, bytes]]) -> Mapping[bytes, float]:
     """Return the upload in bytes per second that is known of peers, by the first bytes of their tags;
-    infinite if most peers that report on one call it fast. `reports` maps each peer of a group to what it
+    infinite if most peers that report on one call it fast. `reports` has each peer of a group with what it
     reports. What a peer reports on itself is ignored."""
     by_tag: defaultdict[bytes, list[int]] = defaultdict(list)
-    for peer, of_peer in reports.items():
+    for peer, of_peer in reports:
         for tag, level in read_reports(of_peer).items():
             if tag != short_tag(peer):
                 by_tag[tag].append(level)

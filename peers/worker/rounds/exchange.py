@@ -192,8 +192,8 @@ class ReducerPath(AllGather):
         membership, me = self.neighbourhood.membership, self.rounds.me
         members, candidates = frozenset((*membership.active(stage), me)), membership.candidates()
         others = {peer: membership.peers[peer] for peer in members.union(candidates) - {me}}
-        reports = {peer: others[peer].uploads_seen for peer in members - {me}}
-        measured = measured_uploads(reports | {me: self._reported})
+        reports = frozenset((peer, others[peer].uploads_seen) for peer in members - {me})
+        measured = measured_uploads(reports | {(me, self._reported)})
         classes = {me: class_of(membership.upload, measured.get(short_tag(me), inf), membership.is_helper)}
         for peer, known in others.items():
             classes[peer] = class_of(known.upload, measured.get(short_tag(peer), inf), known.is_helper)
