@@ -31,7 +31,7 @@ from swarmnet.run.sync_methods import (
     meaning_of_methods,
 )
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 MEANING = "meaning"
 """Marks the meaning of a key that is composed by the program instead of written below the key."""
 
