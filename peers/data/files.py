@@ -94,6 +94,8 @@ class File:
     """True if the user named this file and not only its folder: it is then text whatever it contains."""
     sha256: str = ""
     """SHA-256 that the file must have; empty: any."""
+    chunks: str = ""
+    """SHA-256 of the list of its chunks' hashes, by which other peers send the file; empty: it is here."""
 
 
 def local_file(path: Path, *, named: bool = False, sha256: str = "") -> File:
@@ -105,6 +107,33 @@ def local_file(path: Path, *, named: bool = False, sha256: str = "") -> File:
 
 def _open_local(path: Path, seekable: bool = False) -> BufferedReader:
     return BufferedReader(path.open("rb", buffering=0), BUFFER_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedFolder:
+    """The files of this machine that came from other peers. Each has its SHA-256 as its name."""
+
+    folder: Path
+
+    def path(self, sha256: str) -> Path:
+        return self.folder / sha256
+
+    def file(self, name: str, bytes: int, sha256: str, chunks: str) -> File:
+        """Return a file of a text, which may not be here yet. `name` is its name in the text."""
+        open_file = partial(_open_local, self.path(sha256))
+        return File(name, bytes, sha256, open_file, sha256=sha256, chunks=chunks)
+
+    def __str__(self) -> str:
+        return "other peers"
+
+
+Place = str | FetchedFolder
+"""Where a source's text is: a path, a URL, `python-stdlib`, or the folder of what other peers send."""
+
+
+def shown_place(place: Place) -> str:
+    """Return a place for people, without the secrets of a URL."""
+    return without_secret(place) if isinstance(place, str) else str(place)
 
 
 class RemoteFolder:

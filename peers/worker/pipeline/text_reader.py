@@ -13,7 +13,7 @@ needed and not open yet.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -25,13 +25,13 @@ from peers.config.atomic_files import write_atomically
 from peers.config.errors import UserError
 from peers.config.remote_files import retry_until_reached
 from peers.config.run_file import SignedManifest
-from peers.config.run_url import without_secret
 from peers.data.documents import ReadSummary, TextError
-from peers.data.files import TextUnreachable
+from peers.data.files import TextUnreachable, shown_place
 from peers.data.local_text import places_here, progress_lines, shards_here, text_line, tokenizer_here
 from peers.data.shards import Shard
 from peers.data.tokens import FOLDER, ShardCache, ShardTokens
 from peers.process.role import Process
+from peers.state.chunks.text_exchange import TextExchange
 from peers.telemetry import log_events
 from swarmnet.identifiers import MicrobatchId
 from swarmnet.model.epochs import (
@@ -148,13 +148,15 @@ class TextReader:
         *,
         process: Process,
         signed: SignedManifest,
+        exchange: TextExchange,
         opened: Callable[[], None],
         ended: Callable[[asyncio.Task[None]], None],
     ) -> None:
-        """`opened()` is called when a shard that was waited for may be open; `ended` receives failed
-        tasks."""
+        """`exchange` gets from other peers what is not here. `opened()` is called when a shard that was
+        waited for may be open; `ended` receives failed tasks."""
         self._process = process
         self._signed = signed
+        self._exchange = exchange
         self._opened = opened
         self._ended = ended
         self._path = process.config.state / FOLDER / PLACE
@@ -178,13 +180,15 @@ class TextReader:
         await self.close()
         process, config, manifest = self._process, self._process.config, self._signed.manifest
         sources = places_here(manifest, config).items()
-        places = ", ".join(f"{name} from {without_secret(place)}" for name, place in sources)
+        places = ", ".join(f"{name} from {shown_place(place)}" for name, place in sources)
         tokenizer = tokenizer_here(manifest, config) or BYTES
         process.notify("text", f"reads the run's text: {places}; tokens: {tokenizer}")
+        await self._patiently(self._exchange.prepare)
         shards, self._cache, reading = await self._patiently(
-            lambda: shards_here(manifest, config, process.identity.public_key, withdrawn)
+            lambda: asyncio.to_thread(shards_here, manifest, config, process.identity.public_key, withdrawn)
         )
         try:
+            await self._patiently(lambda: self._exchange.share(shards, withdrawn))
             if self._data.sampling == "random":
                 await self._open_drawn(shards[""][0])
                 return self
@@ -215,6 +219,7 @@ class TextReader:
             self._ahead.cancel()
             await asyncio.gather(self._ahead, return_exceptions=True)
             await self._save()
+        await self._exchange.close()
         self._ahead = None
         self._waiting.clear()
 
@@ -308,16 +313,16 @@ class TextReader:
         def progress(done: int, all: int) -> None:
             loop.call_soon_threadsafe(said_here, done, all)
 
-        opened = await self._patiently(lambda: cache.open(shard, progress))
+        await self._patiently(lambda: self._exchange.fetch(shard))
+        opened = await self._patiently(lambda: asyncio.to_thread(cache.open, shard, progress))
         self._warn(opened.reading)
         return opened
 
-    async def _patiently(self, read: Callable[[], Result]) -> Result:
-        """Run `read` in a thread, and retry while the text's server does not respond. Raises UserError."""
+    async def _patiently(self, read: Callable[[], Awaitable[Result]]) -> Result:
+        """Return the result of `read`, repeated while the text's server, or all peers with text, do not
+        respond. Raises UserError."""
         try:
-            return await retry_until_reached(
-                lambda: asyncio.to_thread(read), TextUnreachable, self._report_problem
-            )
+            return await retry_until_reached(read, TextUnreachable, self._report_problem)
         except TextError as error:
             raise UserError(str(error)) from None
 

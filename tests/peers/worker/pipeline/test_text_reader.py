@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from swarm import TextProcess, sign, tiny_manifest
+from swarm import TextProcess, alone, sign, tiny_manifest
 
 from peers.config.errors import UserError
 from peers.config.peer_file import PeerFile
@@ -62,7 +62,11 @@ class Peer:
             Identity.from_seed(origin.encode()),
         )
         self.text = TextReader(
-            process=self.process, signed=signed, opened=self.opened.set, ended=lambda _: self.ended.set()
+            process=self.process,
+            signed=signed,
+            exchange=alone(self.process, signed),
+            opened=self.opened.set,
+            ended=lambda _: self.ended.set(),
         )
         self.start = partial(self.text.open, self.withdrawn)
 
