@@ -172,7 +172,7 @@ class TextProcess(SimpleNamespace):
         )
 
 
-def alone(process, signed) -> TextExchange:
+def exchange_alone(process, signed) -> TextExchange:
     """A peer's exchange of text without any other peer."""
 
     async def nobody(_run, _stage, _deadline):

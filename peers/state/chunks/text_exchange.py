@@ -96,6 +96,7 @@ class TextExchange:
         self._log_event = log_event
         self._notify = notify
         self._clock = asyncio.get_running_loop()
+        self._one_at_a_time = asyncio.Lock()
         self._chance = Random(transport.peer)
         self._carriers: ChunkDownloader | None = None
         self._holders: dict[PeerId, Sequence[str]] = {}
@@ -165,9 +166,10 @@ class TextExchange:
 
     async def fetch(self, shard: Shard) -> None:
         """Fetch the files of a shard that are not here. Raises TextUnreachable and TextError."""
-        for file in shard.files:
-            if file.chunks and not await asyncio.to_thread(self._is_here, file):
-                await self._fetch_file(file)
+        async with self._one_at_a_time:
+            for file in shard.files:
+                if file.chunks and not await asyncio.to_thread(self._is_here, file):
+                    await self._fetch_file(file)
 
     def _is_here(self, file: File) -> bool:
         try:
@@ -372,7 +374,7 @@ class TextExchange:
             if running.transfer.receive(peer, index, chunk):
                 running.senders.add(peer)
         elif (peer, index) in self._retried:
-            running.transfer.drop(peer, "no_chunk")
+            running.transfer.drop(peer, "no_chunk", f"does not send chunk {index}")
         elif self._carriers is not None:
             self._retried.add((peer, index))
             self._carriers.ask(peer, self._holders[peer], digest, index)

@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -29,6 +30,7 @@ from peers.data.documents import ReadSummary, TextError
 from peers.data.files import TextUnreachable, shown_place
 from peers.data.local_text import places_here, progress_lines, shards_here, text_line, tokenizer_here
 from peers.data.shards import Shard
+from peers.data.shared_text import fetched_bytes
 from peers.data.tokens import FOLDER, ShardCache, ShardTokens
 from peers.process.role import Process
 from peers.state.chunks.text_exchange import TextExchange
@@ -39,6 +41,7 @@ from swarmnet.model.epochs import (
     TextPosition,
     following,
     mixed,
+    reading_order,
     window_count,
     window_token_start,
 )
@@ -166,10 +169,15 @@ class TextReader:
         self._waiting: list[Tensor] = []
         """Windows of a microbatch that is not complete yet."""
         self._wanted = asyncio.Event()
-        self._ahead: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        """Tasks that read ahead and fetch the text; none with random sampling."""
         self._whole = b""
         self._saved = b""
         """Position after the newest complete microbatch, and the position that is on disk."""
+
+    @property
+    def _reader(self) -> EpochReader:
+        return EpochReader(self._signed.run_id, self._signed.manifest.seed, self._process.identity.peer_id)
 
     @property
     def _data(self) -> Data:
@@ -201,8 +209,11 @@ class TextReader:
         except BaseException:
             await self.close()
             raise
-        self._ahead = asyncio.create_task(self._read_ahead(), name="read ahead")
-        self._ahead.add_done_callback(self._ended)
+        self._tasks = [asyncio.create_task(self._read_ahead(), name="read ahead")]
+        if any(fetched_bytes(some) for some in shards.values()):
+            self._tasks.append(asyncio.create_task(self._fetch_all(shards), name="fetch text"))
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
         there, size = self._covered(), sum(each.bytes for some in shards.values() for each in some)
         process.notify(
             "text",
@@ -215,12 +226,13 @@ class TextReader:
         """Close the text and save the position to disk."""
         if self._cache is not None:
             self._cache.stopped = True
-        if self._ahead is not None:
-            self._ahead.cancel()
-            await asyncio.gather(self._ahead, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
             await self._save()
         await self._exchange.close()
-        self._ahead = None
+        self._tasks = []
         self._waiting.clear()
 
     def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor] | None:
@@ -271,8 +283,7 @@ class TextReader:
 
     def _circles(self, shards: Mapping[str, list[Shard]]) -> list[EndlessText]:
         """Return the circles, each at this peer's saved position if there is one."""
-        manifest, weights = self._signed.manifest, {one.name: one.weight for one in self._data.sources}
-        reader = EpochReader(self._signed.run_id, manifest.seed, self._process.identity.peer_id)
+        weights, reader = {one.name: one.weight for one in self._data.sources}, self._reader
         if not any(weights.values()):
             shards = {"": [each for some in shards.values() for each in some]}
         kept = self._kept()
@@ -298,6 +309,13 @@ class TextReader:
                 async with asyncio.timeout(SAVE_SECONDS):
                     await self._wanted.wait()
             await self._save()
+
+    async def _fetch_all(self, shards: Mapping[str, list[Shard]]) -> None:
+        """Fetch all shards that other peers send, so that this peer can send them on. Raises UserError."""
+        by_name = {shard.name: shard for some in shards.values() for shard in some}
+        for name in reading_order(self._reader, by_name):
+            await self._patiently(partial(self._exchange.fetch, by_name[name]))
+        await self._exchange.close()
 
     async def _open_ahead(self) -> None:
         for circle in self.circles:

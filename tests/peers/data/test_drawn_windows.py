@@ -9,7 +9,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from swarm import TextProcess, alone, sign, tiny_manifest
+from swarm import TextProcess, exchange_alone, sign, tiny_manifest
 from tokenizers import Tokenizer
 
 from peers.config.peer_file import PeerFile
@@ -63,7 +63,7 @@ async def digest_of(
     reader = TextReader(
         process=process,
         signed=signed,
-        exchange=alone(process, signed),
+        exchange=exchange_alone(process, signed),
         opened=pytest.fail,
         ended=pytest.fail,
     )

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 
 import pytest
-from swarm import TextProcess, alone, tiny_manifest
+from swarm import TextProcess, exchange_alone, tiny_manifest
 from watched import Watched
 
 from peers.config.peer_file import PeerFile
@@ -49,7 +49,7 @@ def test_every_shard_is_trained_on_once_an_epoch_and_everybody_can_see_how_far_i
         text = TextReader(
             process=process,
             signed=swarm.signed,
-            exchange=alone(process, swarm.signed),
+            exchange=exchange_alone(process, swarm.signed),
             opened=pump,
             ended=lambda _: None,
         )
