@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -59,6 +60,8 @@ BEGIN_SECONDS = 60.0
 SLOWEST = 20_000
 """Minimum bytes per second of a file from all peers together. A slower download is begun anew with others;
 its chunks stay."""
+MAX_FRUITLESS = 3
+"""Files in a row of which a peer may send nothing before it rests. It may be gone, or have few files."""
 UNANSWERED = ("gone", "stalled")
 LIES = ("wrong_hash", "wrong_length")
 
@@ -104,6 +107,8 @@ class TextExchange:
         self._looked_up_at = float("-inf")
         self._resting: dict[PeerId, float] = {}
         self._liars: set[PeerId] = set()
+        self._fruitless: Counter[PeerId] = Counter()
+        """Number of files in a row of which a peer has sent nothing."""
         self._retried: set[tuple[PeerId, int]] = set()
         """Requests for chunks of the present file that failed and were repeated."""
         self._answers: dict[tuple[PeerId, bytes, int], asyncio.Future[bytes | None]] = {}
@@ -214,9 +219,10 @@ class TextExchange:
         """Remember and report a peer that failed."""
         peer, code = dropped.peer, dropped.code
         reason = dropped.reason or HOLDERS[code].meaning
+        self._fruitless[peer] += 1
         if code in LIES:
             self._liars.add(peer)
-        elif code in UNANSWERED:
+        elif code in UNANSWERED or self._fruitless[peer] >= MAX_FRUITLESS:
             self._resting[peer] = self._clock.time() + REST_SECONDS
         self._log_event(log_events.HolderDropped(peer=peer, code=code, reason=reason))
         if code in LIES:
@@ -373,6 +379,7 @@ class TextExchange:
         if chunk is not None:
             if running.transfer.receive(peer, index, chunk):
                 running.senders.add(peer)
+                self._fruitless.pop(peer, None)
         elif (peer, index) in self._retried:
             running.transfer.drop(peer, "no_chunk", f"does not send chunk {index}")
         elif self._carriers is not None:

@@ -16,7 +16,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from peers.config.atomic_files import write_atomically
 from peers.config.errors import UserError
-from peers.config.remote_files import retry_until_reached
+from peers.config.remote_files import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, retry_until_reached
 from peers.config.run_file import SignedManifest
 from peers.data.documents import ReadSummary, TextError
 from peers.data.files import TextUnreachable, shown_place
@@ -311,11 +310,24 @@ class TextReader:
             await self._save()
 
     async def _fetch_all(self, shards: Mapping[str, list[Shard]]) -> None:
-        """Fetch all shards that other peers send, so that this peer can send them on. Raises UserError."""
+        """Fetch all shards that other peers send, so that this peer can send them on. Shards that no peer
+        sends now are tried again later. Raises UserError."""
         by_name = {shard.name: shard for some in shards.values() for shard in some}
-        for name in reading_order(self._reader, by_name):
-            await self._patiently(partial(self._exchange.fetch, by_name[name]))
-        await self._exchange.close()
+        left, pause = reading_order(self._reader, by_name), FIRST_PAUSE_SECONDS
+        while left:
+            failed = []
+            for name in left:
+                try:
+                    await self._exchange.fetch(by_name[name])
+                except TextUnreachable:  # Reading reports it when the shard is needed.
+                    failed.append(name)
+                except TextError as error:
+                    raise UserError(str(error)) from None
+            await self._exchange.close()
+            if failed:
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
+            left = failed
 
     async def _open_ahead(self) -> None:
         for circle in self.circles:
