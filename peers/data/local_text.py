@@ -17,7 +17,7 @@ from peers.config.peer_file import PeerFile
 from peers.config.run_file import as_key
 from peers.config.run_url import is_url
 from peers.data.documents import ReadSummary, TextError, files_at
-from peers.data.files import FetchedFolder, Place
+from peers.data.files import FetchedFolder, Place, suffixes_of
 from peers.data.shards import Shard, all_shards
 from peers.data.shared_text import chosen_shards, fetched_folder, fetched_tokenizer, require_tokenizer
 from peers.data.tokens import Progress, ShardCache, ShardTokens
@@ -71,7 +71,7 @@ def missing_text(manifest: Manifest, config: PeerFile) -> str:
         if place is not None:
             try:
                 if isinstance(place, str) and not is_url(place):
-                    files_at(place, ReadSummary())
+                    files_at(place, ReadSummary(), suffixes_of(source.tokens))
                 continue  # This source has text here.
             except TextError as error:
                 problem = str(error)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, BinaryIO
 
@@ -24,6 +24,7 @@ from peers.data.documents import ReadSummary, TextError, files_at, leads_out
 from peers.data.files import INDEX as INDEX
 from peers.data.files import (
     SUFFIXES,
+    TOKEN_SUFFIXES,
     FetchedFolder,
     File,
     Place,
@@ -32,6 +33,7 @@ from peers.data.files import (
     has_suffix,
     local_file,
     shown_place,
+    suffixes_of,
 )
 from swarmnet.run.schema import Data, TextSource
 from swarmnet.snapshots.fetch import chunk_bytes
@@ -78,7 +80,7 @@ class Shard:
     def seen(self) -> str:
         """Return a version mark that changes with the files and with the settings by which they are read."""
         skipped = (self.others.left_out, self.others.first_left_out, self.others.tokenizer)
-        files = [(file.name, file.seen, file.sha256) for file in self.files]
+        files = [(file.name, file.seen, file.sha256, file.column, file.tokens) for file in self.files]
         marked = json.dumps([files, skipped, self.longest_bytes, self.seed])
         return hashlib.sha256(marked.encode()).hexdigest()
 
@@ -131,8 +133,8 @@ def source_files(source: TextSource, place: Place, reading: ReadSummary) -> list
     if source.index or isinstance(place, FetchedFolder):
         listed: Iterable[tuple[str, File]] = _files_in_index(source, place, reading)
     else:
-        listed = files_at(place, reading)
-    named_files = list(listed)
+        listed = files_at(place, reading, suffixes_of(source.tokens))
+    named_files = [(name, replace(file, column=source.column, tokens=source.tokens)) for name, file in listed]
     if not any(file.bytes for _, file in named_files):
         why = reading.reason() or "; what is there is empty"
         raise TextError(f"the source `{source.name}` has no text at {shown_place(place)}{why}")
@@ -245,18 +247,21 @@ def is_plain(name: str) -> bool:
         and not any(part == ".." or part.startswith(".") for part in path.parts)
         and not set(name) & set('\\:?#%*|"<>')
         and str(path) == name
-        and has_suffix(name, SUFFIXES)
+        and has_suffix(name, (*SUFFIXES, *TOKEN_SUFFIXES))
     )
 
 
-def index_of(place: Path, reading: ReadSummary, progress: Callable[[int, int], None]) -> bytes:
-    """Return the bytes of an index file for a folder of text, or for one file. The text's publisher puts it
-    at `index_of_place`. All files are read for their hashes. `progress` is called with the bytes read so far
-    and in all. Raises TextError if there is no text, or a file has a name that an index cannot have."""
+def index_of(
+    place: Path, reading: ReadSummary, progress: Callable[[int, int], None], tokens: str = ""
+) -> bytes:
+    """Return the bytes of an index file for a folder of text or of `tokens`, or for one file. The text's
+    publisher puts it at `index_of_place`. All files are read for their hashes. `progress` is called with the
+    bytes read so far and in all. Raises TextError if there is no text, or a file has a name that an index
+    cannot have."""
     if not (is_folder(place) or is_file(place)):
         why = "is no folder" if is_there(place) else "does not exist"
         raise TextError(f"{place} {why}: an index is of the files in a folder")
-    named_files, done_bytes = files_at(str(place), reading), 0
+    named_files, done_bytes = files_at(str(place), reading, suffixes_of(tokens)), 0
     all_bytes, entries = sum(file.bytes for _, file in named_files), []
     for name, file in named_files:
         if not is_plain(name):

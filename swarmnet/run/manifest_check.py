@@ -415,6 +415,10 @@ def _data_rows(data: Data) -> list[Problem]:
             f"{', '.join(PRIVATE_KINDS)}",
         ),
         (
+            any(not source.column for source in data.sources),
+            "data.sources: column is empty; leave it out, or name the field that holds the text",
+        ),
+        (
             bool(data.tokenizer_sha256) and not is_sha256(data.tokenizer_sha256),
             "data.tokenizer_sha256 is no SHA-256 (64 hexadecimal digits); publishing fills it in",
         ),

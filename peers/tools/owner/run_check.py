@@ -229,7 +229,7 @@ def _indexed(manifest: Manifest, source: TextSource, folder: Path) -> TextSource
 
     path = index_of_place(Path(place))
     try:
-        index = index_of(Path(place), ReadSummary(), lambda done, total: None)
+        index = index_of(Path(place), ReadSummary(), lambda done, total: None, source.tokens)
     except TextError:
         if source.shared == "auto":  # For example, the name of a file is not one for every system.
             return source
@@ -275,7 +275,13 @@ def _read_as(
     others, sources = ReadSummary(), [one for one in manifest.data.sources if one.name in places]
     found = [source_files(source, places[source.name], others) for source in sources]
     files = [file for some in found for _, file in some]
-    return DocumentText(files, others, longest_bytes=longest_bytes, places=", ".join(places.values()))
+    return DocumentText(
+        files,
+        others,
+        longest_bytes=longest_bytes,
+        places=", ".join(places.values()),
+        vocabulary=manifest.model.vocab_size,
+    )
 
 
 def _require_a_window(
@@ -300,7 +306,9 @@ def _require_a_window(
 def _counts(text: DocumentText, reads: Tokenizer | None) -> Iterator[int]:
     """Yield the number of tokens, a part of the text at a time."""
     if reads is None:
-        yield from (len(block) for _, block in text.blocks())
+        from peers.data.forms import RawTokens
+
+        yield from (len(each) // 4 if isinstance(each, RawTokens) else len(each) for _, each in text.blocks())
         return
     from peers.data.tokens import encoded
 
