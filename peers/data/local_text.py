@@ -25,7 +25,7 @@ from peers.telemetry.log_events import Notify
 from protocols.signed.identity import peer_id_of
 from swarmnet.model.epochs import EpochReader
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import BYTES, STANDARD_LIBRARY
+from swarmnet.run.schema import BYTES, STANDARD_LIBRARY, Data
 
 FIRST_STAGE = 0
 PROGRESS_SECONDS = 5.0
@@ -129,21 +129,34 @@ def shards_here(
         withdrawn=withdrawn,
     )
     reading.tokenizer = cache.warning
-    seed = int.from_bytes(public_key[:4], "little")
     require_tokenizer(manifest, tokenizer_here(manifest, config))
-    places = places_here(manifest, config)
-    shards = all_shards(data, places, reading, config.max_data_bytes, seed)
-    if is_fetched(places):
-        shards = chosen_shards(
-            shards,
-            reader=EpochReader(manifest.run_id(), manifest.seed, peer_id_of(public_key)),
-            withdrawn=withdrawn,
-            max_fetched_bytes=config.max_text_bytes,
-            seed=seed,
-            is_random=data.sampling == "random",
-        )
+    shards = kept_shards(manifest, data, config, public_key, withdrawn, reading)
     cache.keep_only(shard for source_shards in shards.values() for shard in source_shards)
     return shards, cache, reading
+
+
+def kept_shards(
+    manifest: Manifest,
+    data: Data,
+    config: PeerFile,
+    public_key: bytes,
+    withdrawn: frozenset[bytes],
+    reading: ReadSummary,
+) -> dict[str, list[Shard]]:
+    """Return the shards of each source of `data` that this peer keeps, by its name. `data` is the run's, or
+    some of its sources. Raises TextError and TextUnreachable."""
+    places, seed = places_here(manifest, config), int.from_bytes(public_key[:4], "little")
+    shards = all_shards(data, places, reading, config.max_data_bytes, seed)
+    if not is_fetched(places):
+        return shards
+    return chosen_shards(
+        shards,
+        reader=EpochReader(manifest.run_id(), manifest.seed, peer_id_of(public_key)),
+        withdrawn=withdrawn,
+        max_fetched_bytes=config.max_text_bytes,
+        seed=seed,
+        is_random=data.sampling == "random",
+    )
 
 
 def first_shard_here(

@@ -12,16 +12,17 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
 from peers.config.atomic_files import write_atomically
 from peers.config.errors import UserError
 from peers.config.peer_file import PeerFile
 from peers.config.run_file import SignedManifest
-from peers.data.documents import TextError
+from peers.data.documents import ReadSummary, TextError
 from peers.data.files import File, Place, TextUnreachable
-from peers.data.local_text import places_here, progress_lines, tokenizer_here
+from peers.data.local_text import kept_shards, places_here, progress_lines, tokenizer_here
 from peers.data.shards import MAX_INDEX_BYTES, Shard
 from peers.data.shared_text import (
     fetched_bytes,
@@ -168,6 +169,24 @@ class TextExchange:
                 f"{stated / 1e6:,.1f} MB; {self._expected_bytes / 1e6:,.1f} MB are still to come. They are "
                 f"kept in {self.folder.folder} and sent on (max_text_bytes: 0 in the peer file stops that)",
             )
+
+    async def keep(self, public_key: bytes, withdrawn: frozenset[bytes]) -> None:
+        """Share the run's text without reading it: what is on this machine, and what other peers send, as
+        far as the user allows. `public_key` is this peer's. Raises TextUnreachable and TextError."""
+        data = self.signed.manifest.data
+        sources = tuple(each for each in data.sources if each.is_shared and each.name in self._places)
+        if not sources:
+            return
+        await self.prepare()
+        some = replace(data, sources=sources, sampling="epoch")
+        choose = partial(kept_shards, self.signed.manifest, some, self.config, public_key, withdrawn)
+        shards = await asyncio.to_thread(choose, ReadSummary())
+        await self.share(shards, withdrawn)
+        try:
+            for shard in (each for of_source in shards.values() for each in of_source):
+                await self.fetch(shard)
+        finally:
+            await self.close()
 
     async def fetch(self, shard: Shard) -> None:
         """Fetch the files of a shard that are not here. Raises TextUnreachable and TextError."""
@@ -338,14 +357,14 @@ class TextExchange:
             if download.has_failed:
                 transfer.ended.set()
 
-        def replace(dropped: Dropped) -> None:
+        def on_dropped(dropped: Dropped) -> None:
             """Report a peer that was dropped, and ask another one."""
             self._report_dropped(dropped)
             if spare:
                 asyncio.get_running_loop().call_soon(transfer.add, spare.pop())
 
         transfer = ChunkTransfer(
-            fetch=fetch, size=file.bytes, clock=self._clock, request=request, put=put, dropped=replace
+            fetch=fetch, size=file.bytes, clock=self._clock, request=request, put=put, dropped=on_dropped
         )
         self._running = _Running(digest, transfer, set())
         self._retried.clear()

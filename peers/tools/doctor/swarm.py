@@ -275,6 +275,10 @@ class NetworkChecks:
         missing = missing_text(manifest, config)
         if missing or wish not in (None, FIRST_STAGE) or "text" not in self.wanted:
             return judge_text(wish, missing)
+        if is_fetched(places_here(manifest, config)):
+            size = sum(source.file_bytes for source in manifest.data.sources if source.is_shared)
+            limit = f"at most max_text_bytes: {config.max_text_bytes:,}"
+            return CheckResult("text", "ok", f"other peers send it: {size:,} bytes, of which {limit} are kept")
         if self.subject.running or not config.state.is_dir():
             config = config.model_copy(update={"state": self.subject.place})
         progress = progress_lines(lambda _event, line: print(line, file=sys.stderr), time.monotonic)
