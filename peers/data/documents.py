@@ -245,6 +245,8 @@ class DocumentText:
         yield a random part of about that length. A file is counted as skipped if it cannot be read, unpacks
         to too many bytes, or has another SHA-256 than expected."""
         try:
+            if file.sha256 and bytes.fromhex(file.sha256) in self._withdrawn:
+                return
             if not self._has_expected_hash(file):
                 return
             if file.tokens:

@@ -137,7 +137,7 @@ class FetchedFolder:
 
 
 Place = str | FetchedFolder
-"""Where a source's text is: a path, a URL, `python-stdlib`, or the folder of what other peers send."""
+"""Location of a source's text: a path, a URL, `python-stdlib`, or the folder of what other peers send."""
 
 
 def shown_place(place: Place) -> str:

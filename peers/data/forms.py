@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from io import BufferedReader
 from typing import Any
 
-import numpy as np
-
 from peers.config.errors import how_to_install
 from peers.data.files import (
     BUFFER_BYTES,
@@ -149,6 +147,8 @@ def raw_tokens(
     """Yield the tokens of a .bin or .npy file, of type `dtype`, from about `start_byte` on, at most `room`
     bytes of it. Raises Unreadable if the file holds another type, or at the first token that is
     not below `vocabulary`."""
+    import numpy as np  # Not at the top: peers without text load this module, too.
+
     header = stream.peek(HEADER_BYTES)[:HEADER_BYTES]
     kind, item = np.dtype(dtype).newbyteorder("<"), np.dtype(dtype).itemsize
     magic = SHARD_MAGICS.get(int.from_bytes(header[:4], "little"))
@@ -180,6 +180,8 @@ def raw_tokens(
 def _npy_type(stream: BufferedReader) -> str:
     """Read the header of a .npy file and return the type of its numbers. Raises Unreadable unless the file
     has one dimension."""
+    import numpy as np
+
     try:
         version = np.lib.format.read_magic(stream)
         read_header = {

@@ -106,20 +106,12 @@ class ArchivistRole(Role):
             notify=process.notify,
         )
         links.listen()
-        exchange = TextExchange(
-            config=config,
-            signed=signed,
-            transport=network.transport,
-            directory=directory,
-            log_event=log_event,
-            notify=process.notify,
-        )
         try:
             await retry_until_reached(archivist.open, StoreUnreachable, notify)
             process.notify("archive", f"archives the run {signed.manifest.name} in {archive.store.url}")
             await until_one_ends(
                 archivist=archivist.run(),
-                text=self._keep_text(exchange, book),
+                text=self._keep_text(book, network),
                 orders=keep_forever(book, directory, log_event),
                 excluded=until_excluded(book, gatekeeper, me),
                 announce=announcer.announce_forever(NO_STAGE, record),
@@ -128,8 +120,16 @@ class ArchivistRole(Role):
         finally:
             links.close()
 
-    async def _keep_text(self, exchange: TextExchange, book: OrderBook) -> None:
+    async def _keep_text(self, book: OrderBook, network: Network) -> None:
         """Keep the run's text and send it to newcomers, without what the owner withdraws, until cancelled."""
+        exchange = TextExchange(
+            config=self.process.config,
+            signed=book.signed,
+            transport=network.transport,
+            directory=network.directory,
+            log_event=self.process.log.record,
+            notify=self.process.notify,
+        )
         kept_without: frozenset[bytes] | None = None
         while True:
             withdrawn = book.order.documents()
