@@ -32,10 +32,13 @@ class RawTokens(bytes):
 
 def field_of(record: object, column: str) -> object:
     """Return the value of a column in a record; None if it is absent."""
-    if isinstance(record, Mapping) and column in record:
-        return record[column]
-    first, _, rest = column.partition(".")
-    return field_of(record[first], rest) if rest and isinstance(record, Mapping) and first in record else None
+    rest = column
+    while isinstance(record, Mapping):
+        if rest in record:
+            return record[rest]
+        first, _, rest = rest.partition(".")
+        record = record.get(first) if rest else None
+    return None
 
 
 def text_of_line(line: bytes, column: str) -> bytes:
