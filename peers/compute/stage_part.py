@@ -55,10 +55,18 @@ class Computes(Protocol):
     ) -> Tensor: ...
 
     def finish(
-        self, key: Hashable, inputs: Tensor, labels_BT: Tensor, tokens_BT: Tensor | None = None
+        self,
+        key: Hashable,
+        inputs: Tensor,
+        labels_BT: Tensor,
+        tokens_BT: Tensor | None = None,
+        *,
+        is_counted: bool = True,
     ) -> LastStageResult: ...
 
-    def backward(self, key: Hashable, hidden_gradient: Tensor) -> Tensor | None: ...
+    def backward(
+        self, key: Hashable, hidden_gradient: Tensor, *, is_counted: bool = True
+    ) -> Tensor | None: ...
 
     def drop(self, key: Hashable) -> None: ...
 

@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType, field
 from peers.telemetry import reasons
 from peers.telemetry.event import Event
 
+Compared = Literal["gradient", "hidden"]
 LogEvent = Callable[[Event], None]
 """Appends an event to the peer's event log."""
 
@@ -238,6 +239,32 @@ class MicrobatchFailed(Event, frozen=True):
     counter: int
     reason: str
     peer: str | None
+
+class AnswersCompared(Event, frozen=True):
+    """Two peers computed one microbatch; this compares their gradients, or the hidden states that they sent
+    here. `ratio`: the larger norm over the smaller."""
+    sentence = "compared the answers of two peers"
+    codes = reasons.COMPARISONS
+    code: str
+    what: Compared
+    counter: int
+    peers: Sequence[str]
+    cosine: float
+    ratio: float
+
+class PeerAvoided(Event, frozen=True):
+    """A peer's answers differ from those of others, so it gets no work from here for a while."""
+    sentence = "{peer} answers otherwise than others: it gets no work for {seconds} s"
+    is_printed = True
+    peer: str
+    what: Compared
+    seconds: int
+
+class NotCompared(Event, frozen=True):
+    """The next stage has one peer, so its answers cannot be compared with another's."""
+    sentence = "stage {stage} has one peer: its answers are not compared"
+    is_printed = True
+    stage: int
 
 class Waiting(Event, frozen=True):
     """These stages have no live peer and cannot be skipped."""

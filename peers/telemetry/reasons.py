@@ -179,6 +179,18 @@ REROUTES = Codes("A microbatch went to another peer", "microbatches_rerouted_tot
     "other": REFUSALS["other"],
 })  # fmt: skip
 
+COMPARISONS = Codes("The answers of two peers to a microbatch were compared", "comparisons_total", {
+    "agreed": Reason("both are alike", NOTHING, "none"),
+    "differed": Reason("one peer answered otherwise than two others", BAN, "warning"),
+    "contradicted": Reason(
+        "a peer and the one below it report different gradients", f"if it repeats: {BAN}", "warning"
+    ),
+    "undecided": Reason(
+        "two peers answered otherwise, and no third could decide", f"{TOP}: is the stage thin?", "warning"
+    ),
+    "unanswered": Reason("no second peer could compute the microbatch again", NOTHING),
+})  # fmt: skip
+
 DROPS = Codes("A microbatch was dropped", "microbatches_dropped_total", {
     "deadline": Reason("no peer of the next stage did it in time", f"{TOP}: which stage is thin?"),
     "cancelled": Reason("the requester has gone, or asked another peer", NOTHING),
@@ -318,7 +330,7 @@ RELAYING = Codes("A relay refused a slot or circuit", "relay_refused_total", {
 })  # fmt: skip
 
 TABLES = (
-    DEPARTURES, REFUSALS, LINKS, REROUTES, DROPS, ROUNDS,
+    DEPARTURES, REFUSALS, LINKS, REROUTES, COMPARISONS, DROPS, ROUNDS,
     CONTRIBUTIONS, AUDITS, RESYNCHRONISATIONS, MOVES, HOLDERS, WAITS,
     ENDS, REQUESTS, ARCHIVING, RELAYING,
 )  # fmt: skip

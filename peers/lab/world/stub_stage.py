@@ -250,14 +250,20 @@ class StubCompute:
         return self._hidden
 
     def finish(
-        self, key: Hashable, inputs: Tensor, labels_BT: Tensor, tokens_BT: Tensor | None = None
+        self,
+        key: Hashable,
+        inputs: Tensor,
+        labels_BT: Tensor,
+        tokens_BT: Tensor | None = None,
+        *,
+        is_counted: bool = True,
     ) -> LastStageResult:
-        self._gathered += 1
+        self._gathered += is_counted
         return LastStageResult(float(self._tokens), self._tokens, self._hidden)
 
-    def backward(self, key: Hashable, hidden_gradient: Tensor) -> Tensor | None:
+    def backward(self, key: Hashable, hidden_gradient: Tensor, *, is_counted: bool = True) -> Tensor | None:
         self._open.remove(key)
-        self._gathered += 1
+        self._gathered += is_counted
         return self._hidden
 
     def drop(self, key: Hashable) -> None:

@@ -5,7 +5,8 @@ A microbatch that cannot be computed (wrong shape, not finite) is an ordinary re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from math import hypot, inf, sqrt
 from typing import Literal, TypeAlias
@@ -20,6 +21,7 @@ from swarmnet.model import activation_codec
 from swarmnet.model.carried_text import CarriedText
 from swarmnet.model.norm_tracker import NormCheck, NormTracker
 from swarmnet.model.stage_compute import StageError
+from swarmnet.pipeline.answer_comparison import Likeness, likeness
 from swarmnet.routing.next_hop import Passage
 from swarmnet.run.activation_sizes import Codec
 from swarmnet.run.manifest import Manifest
@@ -58,8 +60,14 @@ class MicrobatchState:
     shape: tuple[int, int, int] = (0, 0, 0)
     gradient: bytes = b""
     """Encoded gradient that came from the next stage."""
+    digest: bytes = b""
+    """Digest of `gradient`, which is freed once it is used."""
     answer: bytes = b""
     """Encoded gradient for the previous stage."""
+    samples: dict[PeerId, Tensor] = field(default_factory=dict)
+    """Maps each peer that sent its hidden states for this microbatch to some of them, [SAMPLED]."""
+    likenesses: dict[frozenset[PeerId], Likeness] = field(default_factory=dict)
+    """How alike these are."""
     loss_sum: float = 0.0
     tokens: int = 0
     seconds: float = 0.0
@@ -109,8 +117,19 @@ Outcome: TypeAlias = Computed | ComputeError
 Coded = Literal["activation", "gradient"]
 
 
+DIGEST_BYTES = 16
+
+
+def gradient_digest(data: Body) -> bytes:
+    """Return the digest of an encoded gradient, by which peers see whether they got the same one."""
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
 class MicrobatchWork:
-    def __init__(self, manifest: Manifest, stage: int, stage_compute: Computes) -> None:
+    def __init__(
+        self, manifest: Manifest, stage: int, stage_compute: Computes, sampled: tuple[int, ...] = ()
+    ) -> None:
+        """`sampled` are the places of the hidden states that are kept of each microbatch; empty: none."""
         self.codecs: dict[Coded, Codec] = {
             "activation": manifest.activation_codec,
             "gradient": manifest.effective_gradient_codec,
@@ -118,6 +137,7 @@ class MicrobatchWork:
         self._stage = stage
         self._by_chance = manifest.gradient_rounding == "stochastic"
         self._run_id = manifest.run_id() if self._by_chance else RunId("")
+        self._shape = manifest.hidden_shape
         self._left_out = _left_out(manifest)
         self.is_last = stage == len(manifest.stages) - 1
         self.stage_compute = stage_compute
@@ -128,6 +148,7 @@ class MicrobatchWork:
         self.hidden_sizes = NormTracker()
         self.gradient_sizes = NormTracker(weighed=True)
         """Norms of hidden states from earlier stages, and of gradients from later ones."""
+        self._sampled = torch.tensor(sampled, dtype=torch.int64, device=stage_compute.device)
         self.scaled = 0
         """Number of microbatches whose gradient was too large and was scaled down."""
 
@@ -155,6 +176,8 @@ class MicrobatchWork:
                     return replace(_blamed(kept.sender, "malformed", str(error), judgement), again=False)
                 if trouble := self._far_off(kept.sender, hypot(_norm(inputs), self._left_out)):
                     return trouble
+                if len(self._sampled) and kept.sender is not None:
+                    kept.samples[kept.sender.peer] = inputs.flatten()[self._sampled]
             text = kept.text
             assert text is not None, "it came with the hidden states, or was cut with the inputs"
             compute = self.stage_compute
@@ -186,6 +209,7 @@ class MicrobatchWork:
         if judgement.outlier:
             reason = f"its gradients are mostly far from others' size, this one {judgement.ratio:.3g} times"
             return _blamed(source, "outlier", reason, judgement)
+        kept.digest = gradient_digest(kept.gradient)
         if judgement.gain < 1.0:
             self.scaled += 1
             below *= judgement.gain
@@ -196,6 +220,64 @@ class MicrobatchWork:
         self._gathered(kept, kept.tokens)
         encoded = b"" if gradient is None else self._encode_gradient(key, gradient)
         return Computed(encoded, kept.shape)
+
+    # -- for comparisons ------------------------------------------------------------------------------
+
+    def recompute(self, key: MicrobatchId, open_as: Hashable, kept: MicrobatchState) -> Outcome:
+        """Compute as in `forward`, but count nothing. The graph is kept as `open_as` until
+        `recompute_gradient`, because the microbatch itself may come here too."""
+        compute, text = self.stage_compute, kept.text
+        assert text is not None, "it came with the hidden states"
+        try:
+            inputs = self._decode("activation", kept.output, kept.shape)
+            if not self.is_last:
+                output_BTD = compute.forward(open_as, inputs, kept.passage.branch_scale, text.tokens)
+                batch, tokens, width = output_BTD.shape
+                return Computed(self._encode("activation", output_BTD), (batch, tokens, width))
+            finished = compute.finish(open_as, inputs, text.labels, text.tokens, is_counted=False)
+        except (StageError, activation_codec.HiddenError) as error:
+            return ComputeError("not_finite", str(error))
+        assert finished.hidden_gradient is not None, "the first stage is asked by no peer"
+        return Computed(self._encode_gradient(key, finished.hidden_gradient), kept.shape)
+
+    def recompute_gradient(self, key: MicrobatchId, open_as: Hashable, kept: MicrobatchState) -> Outcome:
+        """Compute the gradient of a microbatch after `recompute`, as in `backward`, but count nothing."""
+        try:
+            below = self._decode("gradient", kept.gradient, kept.shape)
+            gradient = self.stage_compute.backward(open_as, below, is_counted=False)
+        except (StageError, activation_codec.HiddenError) as error:
+            return ComputeError("not_finite", str(error))
+        kept.digest = gradient_digest(kept.gradient)
+        assert gradient is not None, "the first stage is asked by no peer"
+        return Computed(self._encode_gradient(key, gradient), kept.shape)
+
+    def compare_hidden(self, peer: PeerId, hidden: bytes, kept: MicrobatchState) -> str:
+        """Compare hidden states that `peer` computed again with those that are kept. Adds their likeness to
+        those of `kept`. Returns why that is not possible; empty if it was."""
+        try:
+            hidden_BTD = self._decode("activation", hidden, self._shape)
+        except activation_codec.HiddenError as error:
+            return str(error)
+        sample = hidden_BTD.flatten()[self._sampled]
+        for other, kept_sample in kept.samples.items():
+            if other != peer:
+                kept.likenesses[frozenset((peer, other))] = likeness(kept_sample, sample)
+        kept.samples[peer] = sample
+        return ""
+
+    def compare_gradients(self, data: Body, others: Mapping[PeerId, Body]) -> dict[PeerId, Likeness]:
+        """Return how alike a gradient is to those of other peers."""
+        gradient = self._decoded_or_nothing(data)
+        return {peer: likeness(gradient, self._decoded_or_nothing(other)) for peer, other in others.items()}
+
+    def _decoded_or_nothing(self, data: Body) -> Tensor:
+        """Return a gradient; zeros, which are like no other one, if the data are no gradient."""
+        try:
+            return self._decode("gradient", data, self._shape)
+        except activation_codec.HiddenError:
+            return torch.zeros(self._shape, device=self.stage_compute.device)
+
+    # -- shared steps ---------------------------------------------------------------------------------
 
     def _far_off(self, sender: NormSource | None, norm: float) -> ComputeError | None:
         """Return why hidden states with this norm are rejected, or None.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from random import Random
 
 from peers.compute.executor import BACKWARD, FORWARD, Compute
@@ -18,6 +19,7 @@ from peers.runtime.timer import Timer
 from peers.telemetry import log_events
 from peers.telemetry.counters import Timings
 from peers.telemetry.reasons import REROUTES
+from peers.worker.pipeline.answer_checks import AnswerChecks
 from peers.worker.pipeline.microbatch_compute import (
     ComputeError,
     MicrobatchState,
@@ -32,6 +34,7 @@ from peers.worker.pipeline.validate_act import ActForm, Arrival, checked_act
 from protocols.messages.table import NO_ATTEMPT, Act, Busy, Cancel, Credit, Grad, Nack, Path
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline import events
+from swarmnet.pipeline.answer_comparison import sampled_places
 from swarmnet.pipeline.flow_control import Flow, graphs_that_fit
 from swarmnet.pipeline.ledger import RecentLoss, ServiceTime
 from swarmnet.resources.link_bandwidth import UNKNOWN, LinkBandwidth, crossings, seconds_on_line
@@ -69,7 +72,7 @@ class PipelineService:
         fitting = _fitting(manifest, stage, part)
         self.form = ActForm.of(manifest)
         self.compute = compute
-        self.work = MicrobatchWork(manifest, stage, part.compute)
+        self.work = MicrobatchWork(manifest, stage, part.compute, _sampled(manifest, stage, chance))
         self.neighbourhood = neighbourhood
         self.clock = neighbourhood.clock
         self.committed = committed
@@ -102,6 +105,20 @@ class PipelineService:
         self.missing = MissingStages(self.ways, log_event)
         self.bodies: dict[MicrobatchId, MicrobatchState] = {}
         self.serving = False
+        self.checks = AnswerChecks(
+            manifest=manifest,
+            form=self.form,
+            compute=compute,
+            work=self.work,
+            neighbourhood=neighbourhood,
+            ways=self.ways,
+            pipeline=self.pipeline,
+            bodies=self.bodies,
+            chance=chance,
+            is_serving=lambda: self.serving,
+            log_event=log_event,
+            can_help=part.hold is None,  # Several devices cannot leave a gradient out.
+        )
         self._senders = set[PeerId]()  # Peers that sent a body: their norms are kept.
         self._timer = Timer(wake, self.clock)
 
@@ -135,6 +152,7 @@ class PipelineService:
     def close(self) -> None:
         self._timer.close()
         self.reservations.close()
+        self.checks.close()
 
     def _carry_out(self, effect: events.Effect) -> None:
         """Do what the pipeline machine requested: compute in the compute thread, send a message, or forget a
@@ -159,7 +177,17 @@ class PipelineService:
                     self.reservations.hands_up(peer, key, attempt, here)
                     kept.arrived_at = None
                 queued = kept.queued + kept.queued_below
-                grad = Grad(*key, attempt, kept.loss_sum, kept.tokens, kept.seconds, queued, kept.shape)
+                grad = Grad(
+                    *key,
+                    attempt,
+                    kept.loss_sum,
+                    kept.tokens,
+                    kept.seconds,
+                    queued,
+                    kept.shape,
+                    kept.answerer.peer if kept.answerer is not None else "",
+                    kept.digest,
+                )
                 post(peer, "data", grad, kept.answer)
                 self._send_credit(peer)
             case events.SendBusy(key, peer, attempt):
@@ -198,6 +226,7 @@ class PipelineService:
     def register(self, router: MessageRouter) -> None:
         """Handle messages about microbatches from now on. After each, new ones start if there is room."""
         router.add(self, after=self.pump)
+        router.add(self.checks)
         self.reservations.register(router, self.pump)
 
     @handles(Busy)
@@ -279,7 +308,7 @@ class PipelineService:
             reason = "the same microbatch is here by another path, and gradients of the two differ"
             return ComputeError("other_path", reason)
         if self.pipeline.router.is_shunned(peer, self.clock.time()):
-            return ComputeError("outlier", "most tensors that this peer sent lately were outliers")
+            return ComputeError("outlier", "tensors that this peer sent lately differed from those of others")
         return None
 
     @handles(Grad)
@@ -305,6 +334,7 @@ class PipelineService:
             kept.answerer = NormSource(peer, stage, kept.passage.path_stages)
             kept.seconds = max(0.0, grad.path_seconds)
             kept.queued_below = min(max(0.0, grad.queue_seconds), kept.answered)
+            self.checks.answered(peer, grad, kept)
         self.feed(events.GradArrived(peer, key, grad.attempt))
 
     # -- and their results come back on the event loop ------------------------------------------------
@@ -377,6 +407,14 @@ class PipelineService:
         """Record the loss of a committed microbatch and return its mean per token; None without tokens."""
         self.losses.add(loss_sum, tokens)
         return loss_sum / tokens if tokens else None
+
+
+def _sampled(manifest: Manifest, stage: int, chance: Random) -> tuple[int, ...]:
+    """Return the places of the hidden states that are kept for comparisons. None are on the first two stages:
+    an origin's microbatches come from no other peer."""
+    if stage < 2 or not manifest.compares_answers:
+        return ()
+    return sampled_places(prod(manifest.hidden_shape), chance)
 
 
 def _fitting(manifest: Manifest, stage: int, part: StagePart) -> int:
