@@ -13,7 +13,7 @@ the gradients. Neither depends on what the stages below compute. If two tensors 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import inf
@@ -33,6 +33,9 @@ PEERS_ASKED = 4
 DIFFERED_OF, DIFFERED = 3, 2
 """A peer is avoided if it differed in two of its newest three comparisons. A fault of one, such as a flipped
 bit, does not show that the next answers are wrong too."""
+OTHERS, MAX_ACCUSERS = 4, 3
+"""Number of newest peers that a peer was compared with, and how many of them must have differed in a group of
+five or more; more than half of the others in smaller groups."""
 AGREEMENTS = 16
 """Number of comparisons in a row that must agree until a peer that was avoided is trusted as before."""
 MAX_PEERS = 4096
@@ -167,12 +170,22 @@ class _Record:
 
     differed: deque[bool] = field(default_factory=lambda: deque(maxlen=DIFFERED_OF))
     """Whether it differed in its newest comparisons."""
+    others: OrderedDict[PeerId, bool] = field(default_factory=OrderedDict)
+    """The newest peers that it was compared with, and whether it differed from them the last time."""
     contradicted: deque[PeerId | None] = field(default_factory=lambda: deque(maxlen=DIFFERED_OF))
     """The peers below that contradicted it in its newest comparisons."""
     on_probation: bool = False
     """Whether it was avoided, and has not earned its trust back."""
     agreements: int = 0
     """Number of comparisons in a row that agreed."""
+
+    def compared(self, others: Iterable[PeerId], differed: bool) -> None:
+        self.differed.append(differed)
+        for other in others:
+            self.others[other] = differed
+            self.others.move_to_end(other)
+        while len(self.others) > OTHERS:
+            self.others.popitem(last=False)
 
 
 class AnswerTrust:
@@ -181,10 +194,11 @@ class AnswerTrust:
     def __init__(self) -> None:
         self._records: OrderedDict[PeerId, _Record] = OrderedDict()
 
-    def agreed(self, peer: PeerId) -> bool:
-        """Record that a peer's tensor agreed with others. Returns whether it has earned its trust back."""
+    def agreed(self, peer: PeerId, others: Iterable[PeerId]) -> bool:
+        """Record that a peer's tensor agreed with those of `others`. Returns whether it has earned its trust
+        back now."""
         record = self._record(peer)
-        record.differed.append(False)
+        record.compared((other for other in others if other != peer), False)
         record.contradicted.append(None)
         record.agreements += 1
         if not record.on_probation or record.agreements < AGREEMENTS:
@@ -192,21 +206,25 @@ class AnswerTrust:
         record.on_probation = False
         return True
 
-    def differed(self, peer: PeerId) -> bool:
-        """Record that a peer's tensor differed from two that agree. Returns whether the peer must be avoided
-        now. On probation, once is enough."""
+    def differed(self, peer: PeerId, others: Iterable[PeerId], group: int) -> bool:
+        """Record that a peer's tensor differed from those of `others`, which agree. Returns whether the peer
+        must be avoided now. `group` is the number of peers of its stage. So many of them must have differed
+        that two that conspire cannot accuse it alone, unless they are half of the stage."""
         record = self._record(peer)
-        record.differed.append(True)
-        return self._must_avoid(record, record.on_probation or sum(record.differed) >= DIFFERED)
+        record.compared(others, True)
+        enough = record.on_probation or sum(record.differed) >= DIFFERED
+        accusers = sum(record.others.values())
+        return self._must_avoid(record, enough and accusers >= min(MAX_ACCUSERS, 1 + (group - 1) // 2))
 
     def contradicted(self, peer: PeerId, via: PeerId) -> bool:
         """Record that a peer and the peer below it report different gradients. Returns whether the peer must
         be avoided now: three times in a row, by at least two peers below. One peer below may itself lie."""
         record = self._record(peer)
         record.contradicted.append(via)
-        others = record.contradicted
-        is_alone = len(others) == DIFFERED_OF and None not in others and len(set(others)) > 1
-        return self._must_avoid(record, is_alone)
+        below = record.contradicted
+        return self._must_avoid(
+            record, len(below) == DIFFERED_OF and None not in below and len(set(below)) > 1
+        )
 
     def _must_avoid(self, record: _Record, must_avoid: bool) -> bool:
         record.agreements = 0

@@ -26,6 +26,7 @@ from protocols.messages.table import Check, Checked, Grad, Path
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline.answer_comparison import (
     HIDDEN,
+    PEERS_ASKED,
     AnswerTrust,
     Comparison,
     Judgement,
@@ -172,20 +173,27 @@ class AnswerChecks:
         self._carry_out(judgement, sent.comparison.via)
 
     def _carry_out(self, judgement: Judgement, via: PeerId | None) -> None:
-        for other in judgement.agreed:
-            if self._trust.agreed(other):
-                self._pipeline.router.forgive(other)
         peer = judgement.peer
-        if peer is None:
-            return
-        if judgement.verdict == "differed":
-            must_avoid = self._trust.differed(peer)
+        if judgement.verdict == "contradicted":
+            if peer is not None and via is not None and self._trust.contradicted(peer, via):
+                self._avoid(peer, "gradient")
         else:
-            must_avoid = via is not None and self._trust.contradicted(peer, via)
-        if must_avoid:
-            self._avoid(peer, "gradient")
+            self._judge_peers(judgement.agreed, peer, self._ways.stage + 1, "gradient")
+
+    def _judge_peers(
+        self, agreed: tuple[PeerId, ...], odd: PeerId | None, stage: int, what: log_events.Compared
+    ) -> None:
+        """Record which peers of a stage agreed with each other, and which one did not."""
+        for peer in agreed:
+            if self._trust.agreed(peer, agreed):
+                self._pipeline.router.forgive(peer)
+        group = len(self._neighbourhood.membership.live(stage))
+        if odd is not None and self._trust.differed(odd, agreed, group):
+            self._avoid(odd, what)
 
     def _avoid(self, peer: PeerId, what: log_events.Compared) -> None:
+        if self._pipeline.router.is_shunned(peer, self._clock.time()):
+            return  # The comparison began before.
         seconds = self._pipeline.router.shun(peer, self._clock.time())
         self._log_event(log_events.PeerAvoided(peer, what, round(seconds)))
 
@@ -234,6 +242,8 @@ class AnswerChecks:
         if isinstance(came, ComputeError):
             self._decline(peer, MicrobatchId(PeerId(check.origin), check.counter), came.code)
             self._neighbourhood.refused(peer, came.code, came.reason)
+        elif self._pipeline.router.is_shunned(peer, self._clock.time()):
+            self._decline(peer, came.key, "not_ready")
         elif check.via == self._neighbourhood.transport.peer:
             self._compare(peer, came)
         else:
@@ -314,6 +324,9 @@ class AnswerChecks:
         gradient that answered them."""
         key, ledger = came.key, self._pipeline.ledger
         job, kept = self._pipeline.jobs.get(key), self._bodies.get(key)
+        if kept is not None and len(kept.samples) > PEERS_ASKED:
+            self._decline(peer, key, "busy")
+            return
         if job is None or kept is None or job.phase != "done" or not kept.samples:
             self._decline(peer, key, "not_kept" if ledger.is_committed(key) else "unknown")
             return
@@ -338,17 +351,15 @@ class AnswerChecks:
 
         are_alike = all(HIDDEN.agree(like) for like in kept.likenesses.values())
         odd = None if are_alike else odd_one_out(peers, agree)
+        self.outcomes["differed"] += odd is not None
         for other in peers:
             if other != newest:
                 pair = frozenset((newest, other))
                 code = "agreed" if agree(newest, other) else "differed" if odd else "undecided"
                 self._log_compared("hidden", code, key, pair, kept.likenesses[pair])
         if are_alike or odd is not None:
-            for peer in peers:
-                if peer == odd and self._trust.differed(peer):
-                    self._avoid(peer, "hidden")
-                elif peer != odd and self._trust.agreed(peer):
-                    self._pipeline.router.forgive(peer)
+            agreed = tuple(peer for peer in peers if peer != odd)
+            self._judge_peers(agreed, odd, self._ways.stage - 1, "hidden")
         return are_alike
 
     @handles(Checked)

@@ -1,0 +1,120 @@
+"""Comparisons of answers on hand-set likenesses: who is asked, who is judged, and who is avoided."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from random import Random
+
+import pytest
+import torch
+
+from swarmnet.identifiers import PeerId
+from swarmnet.pipeline.answer_comparison import (
+    AGREEMENTS,
+    GRADIENT,
+    HIDDEN,
+    PEERS_ASKED,
+    AnswerTrust,
+    Comparison,
+    Judgement,
+    Likeness,
+    likeness,
+    odd_one_out,
+    sampled_places,
+)
+
+A, B, C, D, E, BELOW, BELOW2 = (PeerId(name) for name in ("a", "b", "c", "d", "e", "below", "below2"))
+SAME, OTHER = b"same", b"other"
+ALIKE, UNLIKE = Likeness(0.99, 1.01), Likeness(-0.99, 1.01)
+
+
+def compared(unlike: set[PeerId], digests: dict[PeerId, bytes], **fields: object) -> Comparison:
+    """A comparison in which the peers of `unlike` differ from all others."""
+    comparison = Comparison(A, BELOW, digests, **fields)
+    for pair in combinations(digests, 2):
+        comparison.likenesses[frozenset(pair)] = UNLIKE if set(pair) & unlike else ALIKE
+    return comparison
+
+
+def test_likeness_sees_direction_and_size_and_survives_zeros_and_large_numbers():
+    first = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    assert likeness(first, 2 * first) == Likeness(pytest.approx(1.0), pytest.approx(2.0))
+    assert likeness(first, -first).cosine == pytest.approx(-1.0)
+    assert likeness(1e18 * first, 1e18 * first).cosine == pytest.approx(1.0)
+    assert not GRADIENT.agree(likeness(first, torch.zeros(4, 5)))
+    assert GRADIENT.agree(likeness(torch.zeros(4, 5), torch.zeros(4, 5)))
+    assert not HIDDEN.agree(likeness(first, torch.full((4, 5), torch.nan)))
+
+
+def test_two_that_agree_end_a_comparison_and_two_that_differ_need_a_third():
+    assert compared(set(), {A: SAME}).judge() is None
+    assert compared(set(), {A: SAME, B: SAME}).judge() == Judgement("agreed", (A, B))
+    assert compared({A}, {A: SAME, B: SAME}).judge() is None
+    assert compared({A}, {A: SAME, B: SAME}).judge(is_last=True) == Judgement("undecided")
+    assert compared({A}, {A: SAME, B: SAME, C: SAME}).judge() == Judgement("differed", (B, C), A)
+    assert compared({B}, {A: SAME, B: SAME, C: SAME}).judge() == Judgement("differed", (A, C), B)
+    assert compared({A, B}, {A: SAME, B: SAME, C: SAME}).judge() == Judgement("undecided")
+
+
+def test_hidden_states_that_differ_need_a_third_peer_for_the_one_below():
+    assert compared(set(), {A: SAME, B: SAME}, hidden_differ=True).judge() is None
+    assert compared(set(), {A: SAME, B: SAME}, hidden_differ=True).judge(is_last=True) is not None
+    three = compared(set(), {A: SAME, B: SAME, C: SAME}, hidden_differ=True)
+    assert three.judge() == Judgement("agreed", (A, B, C))
+
+
+def test_a_peer_below_that_sends_two_gradients_does_not_make_the_first_peer_differ():
+    assert compared({A}, {A: OTHER, B: SAME, C: SAME}).judge() == Judgement("contradicted", peer=A)
+    assert compared({B}, {A: SAME, B: OTHER, C: SAME}).judge() == Judgement("undecided")
+    trust = AnswerTrust()
+    assert not any(trust.contradicted(A, BELOW) for _ in range(10)), "one peer below may lie"
+    assert trust.contradicted(A, BELOW2)
+    assert not trust.contradicted(A, BELOW)
+    trust.agreed(A, [B])
+    assert not trust.contradicted(A, BELOW2)
+
+
+def test_a_peer_is_asked_once_and_never_the_first_and_some_below_know_nothing():
+    comparison = Comparison(A, BELOW, {A: SAME})
+    asked = [comparison.ask([A, B, C], Random(0), 1.0) for _ in range(3)]
+    assert set(asked) == {B, C, None}
+    many = Comparison(A, BELOW, {A: SAME})
+    asked = [many.ask([PeerId(str(number)) for number in range(9)], Random(0), 1.0) for _ in range(9)]
+    assert sum(peer is not None for peer in asked) == PEERS_ASKED
+    comparison.unknown = 1
+    assert comparison.judge(is_last=True) == Judgement("unanswered")
+    comparison.unknown = 2
+    assert comparison.judge() == Judgement("contradicted", peer=A)
+
+
+def test_of_fewer_than_three_none_is_odd():
+    assert odd_one_out([A, B], lambda one, other: False) is None
+    assert odd_one_out([A, B, C], lambda one, other: A not in (one, other)) == A
+    assert odd_one_out([A, B, C], lambda one, other: False) is None
+    assert odd_one_out([A, B, C, D], lambda one, other: D not in (one, other)) == D
+
+
+def test_a_peer_that_always_differs_is_avoided_at_the_second_comparison_and_earns_its_trust_back():
+    trust = AnswerTrust()
+    assert not trust.differed(A, [B, C], group=3)
+    assert trust.differed(A, [B, C], group=3)
+    assert trust.differed(A, [B, C], group=3), "on probation once is enough"
+    earned = [trust.agreed(A, [A, B]) for _ in range(AGREEMENTS)]
+    assert earned == [False] * (AGREEMENTS - 1) + [True]
+    assert not trust.differed(A, [B, C], group=3), "trusted as before"
+    trust.agreed(A, [B])
+    trust.agreed(A, [B])
+    assert not trust.differed(A, [B, C], group=3), "one fault in three"
+
+
+def test_two_that_conspire_cannot_accuse_a_peer_of_a_group_of_five():
+    trust = AnswerTrust()
+    assert not any(trust.differed(A, [B, C], group=5) for _ in range(20))
+    assert trust.differed(A, [B, D], group=5)
+
+
+def test_kept_places_are_drawn_without_repeats():
+    places = sampled_places(100_000, Random(1))
+    assert len(set(places)) == len(places) == 4096
+    assert places != sampled_places(100_000, Random(2))
+    assert sampled_places(10, Random(1)) == tuple(range(10))
