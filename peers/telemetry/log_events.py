@@ -14,7 +14,6 @@ from msgspec import UNSET, UnsetType, field
 from peers.telemetry import reasons
 from peers.telemetry.event import Event
 
-Compared = Literal["gradient", "hidden"]
 LogEvent = Callable[[Event], None]
 """Appends an event to the peer's event log."""
 
@@ -242,11 +241,11 @@ class MicrobatchFailed(Event, frozen=True):
 
 class AnswersCompared(Event, frozen=True):
     """Two peers computed one microbatch; this compares their gradients, or the hidden states that they sent
-    here. `ratio`: the larger norm over the smaller."""
+    here. `what`: gradient or hidden; `ratio`: the larger norm over the smaller."""
     sentence = "compared the answers of two peers"
     codes = reasons.COMPARISONS
     code: str
-    what: Compared
+    what: str
     counter: int
     peers: Sequence[str]
     cosine: float
@@ -257,7 +256,7 @@ class PeerAvoided(Event, frozen=True):
     sentence = "{peer} answers otherwise than others: it gets no work for {seconds} s"
     is_printed = True
     peer: str
-    what: Compared
+    what: str
     seconds: int
 
 class NotCompared(Event, frozen=True):

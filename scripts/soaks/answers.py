@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from swarm import Swarm, local_steps, tiny_manifest
@@ -61,13 +62,42 @@ def measure(manifest: Manifest, dtype: str, seconds: float) -> tuple[Pairs, int]
     return found, len(swarm.of("peer_avoided"))
 
 
+def committed(fraction: float, seconds: float, uplink: float) -> int:
+    """Return the microbatches of twelve peers in three stages, whose compute only takes time."""
+    swarm = Swarm(tiny_manifest(compared_fraction=fraction), stub=True)
+
+    async def story() -> None:
+        swarm.open()
+        for number in range(12):
+            member = swarm.start(f"peer {number}", number % 3, in_flight=16)
+            swarm.network.transports[member.peer].uplink.bytes_per_second = uplink
+        await swarm.during(seconds)
+        await swarm.close()
+
+    run(story())
+    return swarm.committed(0)
+
+
+def price(seconds: float) -> None:
+    """Print the share of microbatches that comparisons cost, where compute is scarce and where upload is."""
+    for name, uplink in (("compute", inf), ("upload", 60_000.0)):
+        without = committed(0.0, seconds, uplink)
+        for fraction in (0.02, 0.1):
+            ratio = committed(fraction, seconds, uplink) / without
+            print(f"{name} scarce: {without:,} microbatches; {fraction:.0%} compared: {ratio:.4f} of them")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="virtual seconds of each case")
     parser.add_argument("--case", choices=CASES, action="append", help="only these; all by default")
     parser.add_argument("--dtype", choices=("fp32", "bf16", "mixed"), action="append")
     parser.add_argument("--json", type=Path, help="write all cosines and ratios to this file")
+    parser.add_argument("--price", action="store_true", help="only measure what comparisons cost")
     given = parser.parse_args()
+    if given.price:
+        price(given.seconds)
+        return
     kept = {}
     print("| case | dtype | what | comparisons | least cosine | 1st percentile | largest ratio | avoided |")
     print("|---|---|---|---:|---:|---:|---:|---:|", flush=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 from random import Random
+from typing import Literal
 
 from peers.compute.executor import BACKWARD, FORWARD, Compute
 from peers.network.message_router import handles
@@ -25,7 +26,10 @@ from peers.worker.pipeline.validate_act import ActForm, Arrival, checked_act
 from protocols.messages.table import Check, Checked, Grad, Path
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline.answer_comparison import (
+    GRADIENT,
     HIDDEN,
+    LOCAL_STEPS_GRADIENT,
+    MEASURED_RATE,
     PEERS_ASKED,
     AnswerTrust,
     Comparison,
@@ -37,6 +41,8 @@ from swarmnet.pipeline.pipeline import Pipeline
 from swarmnet.routing.next_hop import NextHop
 from swarmnet.run.manifest import Manifest
 
+What = Literal["gradient", "hidden"]
+"""What is compared: gradients at the sender, or hidden states at the peer below."""
 MAX_COMPARED, MAX_HELPED = 4, 4
 """Maximum number of own microbatches that are compared at a time, and of others' that are computed again."""
 FREE_CHECKS, CHECKS_PER_COMPARED = 16, 4.0
@@ -100,6 +106,9 @@ class AnswerChecks:
         self.alone: int | None = None
         """The next stage, while it has one peer and can therefore not be compared."""
         self._fraction = manifest.compared_fraction if manifest.compares_answers else 0.0
+        rate = manifest.sync.learning_rate / MEASURED_RATE
+        gradient = GRADIENT if manifest.sync.local_steps is None else LOCAL_STEPS_GRADIENT
+        self._limits, self._hidden_limits = gradient.at_rate(rate), HIDDEN.at_rate(rate)
         self._form = form
         self._compute = compute
         self._work = work
@@ -132,7 +141,7 @@ class AnswerChecks:
         if self._is_alone(first) or key in self._sent:
             return
         via = PeerId(grad.via) if grad.via else None
-        comparison = Comparison(first, via, {first: bytes(grad.digest)})
+        comparison = Comparison(first, via, {first: bytes(grad.digest)}, self._limits)
         self._sent[key] = _Sent(comparison, kept.output, kept.shape, {first: kept.gradient})
         self._ask_next(key)
 
@@ -180,9 +189,7 @@ class AnswerChecks:
         else:
             self._judge_peers(judgement.agreed, peer, self._ways.stage + 1, "gradient")
 
-    def _judge_peers(
-        self, agreed: tuple[PeerId, ...], odd: PeerId | None, stage: int, what: log_events.Compared
-    ) -> None:
+    def _judge_peers(self, agreed: tuple[PeerId, ...], odd: PeerId | None, stage: int, what: What) -> None:
         """Record which peers of a stage agreed with each other, and which one did not."""
         for peer in agreed:
             if self._trust.agreed(peer, agreed):
@@ -191,14 +198,14 @@ class AnswerChecks:
         if odd is not None and self._trust.differed(odd, agreed, group):
             self._avoid(odd, what)
 
-    def _avoid(self, peer: PeerId, what: log_events.Compared) -> None:
+    def _avoid(self, peer: PeerId, what: What) -> None:
         if self._pipeline.router.is_shunned(peer, self._clock.time()):
             return  # The comparison began before.
         seconds = self._pipeline.router.shun(peer, self._clock.time())
         self._log_event(log_events.PeerAvoided(peer, what, round(seconds)))
 
     def _log_compared(
-        self, what: log_events.Compared, code: str, key: MicrobatchId, pair: frozenset[PeerId], like: Likeness
+        self, what: What, code: str, key: MicrobatchId, pair: frozenset[PeerId], like: Likeness
     ) -> None:
         cosine, ratio = round(like.cosine, 6), round(min(like.ratio, 1e9), 6)
         self._log_event(log_events.AnswersCompared(code, what, key.counter, sorted(pair), cosine, ratio))
@@ -347,9 +354,9 @@ class AnswerChecks:
         peers = tuple(kept.samples)
 
         def agree(one: PeerId, other: PeerId) -> bool:
-            return HIDDEN.agree(kept.likenesses[frozenset((one, other))])
+            return self._hidden_limits.agree(kept.likenesses[frozenset((one, other))])
 
-        are_alike = all(HIDDEN.agree(like) for like in kept.likenesses.values())
+        are_alike = all(self._hidden_limits.agree(like) for like in kept.likenesses.values())
         odd = None if are_alike else odd_one_out(peers, agree)
         self.outcomes["differed"] += odd is not None
         for other in peers:

@@ -513,3 +513,21 @@ def test_a_tied_matrix_has_the_gradients_of_embedding_and_head_together():
     assert tied.keys() == untied.keys()
     for name, gradient in untied.items():
         torch.testing.assert_close(tied[name], gradient)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_is_computed_for_a_comparison_has_the_same_gradient_and_is_not_counted(recompute: bool) -> None:
+    shape, cut = EXPERTS, spans(EXPERTS, (1, 2, 1))
+    stages = [stage_of(shape, span, recompute) for span in cut]
+    inputs, labels = microbatch(shape, 0)
+    hidden = stages[1].forward("once", stages[0].forward("once", inputs))
+    found = []
+    for is_counted in (False, True):
+        last = stages[2].finish("once", hidden, labels, is_counted=is_counted)
+        assert last.hidden_gradient is not None
+        stages[1].forward(is_counted, stages[0].forward(is_counted, inputs))
+        found.append(stages[1].backward(is_counted, last.hidden_gradient, is_counted=is_counted))
+        if not is_counted:
+            assert not any(stage.use_gradient(torch.clone).any() for stage in stages)
+    assert torch.equal(*found)
+    assert all(stage.use_gradient(torch.clone).any() for stage in stages[1:])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import combinations
+from math import log
 from random import Random
 
 import pytest
@@ -13,11 +15,13 @@ from swarmnet.pipeline.answer_comparison import (
     AGREEMENTS,
     GRADIENT,
     HIDDEN,
+    LOCAL_STEPS_GRADIENT,
     PEERS_ASKED,
     AnswerTrust,
     Comparison,
     Judgement,
     Likeness,
+    Limits,
     likeness,
     odd_one_out,
     sampled_places,
@@ -30,7 +34,7 @@ ALIKE, UNLIKE = Likeness(0.99, 1.01), Likeness(-0.99, 1.01)
 
 def compared(unlike: set[PeerId], digests: dict[PeerId, bytes], **fields: object) -> Comparison:
     """A comparison in which the peers of `unlike` differ from all others."""
-    comparison = Comparison(A, BELOW, digests, **fields)
+    comparison = Comparison(A, BELOW, digests, GRADIENT, **fields)
     for pair in combinations(digests, 2):
         comparison.likenesses[frozenset(pair)] = UNLIKE if set(pair) & unlike else ALIKE
     return comparison
@@ -75,10 +79,10 @@ def test_a_peer_below_that_sends_two_gradients_does_not_make_the_first_peer_diff
 
 
 def test_a_peer_is_asked_once_and_never_the_first_and_some_below_know_nothing():
-    comparison = Comparison(A, BELOW, {A: SAME})
+    comparison = Comparison(A, BELOW, {A: SAME}, GRADIENT)
     asked = [comparison.ask([A, B, C], Random(0), 1.0) for _ in range(3)]
     assert set(asked) == {B, C, None}
-    many = Comparison(A, BELOW, {A: SAME})
+    many = Comparison(A, BELOW, {A: SAME}, GRADIENT)
     asked = [many.ask([PeerId(str(number)) for number in range(9)], Random(0), 1.0) for _ in range(9)]
     assert sum(peer is not None for peer in asked) == PEERS_ASKED
     comparison.unknown = 1
@@ -111,6 +115,45 @@ def test_two_that_conspire_cannot_accuse_a_peer_of_a_group_of_five():
     trust = AnswerTrust()
     assert not any(trust.differed(A, [B, C], group=5) for _ in range(20))
     assert trust.differed(A, [B, D], group=5)
+
+
+LARGEST = {GRADIENT: 0.116, LOCAL_STEPS_GRADIENT: 0.294}
+"""Largest difference of an honest cosine from 1 in about 800 comparisons (docs/benchmarks/attacks.md)."""
+
+
+@pytest.mark.parametrize("limits", LARGEST)
+@pytest.mark.parametrize("comparisons", [5_000, pytest.param(100_000, marks=pytest.mark.soak)])
+def test_no_honest_peer_is_avoided_where_answers_differ_twice_as_much_as_was_measured(limits, comparisons):
+    """Differences fall off exponentially, so that one of 800 is twice the largest that was measured. Each
+    peer is unlike all others by its own part of them."""
+    chance, group = Random(0), [PeerId(str(number)) for number in range(6)]
+    mean, trust, thirds, verdicts = 2 * LARGEST[limits] / log(800), AnswerTrust(), 0, Counter()
+    for _ in range(comparisons):
+        comparison = Comparison(A, BELOW, {}, limits)
+        own: dict[PeerId, float] = {}
+        for peer in chance.sample(group, 3):
+            own[peer] = chance.expovariate(2 / mean)
+            for other in comparison.digests:
+                like = Likeness(1.0 - own[peer] - own[other], 1.0)
+                comparison.likenesses[frozenset((peer, other))] = like
+            comparison.digests[peer] = SAME
+            if judgement := comparison.judge():
+                break
+        thirds += len(comparison.digests) == 3
+        verdicts[judgement.verdict] += 1
+        for peer in judgement.agreed:
+            trust.agreed(peer, judgement.agreed)
+        if judgement.peer is not None:
+            assert not trust.differed(judgement.peer, judgement.agreed, len(group))
+    assert verdicts["agreed"] > 0.999 * comparisons
+    if comparisons == 100_000:
+        assert thirds > 0, "some honest answers differ by chance, and a third peer decides"
+
+
+def test_a_higher_learning_rate_lets_honest_answers_differ_more():
+    assert GRADIENT.at_rate(1.0) == GRADIENT == GRADIENT.at_rate(0.1)
+    assert GRADIENT.at_rate(2.0) == Limits(pytest.approx(0.6), pytest.approx(2.25))
+    assert HIDDEN.at_rate(1000.0).agree(Likeness(-0.99, 100.0))
 
 
 def test_kept_places_are_drawn_without_repeats():
