@@ -100,8 +100,8 @@ class Cancel(Message, frozen=True, tag=14):
 
 
 class Check(Message, frozen=True, tag=90):
-    """Compute a microbatch again that another peer of the stage has answered, and count nothing of it. The
-    peer `via` of the stage after that compares instead. Body as of `Act`."""
+    """Compute a microbatch again that another peer of the stage has answered, and count nothing of it. Body
+    as of `Act`. The peer `via` gets the computed hidden states, as `int4-tiles` alone."""
 
     kind: ClassVar[str] = "activation"
     priority: ClassVar[int] = 3
@@ -113,12 +113,13 @@ class Check(Message, frozen=True, tag=90):
     shape: Shape
     path: Path
     via: Name
-    """The peer that has answered the microbatch before, to whom the hidden states go on; empty for the last
-    stage. The peer `via` compares them with those that came first, and sends the same gradient again."""
+    """The peer of the stage after the receiver's that the first peer used; empty if there is none. It
+    compares the hidden states with those that came first, and sends the same gradient again."""
 
 
 class Checked(Message, frozen=True, tag=91):
-    """Answer to `Check`. Body: the gradient of its hidden states; none with a `code`."""
+    """Answer to `Check`. Body: the gradient of its hidden states, as in `Grad` from the peer `via`, else as
+    `int4-tiles`; none with a `code`."""
 
     kind: ClassVar[str] = "gradient"
     priority: ClassVar[int] = 3

@@ -21,8 +21,14 @@ from peers.network.message_router import handles
 from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
 from peers.telemetry import log_events
-from peers.worker.pipeline.microbatch_compute import ComputeError, MicrobatchState, MicrobatchWork, Outcome
-from peers.worker.pipeline.validate_act import ActForm, Arrival, checked_act
+from peers.worker.pipeline.microbatch_compute import (
+    COMPARED_CODEC,
+    ComputeError,
+    MicrobatchState,
+    MicrobatchWork,
+    Outcome,
+)
+from peers.worker.pipeline.validate_act import ActForm, Arrival, checked_act, unfit_way
 from protocols.messages.table import Check, Checked, Grad, Path
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline.answer_comparison import (
@@ -39,6 +45,7 @@ from swarmnet.pipeline.answer_comparison import (
 )
 from swarmnet.pipeline.pipeline import Pipeline
 from swarmnet.routing.next_hop import NextHop
+from swarmnet.run.activation_sizes import encoded_bytes
 from swarmnet.run.manifest import Manifest
 
 What = Literal["gradient", "hidden"]
@@ -110,6 +117,7 @@ class AnswerChecks:
         gradient = GRADIENT if manifest.sync.local_steps is None else LOCAL_STEPS_GRADIENT
         self._limits, self._hidden_limits = gradient.at_rate(rate), HIDDEN.at_rate(rate)
         self._form = form
+        self._compared_bytes = encoded_bytes(form.shape, COMPARED_CODEC)
         self._compute = compute
         self._work = work
         self._neighbourhood = neighbourhood
@@ -215,7 +223,7 @@ class AnswerChecks:
         sent = self._sent[key]
         comparison = sent.comparison
         comparison.asked = None
-        if checked.code or len(body) != self._form.gradient_bytes:
+        if checked.code or len(body) != self._compared_bytes:
             comparison.unknown += checked.code == "unknown"
             self._judge_or_ask(key)
             return
@@ -231,7 +239,8 @@ class AnswerChecks:
                 comparison.likenesses[frozenset((peer, other))] = like
             self._judge(key)
 
-        self._compute.submit(FORWARD, partial(self._work.compare_gradients, body, others), compared)
+        work = partial(self._work.compare_gradients, body, comparison.first, others)
+        self._compute.submit(FORWARD, work, compared)
 
     def _judge_or_ask(self, key: MicrobatchId) -> None:
         """After a peer gave no answer: end the comparison if that decides it, or ask another peer."""
@@ -245,14 +254,21 @@ class AnswerChecks:
     @handles(Check)
     def _check(self, peer: PeerId, check: Check, body: bytes) -> None:
         """Compute a microbatch of the stage above again, or compare one that this peer has answered."""
-        came = checked_act(self._neighbourhood.membership, self._ways, self._form, peer, check, body)
+        key = MicrobatchId(PeerId(check.origin), check.counter)
+        is_first_hop = check.via != self._neighbourhood.transport.peer
+        membership, ways = self._neighbourhood.membership, self._ways
+        came: Arrival | ComputeError | None
+        if is_first_hop:
+            came = checked_act(membership, ways, self._form, peer, check, body)
+        else:
+            came = unfit_way(membership, ways, peer, key.origin, check.path.header())
         if isinstance(came, ComputeError):
-            self._decline(peer, MicrobatchId(PeerId(check.origin), check.counter), came.code)
+            self._decline(peer, key, came.code)
             self._neighbourhood.refused(peer, came.code, came.reason)
         elif self._pipeline.router.is_shunned(peer, self._clock.time()):
-            self._decline(peer, came.key, "not_ready")
-        elif check.via == self._neighbourhood.transport.peer:
-            self._compare(peer, came)
+            self._decline(peer, key, "not_ready")
+        elif came is None:
+            self._compare(peer, key, body)
         else:
             self._help(peer, came, check)
 
@@ -279,7 +295,7 @@ class AnswerChecks:
         helped = _Helped(peer, key, kept, PeerId(check.via), deadline)
         self._helped[peer, key] = helped
         self._arm()
-        work = partial(self._work.recompute, key, helped.open_as, kept)
+        work = partial(self._work.recompute, helped.open_as, kept)
         self._compute.submit(FORWARD, work, partial(self._recomputed, helped))
 
     def _recomputed(self, helped: _Helped, result: Outcome, _seconds: float) -> None:
@@ -293,9 +309,8 @@ class AnswerChecks:
             stage = self._ways.stage + 1
             path = Path.of(self._ways.header_for(helped.key, stage))
             seconds = max(0.01, NEXT_SHARE * (helped.deadline - self._clock.time()))
-            text = helped.kept.text.encoded if helped.kept.text is not None else b""
             check = Check(*helped.key, stage, seconds, result.shape, path, helped.via)
-            if not self._neighbourhood.post(helped.via, "data", check, result.encoded + text):
+            if not self._neighbourhood.post(helped.via, "data", check, result.encoded):
                 self._end_help(helped, "busy")
 
     def _gradient_came(self, helped: _Helped, checked: Checked, body: bytes) -> None:
@@ -311,7 +326,7 @@ class AnswerChecks:
             else:
                 self._end_help(helped, "", result.encoded, checked.agree)
 
-        work = partial(self._work.recompute_gradient, helped.key, helped.open_as, helped.kept)
+        work = partial(self._work.recompute_gradient, helped.open_as, helped.kept)
         self._compute.submit(BACKWARD, work, done)
 
     def _end_help(self, helped: _Helped, code: str, gradient: bytes = b"", agree: bool = True) -> None:
@@ -326,10 +341,10 @@ class AnswerChecks:
         drop = partial(self._work.stage_compute.drop, helped.open_as)
         self._compute.submit(BACKWARD, drop, lambda _result, _seconds: None)
 
-    def _compare(self, peer: PeerId, came: Arrival) -> None:
+    def _compare(self, peer: PeerId, key: MicrobatchId, hidden: bytes) -> None:
         """Compare hidden states that `peer` has computed again with those that came before, and send it the
         gradient that answered them."""
-        key, ledger = came.key, self._pipeline.ledger
+        ledger = self._pipeline.ledger
         job, kept = self._pipeline.jobs.get(key), self._bodies.get(key)
         if kept is not None and len(kept.samples) > PEERS_ASKED:
             self._decline(peer, key, "busy")
@@ -345,7 +360,7 @@ class AnswerChecks:
             agree = self._judge_hidden(peer, key, kept)
             self._neighbourhood.post(peer, "data", Checked(*key, "", agree, b""), kept.answer)
 
-        work = partial(self._work.compare_hidden, peer, came.hidden, kept)
+        work = partial(self._work.compare_hidden, peer, hidden, kept)
         self._compute.submit(FORWARD, work, compared)
 
     def _judge_hidden(self, newest: PeerId, key: MicrobatchId, kept: MicrobatchState) -> bool:
