@@ -55,18 +55,10 @@ class Computes(Protocol):
     ) -> Tensor: ...
 
     def finish(
-        self,
-        key: Hashable,
-        inputs: Tensor,
-        labels_BT: Tensor,
-        tokens_BT: Tensor | None = None,
-        *,
-        is_counted: bool = True,
+        self, key: Hashable, inputs: Tensor, labels_BT: Tensor, tokens_BT: Tensor | None = None
     ) -> LastStageResult: ...
 
-    def backward(
-        self, key: Hashable, hidden_gradient: Tensor, *, is_counted: bool = True
-    ) -> Tensor | None: ...
+    def backward(self, key: Hashable, hidden_gradient: Tensor) -> Tensor | None: ...
 
     def drop(self, key: Hashable) -> None: ...
 

@@ -181,13 +181,8 @@ REROUTES = Codes("A microbatch went to another peer", "microbatches_rerouted_tot
 
 COMPARISONS = Codes("The answers of two peers to a microbatch were compared", "comparisons_total", {
     "agreed": Reason("both are alike", NOTHING, "none"),
-    "differed": Reason("one peer answered otherwise than two others", BAN, "warning"),
-    "contradicted": Reason(
-        "a peer and the one below it report different gradients", f"if it repeats: {BAN}", "warning"
-    ),
-    "undecided": Reason(
-        "two peers answered otherwise, and no third could decide", f"{TOP}: is the stage thin?", "warning"
-    ),
+    "differed": Reason("one peer answered otherwise than others", BAN, "warning"),
+    "undecided": Reason("answers differ, and no majority agrees", f"{TOP}: is the stage thin?", "warning"),
     "unanswered": Reason("no second peer could compute the microbatch again", NOTHING),
 })  # fmt: skip
 

@@ -28,12 +28,19 @@ from swarmnet.model.flat_layout import NOTHING, Layout
 from swarmnet.run.manifest import Span
 from swarmnet.run.schema import ModelShape
 
-__all__ = ["LastStageResult", "StageCompute", "StageError", "Tiles", "copied"]
+__all__ = ["LastStageResult", "StageCompute", "StageError", "Tiles", "Uncounted", "copied"]
 
 
 class StageError(ValueError):
     """A microbatch cannot be computed. Anything that was added of it is finite and within the norm limit. The
     caller drops the microbatch and continues."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uncounted:
+    """Key of a microbatch that is computed to be compared: its gradient is not added to the sum."""
+
+    key: Hashable
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,17 +173,11 @@ class StageCompute:
         return output_BTD.detach()
 
     def finish(
-        self,
-        key: Hashable,
-        inputs: Tensor,
-        labels_BT: Tensor,
-        tokens_BT: Tensor | None = None,
-        *,
-        is_counted: bool = True,
+        self, key: Hashable, inputs: Tensor, labels_BT: Tensor, tokens_BT: Tensor | None = None
     ) -> LastStageResult:
         """Compute forward pass, loss and backward pass of the last stage. Returns the loss and the gradient
-        at the inputs; no graph is kept. Nothing is added to the sum unless `is_counted`. Raises StageError if
-        the inputs or labels do not fit the model, or if the loss or a gradient is not finite or too large."""
+        at the inputs; no graph is kept. Raises StageError if the inputs or labels do not fit the model, or if
+        the loss or a gradient is not finite or too large."""
         version, inputs = self._check_inputs(key, inputs)
         labels_BT = self._check_labels(key, labels_BT, inputs)
         tokens_BT = self._check_tokens(key, inputs, tokens_BT)
@@ -187,16 +188,16 @@ class StageCompute:
             logits_BTV = self._weights.run(version, inputs, tokens_BT, branch_scale=1.0, rows=rows)
             loss = functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum")
         self._require_finite(key, "loss", loss)
-        hidden_gradient_BTD = self._accumulate(key, version, loss, inputs, rows, is_counted)
+        hidden_gradient_BTD = self._accumulate(key, version, loss, inputs, rows)
         if not rows.count:  # This device only made the same calls as the others.
             return LastStageResult(loss_sum=0.0, tokens=0, hidden_gradient=None)
         return LastStageResult(loss.item(), labels_BT.numel(), hidden_gradient_BTD)
 
-    def backward(self, key: Hashable, hidden_gradient: Tensor, *, is_counted: bool = True) -> Tensor | None:
-        """Add the parameters' gradients to the sum if `is_counted`. `hidden_gradient` is the gradient at the
-        output that `forward` returned: float32, of the whole microbatch. Returns the gradient at the input;
-        None in the first stage. Removes the graph in any case. Raises StageError if `key` is not open, the
-        shape is wrong, or the gradient is too large or not finite."""
+    def backward(self, key: Hashable, hidden_gradient: Tensor) -> Tensor | None:
+        """Add the parameters' gradients to the sum. `hidden_gradient` is the gradient at the output that
+        `forward` returned: float32, of the whole microbatch. Returns the gradient at the input; None in the
+        first stage. Removes the graph in any case. Raises StageError if `key` is not open, the shape is
+        wrong, or the gradient is too large or not finite."""
         graph = self._graphs.pop(key, None)
         if graph is None:
             raise StageError(f"microbatch {key} is not open in this stage")
@@ -216,7 +217,7 @@ class StageCompute:
         # directly would make torch import sympy: 38 MiB in every peer that is not of the last stage.
         with torch.enable_grad():
             product = (output * hidden_gradient.to(output.device)).sum()
-        return self._accumulate(key, graph.version, product, graph.inputs, rows, is_counted)
+        return self._accumulate(key, graph.version, product, graph.inputs, rows)
 
     def counts(self, sequences: int) -> bool:
         """Return whether this device computes a part of a microbatch with this number of sequences."""
@@ -235,24 +236,18 @@ class StageCompute:
         return any(graph.version is version for graph in self._graphs.values())
 
     def _accumulate(
-        self,
-        key: Hashable,
-        version: object,
-        loss: Tensor,
-        inputs: Tensor,
-        rows: Rows,
-        is_counted: bool,
+        self, key: Hashable, version: object, loss: Tensor, inputs: Tensor, rows: Rows
     ) -> Tensor | None:
-        """Run the backward pass from `loss`, and add the parameters' gradients to the sum if `is_counted`.
-        Returns the gradient at `inputs`; None for tokens, and on
-        a device whose result does not count. Raises StageError if a gradient is not finite or too large on
-        any device."""
+        """Run the backward pass from `loss`, and add the parameters' gradients to the sum, unless the key is
+        `Uncounted` (only if one device holds the stage). Returns the gradient at `inputs`; None for tokens,
+        and on a device whose result does not count. Raises StageError if a gradient is not finite or too
+        large on any device."""
         counted_loss = loss if rows.count else 0.0 * loss  # All devices must run the same backward pass.
-        if is_counted:
-            is_good = self._weights.add_gradient_of(version, counted_loss, inputs)
-        else:
+        if isinstance(key, Uncounted):
             torch.autograd.backward(counted_loss, inputs=[inputs])
             is_good = True
+        else:
+            is_good = self._weights.add_gradient_of(version, counted_loss, inputs)
         # The gradient at the inputs is sent to the stage before and is not summed here.
         input_gradient, inputs.grad = inputs.grad, None
         if input_gradient is not None:

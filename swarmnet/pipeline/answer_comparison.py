@@ -1,13 +1,11 @@
 """Compare the answers of several peers to one microbatch, and decide which peers to avoid.
 
-A wrong tensor of usual size cannot be told from a right one. A second peer can compute it again. The sender
-of a microbatch keeps the answer that came, and then sends a drawn share of its microbatches to a second peer
-of the same stage (`Comparison`). The draw comes after the answer, so no peer knows which of its answers will
-be compared. The second peer sends its hidden states to the same peer of the stage below as the first, and
-gets the same gradient. Two tensors can be compared then: at the peer below the hidden states, at the sender
-the gradients. Neither depends on what the stages below compute. If two tensors differ, a third peer decides.
-
-`AnswerTrust` counts which peers differed. The module does no IO.
+A wrong tensor of usual size cannot be told from a right one. The sender of a microbatch keeps the answer that
+came, and then sends a drawn share of its microbatches to a second peer of the same stage (`Comparison`). No
+peer knows which of its answers will be compared, because the draw comes after the answer. The second peer
+sends its hidden states to the same peer below as the first one, and gets the same gradient. The peer below
+compares the hidden states, and the sender the gradients. Neither depends on what the stages below compute. If
+two tensors differ, a third peer decides. `AnswerTrust` counts which peers differed.
 """
 
 from __future__ import annotations
@@ -25,21 +23,18 @@ from torch import Tensor
 
 from swarmnet.identifiers import PeerId
 
-SAMPLED = 4096
-"""Number of hidden states that are kept of a microbatch to compare it later: 16 KiB. Their places are secret,
-so a cosine over them is as good as one over all."""
 PEERS_ASKED = 4
 """Maximum number of peers that are asked to compute one microbatch again. Two answers are enough."""
-DIFFERED_OF, DIFFERED = 3, 2
-"""A peer is avoided if it differed in two of its newest three comparisons. A fault of one, such as a flipped
-bit, does not show that the next answers are wrong too."""
-OTHERS, MAX_ACCUSERS = 4, 3
-"""Number of newest peers that a peer was compared with, and how many of them must have differed in a group of
-five or more; more than half of the others in smaller groups."""
+DIFFERED, DIFFERED_OF = 2, 3
+"""A peer is avoided if it differed in two of its newest three comparisons. A flipped bit happens once."""
+MAX_ACCUSERS, OTHERS = 3, 4
+"""Number of its newest four partners that must have differed from it, in a stage of five or more peers."""
 AGREEMENTS = 16
 """Number of comparisons in a row that must agree until a peer that was avoided is trusted as before."""
 MAX_PEERS = 4096
 """Number of peers that are remembered, the newest."""
+MAX_SCALE = 100.0
+"""Bound on the scale of limits, at which everything agrees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +54,8 @@ class Limits:
     max_ratio: float
 
     def at_rate(self, multiple: float) -> Limits:
-        """Return the limits where weights move `multiple` times as much per round as where they were
-        measured. Peers are about a round apart. Fewer steps do not make them stricter."""
+        """Return the limits at `multiple` times the learning rate: peers are about a round apart, and weights
+        move so much more. A smaller rate does not make them stricter."""
         scale = min(MAX_SCALE, max(1.0, multiple))
         return Limits(1.0 - scale * (1.0 - self.min_cosine), self.max_ratio**scale)
 
@@ -69,53 +64,47 @@ class Limits:
         return likeness.cosine >= self.min_cosine and likeness.ratio <= self.max_ratio
 
 
-MAX_SCALE = 100.0
-"""Bound on the scale of limits, at which everything agrees."""
 MEASURED_RATE = 8e-3
 """Learning rate at which the following limits were measured: twice the default."""
 HIDDEN = Limits(min_cosine=0.95, max_ratio=1.25)
 GRADIENT = Limits(min_cosine=0.8, max_ratio=1.5)
 LOCAL_STEPS_GRADIENT = Limits(min_cosine=0.5, max_ratio=1.5)
-"""The least cosines of honest peers were 0.971, 0.884 and, with local steps, 0.706. The largest ratios were
-1.14, 1.17 and 1.22 (docs/benchmarks/attacks.md)."""
+"""Measured on honest peers (docs/benchmarks/attacks.md)."""
 
 
 def likeness(first: Tensor, second: Tensor) -> Likeness:
-    """Return how alike two float tensors of the same size are. A zero tensor is only like another one."""
+    """Return how alike two float vectors of the same size are. A zero vector is only like another one."""
     norms = float(torch.linalg.vector_norm(first)), float(torch.linalg.vector_norm(second))
     if max(norms) == 0.0:
         return Likeness(cosine=1.0, ratio=1.0)
     if not min(norms) > 0.0:
         return Likeness(cosine=0.0, ratio=inf)
     # Each is divided first, because a product of norms may overflow.
-    cosine = float(torch.dot(first.flatten() / norms[0], second.flatten() / norms[1]))
-    return Likeness(cosine, max(norms) / min(norms))
+    return Likeness(float(torch.dot(first / norms[0], second / norms[1])), max(norms) / min(norms))
 
 
 def odd_one_out(peers: Collection[PeerId], agree: Callable[[PeerId, PeerId], bool]) -> PeerId | None:
     """Return the peer that agrees with no other one, while all others agree with each other. None if there
     are fewer than three peers, or no such peer."""
-    if len(peers) < 3:
-        return None
-    for peer in peers:
+    for peer in peers if len(peers) >= 3 else ():
         others = [other for other in peers if other != peer]
         if not any(agree(peer, other) for other in others):
             return peer if all(agree(one, other) for one, other in combinations(others, 2)) else None
     return None
 
 
-Verdict = Literal["agreed", "differed", "contradicted", "undecided", "unanswered"]
-"""Outcome of a comparison. contradicted: the first peer and the peer below it report different gradients, so
-one of the two is at fault. unanswered: no second peer could compute the microbatch again."""
-
-
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    verdict: Verdict
+    """The outcome of a comparison. undecided: answers differ, and no majority agrees. unanswered: no second
+    peer could compute the microbatch again."""
+
+    verdict: Literal["agreed", "differed", "undecided", "unanswered"]
     agreed: tuple[PeerId, ...] = ()
     """Peers whose answers agreed."""
-    peer: PeerId | None = None
-    """The peer that is at fault (`differed`), or may be (`contradicted`)."""
+    odd: PeerId | None = None
+    """The peer at fault."""
+    accusers: tuple[PeerId, ...] = ()
+    """The peers that differ from it."""
 
 
 @dataclass(slots=True)
@@ -125,15 +114,13 @@ class Comparison:
     first: PeerId
     """The peer whose answer counts."""
     via: PeerId | None
-    """The peer of the stage below from which `first` has the gradient; None if `first` is on the last
-    stage."""
+    """The peer below from which `first` has the gradient; None if `first` is on the last stage."""
     digests: dict[PeerId, bytes]
     """Maps each peer that answered to the digest of the gradient that it got from `via`."""
     limits: Limits
-    """How alike honest gradients are."""
     deadline: float = inf
     asked: PeerId | None = None
-    """Peer whose answer is awaited now."""
+    """The peer whose answer is awaited."""
     tried: list[PeerId] = field(default_factory=list)
     unknown: int = 0
     """Number of peers to which `via` said that it never had the microbatch."""
@@ -142,12 +129,10 @@ class Comparison:
     likenesses: dict[frozenset[PeerId], Likeness] = field(default_factory=dict)
 
     def ask(self, candidates: Collection[PeerId], chance: Random, deadline: float) -> PeerId | None:
-        """Return the next peer to ask, drawn from the candidates that were not asked; None if there is
-        none."""
+        """Draw and return the next peer to ask; None if there is none."""
         left = [peer for peer in candidates if peer != self.first and peer not in self.tried]
-        self.asked = None
-        if left and len(self.tried) < PEERS_ASKED:
-            self.asked = chance.choice(left)
+        self.asked = chance.choice(left) if left and len(self.tried) < PEERS_ASKED else None
+        if self.asked is not None:
             self.tried.append(self.asked)
             self.deadline = deadline
         return self.asked
@@ -157,26 +142,24 @@ class Comparison:
         return self.limits.agree(self.likenesses[frozenset((one, other))])
 
     def judge(self, is_last: bool = False) -> Judgement | None:
-        """Return the outcome; None if one more peer must answer. `is_last` says that no more peers can."""
+        """Return the outcome; None if one more peer must answer. `is_last`: no more peers can. If `first` and
+        `via` report different gradients, one of the two is at fault, and `via` is the only accuser."""
         peers = tuple(self.digests)
+        by_via = Judgement("differed", (), self.first, (self.via,) if self.via is not None else ())
         if len(peers) == 1:
             if self.unknown >= 2:
-                return Judgement("contradicted", peer=self.first)
+                return by_via
             return Judgement("unanswered") if is_last else None
-        if all(self.agree(one, other) for one, other in combinations(peers, 2)):
-            if self.hidden_differ and len(peers) < 3 and not is_last:
-                return None  # `via` needs a third one to decide.
+        do_agree = all(self.agree(one, other) for one, other in combinations(peers, 2))
+        if do_agree and (not self.hidden_differ or len(peers) > 2 or is_last):
             return Judgement("agreed", peers)
-        if len(peers) < 3:
+        if len(peers) == 2:  # If hidden states differ, `via` needs a third peer to decide.
             return Judgement("undecided") if is_last else None
         odd = odd_one_out(peers, self.agree)
-        if odd is None:
-            return Judgement("undecided")
         others = tuple(peer for peer in peers if peer != odd)
-        if {self.digests[odd]} == {self.digests[peer] for peer in others}:
-            return Judgement("differed", others, odd)
-        # They had different gradients to begin with. Only one of them, or `via`, may be at fault.
-        return Judgement("contradicted", peer=odd) if odd == self.first else Judgement("undecided")
+        if odd is not None and {self.digests[odd]} == {self.digests[peer] for peer in others}:
+            return Judgement("differed", others, odd, others)
+        return by_via if odd == self.first else Judgement("undecided")
 
 
 @dataclass(slots=True)
@@ -186,21 +169,11 @@ class _Record:
     differed: deque[bool] = field(default_factory=lambda: deque(maxlen=DIFFERED_OF))
     """Whether it differed in its newest comparisons."""
     others: OrderedDict[PeerId, bool] = field(default_factory=OrderedDict)
-    """The newest peers that it was compared with, and whether it differed from them the last time."""
-    contradicted: deque[PeerId | None] = field(default_factory=lambda: deque(maxlen=DIFFERED_OF))
-    """The peers below that contradicted it in its newest comparisons."""
+    """Its newest partners, and whether it differed from them the last time."""
     on_probation: bool = False
     """Whether it was avoided, and has not earned its trust back."""
     agreements: int = 0
     """Number of comparisons in a row that agreed."""
-
-    def compared(self, others: Iterable[PeerId], differed: bool) -> None:
-        self.differed.append(differed)
-        for other in others:
-            self.others[other] = differed
-            self.others.move_to_end(other)
-        while len(self.others) > OTHERS:
-            self.others.popitem(last=False)
 
 
 class AnswerTrust:
@@ -210,11 +183,8 @@ class AnswerTrust:
         self._records: OrderedDict[PeerId, _Record] = OrderedDict()
 
     def agreed(self, peer: PeerId, others: Iterable[PeerId]) -> bool:
-        """Record that a peer's tensor agreed with those of `others`. Returns whether it has earned its trust
-        back now."""
-        record = self._record(peer)
-        record.compared((other for other in others if other != peer), False)
-        record.contradicted.append(None)
+        """Record that a peer agreed with `others`. Returns whether it has earned its trust back now."""
+        record = self._compared(peer, others, differed=False)
         record.agreements += 1
         if not record.on_probation or record.agreements < AGREEMENTS:
             return False
@@ -222,41 +192,29 @@ class AnswerTrust:
         return True
 
     def differed(self, peer: PeerId, others: Iterable[PeerId], group: int) -> bool:
-        """Record that a peer's tensor differed from those of `others`, which agree. Returns whether the peer
-        must be avoided now. `group` is the number of peers of its stage. So many of them must have differed
-        that two that conspire cannot accuse it alone, unless they are half of the stage."""
-        record = self._record(peer)
-        record.compared(others, True)
-        enough = record.on_probation or sum(record.differed) >= DIFFERED
-        accusers = sum(record.others.values())
-        return self._must_avoid(record, enough and accusers >= min(MAX_ACCUSERS, 1 + (group - 1) // 2))
-
-    def contradicted(self, peer: PeerId, via: PeerId) -> bool:
-        """Record that a peer and the peer below it report different gradients. Returns whether the peer must
-        be avoided now: three times in a row, by at least two peers below. One peer below may itself lie."""
-        record = self._record(peer)
-        record.contradicted.append(via)
-        below = record.contradicted
-        return self._must_avoid(
-            record, len(below) == DIFFERED_OF and None not in below and len(set(below)) > 1
-        )
-
-    def _must_avoid(self, record: _Record, must_avoid: bool) -> bool:
+        """Record that a peer differed from `others`. Returns whether it must be avoided now. `group` is the
+        size of its stage. More accusers are needed in a larger stage, so that two that conspire do not
+        suffice. On probation one comparison is enough."""
+        record = self._compared(peer, others, differed=True)
         record.agreements = 0
-        if must_avoid:
-            record.on_probation = True
-            record.differed.clear()
-            record.contradicted.clear()
-        return must_avoid
+        is_repeated = record.on_probation or sum(record.differed) >= DIFFERED
+        accusers = sum(record.others.values())
+        if not is_repeated or accusers < min(MAX_ACCUSERS, max(2, 1 + (group - 1) // 2)):
+            return False
+        record.on_probation = True
+        record.differed.clear()
+        return True
 
-    def _record(self, peer: PeerId) -> _Record:
+    def _compared(self, peer: PeerId, others: Iterable[PeerId], differed: bool) -> _Record:
         record = self._records.setdefault(peer, _Record())
         self._records.move_to_end(peer)
         if len(self._records) > MAX_PEERS:
             self._records.popitem(last=False)
+        record.differed.append(differed)
+        for other in others:
+            if other != peer:
+                record.others[other] = differed
+                record.others.move_to_end(other)
+        while len(record.others) > OTHERS:
+            record.others.popitem(last=False)
         return record
-
-
-def sampled_places(size: int, chance: Random) -> tuple[int, ...]:
-    """Return the sorted places of `SAMPLED` of `size` numbers, or of all if there are fewer."""
-    return tuple(sorted(chance.sample(range(size), min(SAMPLED, size))))

@@ -150,17 +150,10 @@ class SpreadCompute:
         return torch.cat([output for _, outputs in answers for output in outputs])
 
     def finish(
-        self,
-        key: Hashable,
-        inputs: Tensor,
-        labels_BT: Tensor,
-        tokens_BT: Tensor | None = None,
-        *,
-        is_counted: bool = True,
+        self, key: Hashable, inputs: Tensor, labels_BT: Tensor, tokens_BT: Tensor | None = None
     ) -> LastStageResult:
         """Run the last stage, forward and backward. Returns the summed loss, the number of tokens and any
-        gradient of the inputs, each of the whole microbatch. It is always counted."""
-        assert is_counted, "a peer with several devices computes nothing for comparisons"
+        gradient of the inputs, each of the whole microbatch."""
         tensors = _without_none(inputs, labels_BT, tokens_BT)
         answers = self._processes.ask(orders.Finish(repr(key)), tensors)
         # Each device has computed some sequences; those of the next device follow them.
@@ -171,8 +164,7 @@ class SpreadCompute:
             torch.cat(gradients) if gradients else None,
         )
 
-    def backward(self, key: Hashable, hidden_gradient: Tensor, *, is_counted: bool = True) -> Tensor | None:
-        assert is_counted, "a peer with several devices computes nothing for comparisons"
+    def backward(self, key: Hashable, hidden_gradient: Tensor) -> Tensor | None:
         answers = self._processes.ask(orders.Backward(repr(key)), [hidden_gradient])
         gradients = [gradient for _, of_device in answers for gradient in of_device]
         return torch.cat(gradients) if gradients else None

@@ -6,9 +6,10 @@ A microbatch that cannot be computed (wrong shape, not finite) is an ordinary re
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from math import hypot, inf, sqrt
+from math import hypot, inf, prod, sqrt
+from random import Random
 from typing import Literal, TypeAlias
 
 import torch
@@ -20,7 +21,7 @@ from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.model import activation_codec
 from swarmnet.model.carried_text import CarriedText
 from swarmnet.model.norm_tracker import NormCheck, NormTracker
-from swarmnet.model.stage_compute import StageError
+from swarmnet.model.stage_compute import StageError, Uncounted
 from swarmnet.pipeline.answer_comparison import Likeness, likeness
 from swarmnet.routing.next_hop import Passage
 from swarmnet.run.activation_sizes import Codec
@@ -67,7 +68,6 @@ class MicrobatchState:
     samples: dict[PeerId, Tensor] = field(default_factory=dict)
     """Maps each peer that sent its hidden states for this microbatch to some of them, [SAMPLED]."""
     likenesses: dict[frozenset[PeerId], Likeness] = field(default_factory=dict)
-    """How alike these are."""
     loss_sum: float = 0.0
     tokens: int = 0
     seconds: float = 0.0
@@ -119,19 +119,19 @@ Coded = Literal["activation", "gradient"]
 
 COMPARED_CODEC: Codec = "int4-tiles"
 """Encoding of tensors that are only compared: a third of bf16. It changes a cosine by 0.003."""
-DIGEST_BYTES = 16
+SAMPLED = 4096
+"""Number of hidden states that are kept of a microbatch to compare it later: 16 KiB. Their places are secret,
+so a cosine over them is as good as one over all."""
 
 
-def gradient_digest(data: Body) -> bytes:
+def _digest(data: Body) -> bytes:
     """Return the digest of an encoded gradient, by which peers see whether they got the same one."""
-    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 class MicrobatchWork:
-    def __init__(
-        self, manifest: Manifest, stage: int, stage_compute: Computes, sampled: tuple[int, ...] = ()
-    ) -> None:
-        """`sampled` are the places of the hidden states that are kept of each microbatch; empty: none."""
+    def __init__(self, manifest: Manifest, stage: int, stage_compute: Computes, chance: Random) -> None:
+        """`chance` draws which hidden states are kept of each microbatch, for comparisons."""
         self.codecs: dict[Coded, Codec] = {
             "activation": manifest.activation_codec,
             "gradient": manifest.effective_gradient_codec,
@@ -150,7 +150,9 @@ class MicrobatchWork:
         self.hidden_sizes = NormTracker()
         self.gradient_sizes = NormTracker(weighed=True)
         """Norms of hidden states from earlier stages, and of gradients from later ones."""
-        self._sampled = torch.tensor(sampled, dtype=torch.int64, device=stage_compute.device)
+        size, is_kept = prod(self._shape), stage > 1 and manifest.compares_answers  # None are from origins.
+        places = chance.sample(range(size), min(SAMPLED, size)) if is_kept else []
+        self._sampled = torch.tensor(places, dtype=torch.int64, device=stage_compute.device)
         self.scaled = 0
         """Number of microbatches whose gradient was too large and was scaled down."""
 
@@ -211,7 +213,7 @@ class MicrobatchWork:
         if judgement.outlier:
             reason = f"its gradients are mostly far from others' size, this one {judgement.ratio:.3g} times"
             return _blamed(source, "outlier", reason, judgement)
-        kept.digest = gradient_digest(kept.gradient)
+        kept.digest = _digest(kept.gradient)
         if judgement.gain < 1.0:
             self.scaled += 1
             below *= judgement.gain
@@ -225,69 +227,41 @@ class MicrobatchWork:
 
     # -- for comparisons ------------------------------------------------------------------------------
 
-    def recompute(self, open_as: Hashable, kept: MicrobatchState) -> Outcome:
-        """Compute as in `forward`, but count nothing. The graph is kept as `open_as` until
-        `recompute_gradient`, because the microbatch itself may come here too. Returns hidden states (on the
-        last stage the gradient of its inputs) in `COMPARED_CODEC`, as `recompute_gradient` does."""
+    def recompute(self, key: Uncounted, kept: MicrobatchState) -> Outcome:
+        """Compute as in `forward`, or as in `backward` once the gradient from below is in `kept`. Returns the
+        hidden states or the gradient of the inputs in `COMPARED_CODEC`."""
         compute, text = self.stage_compute, kept.text
         assert text is not None, "it came with the hidden states"
         try:
-            inputs = self._decode("activation", kept.output, kept.shape)
-            if not self.is_last:
-                output_BTD = compute.forward(open_as, inputs, kept.passage.branch_scale, text.tokens)
-                return Computed(_encode_to_compare(output_BTD), kept.shape)
-            finished = compute.finish(open_as, inputs, text.labels, text.tokens, is_counted=False)
-            assert finished.hidden_gradient is not None, "the first stage is asked by no peer"
-            return Computed(_encode_to_compare(finished.hidden_gradient), kept.shape)
+            result: Tensor | None
+            if kept.gradient:
+                kept.digest = _digest(kept.gradient)
+                result = compute.backward(key, self._decode("gradient", kept.gradient, kept.shape))
+            else:
+                inputs = self._decode("activation", kept.output, kept.shape)
+                if self.is_last:
+                    result = compute.finish(key, inputs, text.labels, text.tokens).hidden_gradient
+                else:
+                    result = compute.forward(key, inputs, kept.passage.branch_scale, text.tokens)
+            assert result is not None, "the first stage computes nothing again"
+            result = result.clamp(-activation_codec.LARGEST, activation_codec.LARGEST)
+            return Computed(activation_codec.encode(result, COMPARED_CODEC), kept.shape)
         except (StageError, activation_codec.HiddenError) as error:
             return ComputeError("not_finite", str(error))
 
-    def recompute_gradient(self, open_as: Hashable, kept: MicrobatchState) -> Outcome:
-        """Compute the gradient of a microbatch after `recompute`, as in `backward`, but count nothing."""
-        try:
-            below = self._decode("gradient", kept.gradient, kept.shape)
-            gradient = self.stage_compute.backward(open_as, below, is_counted=False)
-            assert gradient is not None, "the first stage is asked by no peer"
-            encoded = _encode_to_compare(gradient)
-        except (StageError, activation_codec.HiddenError) as error:
-            return ComputeError("not_finite", str(error))
-        kept.digest = gradient_digest(kept.gradient)
-        return Computed(encoded, kept.shape)
-
-    def compare_hidden(self, peer: PeerId, hidden: bytes, kept: MicrobatchState) -> str:
-        """Compare hidden states that `peer` computed again with those that are kept. Adds their likeness to
-        those of `kept`. Returns why that is not possible; empty if it was."""
-        try:
-            hidden_BTD = activation_codec.decode(hidden, self._shape, COMPARED_CODEC, self._sampled.device)
-        except activation_codec.HiddenError as error:
-            return str(error)
-        sample = hidden_BTD.flatten()[self._sampled]
-        for other, kept_sample in kept.samples.items():
-            if other != peer:
-                kept.likenesses[frozenset((peer, other))] = likeness(kept_sample, sample)
-        kept.samples[peer] = sample
-        return ""
-
-    def compare_gradients(
-        self, data: Body, first: PeerId, others: Mapping[PeerId, Body]
+    def compare(
+        self, peer: PeerId, data: Body, codec: Codec, tensors: dict[PeerId, Tensor], sampled: bool = False
     ) -> dict[PeerId, Likeness]:
-        """Return how alike a gradient is to those of other peers. Only that of the peer `first`, which
-        counts, has the run's codec."""
-        gradient = self._decoded_or_nothing(data, COMPARED_CODEC)
-        return {
-            peer: likeness(
-                gradient,
-                self._decoded_or_nothing(other, self.codecs["gradient"] if peer == first else COMPARED_CODEC),
-            )
-            for peer, other in others.items()
-        }
-
-    def _decoded_or_nothing(self, data: Body, codec: Codec) -> Tensor:
-        """Return a gradient; zeros, which are like no other one, if the data are no gradient."""
+        """Decode a tensor of `peer`, return how alike it is to those of others, and add it to them. With
+        `sampled`, they are samples. Data that are no tensor count as zeros, which are like no other one."""
         try:
-            return activation_codec.decode(data, self._shape, codec, self.stage_compute.device)
+            tensor = activation_codec.decode(data, self._shape, codec, self.stage_compute.device).flatten()
         except activation_codec.HiddenError:
-            return torch.zeros(self._shape, device=self.stage_compute.device)
+            tensor = torch.zeros(prod(self._shape), device=self.stage_compute.device)
+        tensor = tensor[self._sampled] if sampled else tensor
+        found = {other: likeness(kept, tensor) for other, kept in tensors.items() if other != peer}
+        tensors[peer] = tensor
+        return found
 
     # -- shared steps ---------------------------------------------------------------------------------
 
@@ -323,13 +297,6 @@ class MicrobatchWork:
 
     def _decode(self, kind: Coded, data: Body, shape: tuple[int, int, int]) -> Tensor:
         return activation_codec.decode(data, shape, self.codecs[kind], self.stage_compute.device)
-
-
-def _encode_to_compare(tensor: Tensor) -> bytes:
-    """Encode a tensor that is only compared. Large values are clamped. Raises HiddenError for a NaN."""
-    return activation_codec.encode(
-        tensor.clamp(-activation_codec.LARGEST, activation_codec.LARGEST), COMPARED_CODEC
-    )
 
 
 def _norm(hidden_BTD: Tensor) -> float:

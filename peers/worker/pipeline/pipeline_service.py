@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from math import prod
 from random import Random
 
 from peers.compute.executor import BACKWARD, FORWARD, Compute
@@ -34,7 +33,6 @@ from peers.worker.pipeline.validate_act import ActForm, Arrival, checked_act
 from protocols.messages.table import NO_ATTEMPT, Act, Busy, Cancel, Credit, Grad, Nack, Path
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline import events
-from swarmnet.pipeline.answer_comparison import sampled_places
 from swarmnet.pipeline.flow_control import Flow, graphs_that_fit
 from swarmnet.pipeline.ledger import RecentLoss, ServiceTime
 from swarmnet.resources.link_bandwidth import UNKNOWN, LinkBandwidth, crossings, seconds_on_line
@@ -72,7 +70,7 @@ class PipelineService:
         fitting = _fitting(manifest, stage, part)
         self.form = ActForm.of(manifest)
         self.compute = compute
-        self.work = MicrobatchWork(manifest, stage, part.compute, _sampled(manifest, stage, chance))
+        self.work = MicrobatchWork(manifest, stage, part.compute, chance)
         self.neighbourhood = neighbourhood
         self.clock = neighbourhood.clock
         self.committed = committed
@@ -107,17 +105,13 @@ class PipelineService:
         self.serving = False
         self.checks = AnswerChecks(
             manifest=manifest,
-            form=self.form,
             compute=compute,
             work=self.work,
             neighbourhood=neighbourhood,
             ways=self.ways,
             pipeline=self.pipeline,
             bodies=self.bodies,
-            chance=chance,
-            is_serving=lambda: self.serving,
-            log_event=log_event,
-            can_help=part.hold is None,  # Several devices cannot leave a gradient out.
+            is_serving=lambda: self.serving and part.hold is None,  # Several devices count everything.
         )
         self._senders = set[PeerId]()  # Peers that sent a body: their norms are kept.
         self._timer = Timer(wake, self.clock)
@@ -177,16 +171,10 @@ class PipelineService:
                     self.reservations.hands_up(peer, key, attempt, here)
                     kept.arrived_at = None
                 queued = kept.queued + kept.queued_below
+                via, loss_sum = kept.answerer.peer if kept.answerer is not None else "", kept.loss_sum
+                seconds = kept.seconds, queued
                 grad = Grad(
-                    *key,
-                    attempt,
-                    kept.loss_sum,
-                    kept.tokens,
-                    kept.seconds,
-                    queued,
-                    kept.shape,
-                    kept.answerer.peer if kept.answerer is not None else "",
-                    kept.digest,
+                    *key, attempt, loss_sum, kept.tokens, *seconds, kept.shape, via=via, digest=kept.digest
                 )
                 post(peer, "data", grad, kept.answer)
                 self._send_credit(peer)
@@ -407,14 +395,6 @@ class PipelineService:
         """Record the loss of a committed microbatch and return its mean per token; None without tokens."""
         self.losses.add(loss_sum, tokens)
         return loss_sum / tokens if tokens else None
-
-
-def _sampled(manifest: Manifest, stage: int, chance: Random) -> tuple[int, ...]:
-    """Return the places of the hidden states that are kept for comparisons. None are on the first two stages:
-    an origin's microbatches come from no other peer."""
-    if stage < 2 or not manifest.compares_answers:
-        return ()
-    return sampled_places(prod(manifest.hidden_shape), chance)
 
 
 def _fitting(manifest: Manifest, stage: int, part: StagePart) -> int:

@@ -119,14 +119,11 @@ def stuck_of_worker(worker: Worker) -> tuple[str, ...]:
 
 def _avoided(services: StageServices) -> list[str]:
     """Return a sentence for each peer that gets no work because its values differ from those of others."""
-    service, known = services.pipeline_service, services.links.membership.peers
-    run = services.context.signed.run_id[:RUN_DIGITS]
+    service, run = services.pipeline_service, services.context.signed.run_id[:RUN_DIGITS]
     return [
-        f"Peer {short(peer)} of stage {known[peer].stage} answers otherwise than others: it gets no work "
-        f"from here for {seconds:.0f} s. If this repeats, the owner can ban it: "
-        f"swarmnet order ban {run} {peer}"
+        f"Peer {short(peer)} answers otherwise than others: it gets no work from here for {seconds:.0f} s. "
+        f"If this repeats, the owner can ban it: swarmnet order ban {run} {peer}"
         for peer, seconds in service.pipeline.router.shunned(service.clock.time()).items()
-        if peer in known
     ]
 
 
