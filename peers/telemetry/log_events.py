@@ -67,8 +67,7 @@ class InStep(Event, frozen=True):
     settled: int = -1
 
 class ExpertsReassigned(Event, frozen=True):
-    """After its contribution to `round` this peer trains expert group `group`. `holders`: peers per group in
-    the newest two applied rounds."""
+    """This peer trains expert `group` after `round`. `holders`: peers per group in the newest two rounds."""
     round: int
     group: int
     holders: Sequence[int]
@@ -240,30 +239,14 @@ class MicrobatchFailed(Event, frozen=True):
     peer: str | None
 
 class AnswersCompared(Event, frozen=True):
-    """Two peers computed one microbatch; this compares their gradients, or the hidden states that they sent
-    here. `what`: gradient or hidden; `ratio`: the larger norm over the smaller."""
+    """`peers` computed one microbatch. `likeness`: cosine of their tensors, and larger norm over smaller."""
     sentence = "compared the answers of two peers"
     codes = reasons.COMPARISONS
     code: str
     what: str
     counter: int
     peers: Sequence[str]
-    cosine: float
-    ratio: float
-
-class PeerAvoided(Event, frozen=True):
-    """A peer's answers differ from those of others, so it gets no work from here for a while."""
-    sentence = "{peer} answers otherwise than others: it gets no work for {seconds} s"
-    is_printed = True
-    peer: str
-    what: str
-    seconds: int
-
-class NotCompared(Event, frozen=True):
-    """The next stage has one peer, so its answers cannot be compared with another's."""
-    sentence = "stage {stage} has one peer: its answers are not compared"
-    is_printed = True
-    stage: int
+    likeness: Sequence[float]
 
 class Waiting(Event, frozen=True):
     """These stages have no live peer and cannot be skipped."""

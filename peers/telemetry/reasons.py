@@ -93,6 +93,7 @@ REFUSALS = Codes("Refused", "refused_total", {
         NOTHING,
     ),
     "outlier": DEPARTURES["outlier"],
+    "differs": Reason("its answers differ from those of others: it gets no work for a while", BAN, "warning"),
     "invalid_reduction": Reason(
         "it is proven that its published sums do not follow from its slices",
         f"your own peer: memory or device is faulty, {DOCTOR}; another: {BAN}",
@@ -183,6 +184,7 @@ COMPARISONS = Codes("The answers of two peers to a microbatch were compared", "c
     "agreed": Reason("both are alike", NOTHING, "none"),
     "differed": Reason("one peer answered otherwise than others", BAN, "warning"),
     "undecided": Reason("answers differ, and no majority agrees", f"{TOP}: is the stage thin?", "warning"),
+    "alone": Reason("the next stage has one peer, so its answers are not compared", NOTHING),
     "unanswered": Reason("no second peer could compute the microbatch again", NOTHING),
 })  # fmt: skip
 

@@ -58,8 +58,8 @@ def measure(manifest: Manifest, dtype: str, seconds: float) -> tuple[Pairs, int]
     run(story())
     found: Pairs = {"gradient": [], "hidden": []}
     for note in swarm.of("answers_compared"):
-        found[note.fields["what"]].append((note.fields["cosine"], note.fields["ratio"]))
-    return found, len(swarm.of("peer_avoided"))
+        found[note.fields["what"]].append(tuple(note.fields["likeness"]))
+    return found, sum(note.fields["code"] == "differs" for note in swarm.of("refused"))
 
 
 def committed(fraction: float, seconds: float, uplink: float) -> int:

@@ -121,7 +121,6 @@ class AnswerChecks:
         self._bodies = bodies
         self._chance = pipeline.router.chance
         self._is_serving = is_serving
-        self._log_event = neighbourhood.log_event
         self._clock = neighbourhood.clock
         self._trust = AnswerTrust()
         self._sent: dict[MicrobatchId, _Sent] = {}
@@ -142,7 +141,7 @@ class AnswerChecks:
         key, stage = MicrobatchId(PeerId(grad.origin), grad.counter), self._ways.stage + 1
         is_alone = all(peer == first for peer in self._links.membership.live(stage))
         if is_alone and self.alone is None:
-            self._log_event(log_events.NotCompared(stage))
+            self._log_compared("gradient", "alone", key, frozenset({first}), Likeness(1.0, 1.0))
         self.alone = stage if is_alone else None
         if is_alone or key in self._sent:
             return
@@ -197,13 +196,14 @@ class AnswerChecks:
             return
         group = len(self._links.membership.live(self._ways.stage + (1 if what == "gradient" else -1)))
         if self._trust.differed(odd, accusers, group):
-            self._log_event(log_events.PeerAvoided(odd, what, round(router.shun(odd, now))))
+            seconds = router.shun(odd, now)
+            self._links.refused(odd, "differs", f"its {what} differs: it gets no work for {seconds:.0f} s")
 
     def _log_compared(
         self, what: What, code: str, key: MicrobatchId, pair: frozenset[PeerId], like: Likeness
     ) -> None:
-        cosine, ratio = round(like.cosine, 6), round(min(like.ratio, 1e9), 6)
-        self._log_event(log_events.AnswersCompared(code, what, key.counter, sorted(pair), cosine, ratio))
+        numbers = round(like.cosine, 6), round(min(like.ratio, 1e9), 6)
+        self._links.log_event(log_events.AnswersCompared(code, what, key.counter, sorted(pair), numbers))
 
     def _answer_came(self, key: MicrobatchId, peer: PeerId, checked: Checked, body: bytes) -> None:
         """Handle the answer of a peer that computed a microbatch again for this sender."""

@@ -116,8 +116,9 @@ def test_two_that_conspire_cannot_accuse_a_peer_of_a_group_of_five():
     assert trust.differed(A, [B, D], group=5)
 
 
-LARGEST = {GRADIENT: 0.116, LOCAL_STEPS_GRADIENT: 0.294}
-"""Largest difference of an honest cosine from 1 in about 800 comparisons (docs/benchmarks/attacks.md)."""
+LARGEST = {GRADIENT: 0.121, LOCAL_STEPS_GRADIENT: 0.258 / 1.25, HIDDEN: 0.038 / 1.25}
+"""Largest difference of an honest cosine from 1 in about 800 comparisons (docs/benchmarks/attacks.md). With
+local steps, it was measured at 1.25 times `MEASURED_RATE`."""
 
 
 @pytest.mark.parametrize("limits", LARGEST)
