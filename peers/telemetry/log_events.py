@@ -67,8 +67,7 @@ class InStep(Event, frozen=True):
     settled: int = -1
 
 class ExpertsReassigned(Event, frozen=True):
-    """After its contribution to `round` this peer trains expert group `group`. `holders`: peers per group in
-    the newest two applied rounds."""
+    """This peer trains expert `group` after `round`. `holders`: peers per group in the newest two rounds."""
     round: int
     group: int
     holders: Sequence[int]
@@ -238,6 +237,16 @@ class MicrobatchFailed(Event, frozen=True):
     counter: int
     reason: str
     peer: str | None
+
+class AnswersCompared(Event, frozen=True):
+    """`peers` computed one microbatch. `likeness`: cosine of their tensors, and larger norm over smaller."""
+    sentence = "compared the answers of two peers"
+    codes = reasons.COMPARISONS
+    code: str
+    what: str
+    counter: int
+    peers: Sequence[str]
+    likeness: Sequence[float]
 
 class Waiting(Event, frozen=True):
     """These stages have no live peer and cannot be skipped."""

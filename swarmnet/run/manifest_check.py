@@ -201,6 +201,10 @@ def _microbatch_rows(manifest: Manifest, model: ModelShape) -> list[Problem]:
             f"gradient_rounding: {manifest.effective_gradient_codec} supports only nearest; stochastic needs "
             "gradient_codec: int8, int4-tiles or int6-tiles",
         ),
+        (
+            not 0.0 <= manifest.compared_fraction <= 0.5,
+            f"compared_fraction is {manifest.compared_fraction:g}; it must lie in [0, 0.5]",
+        ),
     ]
 
 

@@ -440,6 +440,9 @@ class RunKeys:
     """Encoding of the gradients, which tolerate fewer bits less well. `same`: as `activation_codec`."""
     gradient_rounding: Rounding = field(default="nearest", metadata={ADDED: True})
     """Rounding of int8 and tile-encoded gradients. `stochastic`: unbiased."""
+    compared_fraction: float = field(default=0.02, metadata={ADDED: True})
+    """Fraction of microbatches whose answer is compared with that of a second peer of the next stage. `0`:
+    none. Peers avoid those that answer otherwise. Not in runs that skip stages."""
     wire_version: int = WIRE_VERSION
     """Version of the messages between all peers of the run."""
     access: Literal["open", "invite"] = "open"
