@@ -172,7 +172,7 @@ def publish(
     for warning in model_warnings:
         warn(warning)
     with as_user_errors(TextError):
-        sources = () if unchecked else counted_sources(manifest, run_file.parent)
+        sources = () if unchecked else counted_sources(manifest, run_file.parent, tokenizer)
     with as_user_errors(IdentityError):
         owner_key = (key or default_state(os.environ, sys.platform) / "owner.key").absolute()
         identity = load_or_create(owner_key)

@@ -164,6 +164,10 @@ Block = tuple[bool, bytes]
 """Whether the block starts a document, and some of the document's bytes."""
 
 
+ParseLine = Callable[[bytes], tuple[bytes, bytes]]
+"""Returns the document in a .jsonl line, and the bytes whose SHA-256 names it. Raises ValueError."""
+
+
 class DocumentText:
     """The documents of some files, without those that the run's owner has withdrawn. A withdrawn document is
     named by the SHA-256 of the file's bytes, or of the line's or row's text as UTF-8."""
@@ -178,12 +182,14 @@ class DocumentText:
         withdrawn: Container[bytes] = (),
         check: Callable[[], None] = lambda: None,
         places: str = "",
+        parse_line: ParseLine | None = None,
     ) -> None:
         """Prepare to read `files`; `others` counts what was skipped besides them.
 
         From a text over `longest_bytes` only a part is read, chosen by `seed`: give each peer its own seed.
         `check` is called with each block; an error that it raises ends the reading. `places` is named in the
-        error about a text without documents; empty: such a text is no error."""
+        error about a text without documents; empty: such a text is no error. With `parse_line`, only .jsonl
+        files are read; None: their field `text`, and files of other formats."""
         self.reading = ReadSummary()
         """Summary of the newest pass over the blocks."""
         self.whole = True
@@ -197,6 +203,7 @@ class DocumentText:
         self._seed = seed
         self._withdrawn = withdrawn
         self._check = check
+        self._parse_line = parse_line
         self._all_bytes = sum(file.bytes for file in files)
         self.total_bytes = min(self._all_bytes, longest_bytes)
         """Approximate number of bytes that a pass reads."""
@@ -261,6 +268,8 @@ class DocumentText:
     ) -> Iterator[Block]:
         """Return the blocks of an opened file by its format. From a file larger than `room` bytes, documents
         in lines or rows are skipped at random, and plain text is read from a random byte."""
+        if self._parse_line is not None and content.form != LINES:
+            raise Unreadable("holds no lines of JSON, in which a run of conversations has them")
         if content.form:
             read_documents = self._read_lines if content.form == LINES else self._read_rows
             read_share = min(1.0, room / max(1, file.bytes))
@@ -338,11 +347,11 @@ class DocumentText:
             if not line.strip() or is_skipped():
                 continue
             try:
-                text = _parse_line(line)
+                text, named = (self._parse_line or _text_in)(line)
             except ValueError as error:
                 self.reading.leave_out(f"{file}:{number}: {error}", str(error).partition(":")[0])
                 continue
-            yield from self._yield_document(text)
+            yield from self._yield_document(text, named)
 
     def _read_rows(
         self, file: str, opened: BufferedReader, is_skipped: Callable[[], bool]
@@ -354,32 +363,37 @@ class DocumentText:
             if isinstance(text, Unreadable):
                 self.reading.leave_out(f"{file}: row {number}: {text}", "row")
             else:
-                yield from self._yield_document(text.encode("utf-8", "replace"))
+                encoded = text.encode("utf-8", "replace")
+                yield from self._yield_document(encoded, encoded)
 
-    def _yield_document(self, text: bytes) -> Iterator[Block]:
-        """Yield a document as one block, unless it is empty or withdrawn."""
-        if text and hashlib.sha256(text).digest() not in self._withdrawn:
+    def _yield_document(self, text: bytes, named: bytes) -> Iterator[Block]:
+        """Yield a document as one block, unless it is empty or withdrawn by the SHA-256 of `named`."""
+        if text and hashlib.sha256(named).digest() not in self._withdrawn:
             yield True, text
 
 
-def text_at(places: Iterable[str], longest_bytes: int = LONGEST_CORPUS_BYTES) -> DocumentText:
+def text_at(
+    places: Iterable[str], longest_bytes: int = LONGEST_CORPUS_BYTES, parse_line: ParseLine | None = None
+) -> DocumentText:
     """Return the text at some places, at most `longest_bytes` of it. Raises TextError if there is no file,
-    and during reading if there is no document."""
+    and during reading if there is no document. `parse_line` as in DocumentText."""
     place_list, skipped = list(places), ReadSummary()
     files = [file for place in place_list for _, file in files_at(place, skipped)]
     shown = ", ".join(map(without_secret, place_list))
-    return DocumentText(files, skipped, longest_bytes=longest_bytes, places=shown)
+    return DocumentText(files, skipped, longest_bytes=longest_bytes, places=shown, parse_line=parse_line)
 
 
-def _parse_line(line: bytes) -> bytes:
-    """Return the field `text` of a .jsonl line as UTF-8. Raises ValueError with the defect of the line."""
+def _text_in(line: bytes) -> tuple[bytes, bytes]:
+    """Return the field `text` of a .jsonl line as UTF-8; its SHA-256 names it, too. Raises ValueError with
+    the defect of the line."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(record, dict) or not isinstance(record.get("text"), str):
         raise ValueError('no field "text" with a string in it')
-    return str(record["text"]).encode("utf-8", "replace")
+    text = str(record["text"]).encode("utf-8", "replace")
+    return text, text
 
 
 def joined(text: DocumentText) -> bytes:

@@ -27,10 +27,12 @@ from torch import Tensor
 
 from peers.config.atomic_files import write_atomically
 from peers.config.errors import UserError
+from peers.data.conversations import open_reader
 from peers.data.documents import Block, DocumentText, ReadSummary, TextError
 from peers.data.files import ReadingStopped
 from peers.data.shards import Shard
-from peers.data.tokenizer import BATCH_BYTES, Tokenizer, dtype_for, open_tokenizer, pieces_of
+from peers.data.tokenizer import BATCH_BYTES, Tokenizer, pieces_of
+from swarmnet.run.schema import Data
 
 FOLDER = "text"
 SHARDS = "shards"
@@ -75,17 +77,18 @@ class ShardCache:
         tokenizer: Path | None,
         vocabulary: int,
         state: Path,
-        eos_token: str = "",
+        data: Data | None = None,
         withdrawn: Collection[bytes] = (),
     ) -> None:
         """Make tokens by a tokenizer.json, or of bytes if `tokenizer` is None, and store them in a peer's
         `state` folder. Raises TextError for a tokenizer that does not fit."""
-        self._tokenizer: Tokenizer = open_tokenizer(tokenizer, vocabulary, eos_token)
-        self._dtype = dtype_for(self._tokenizer.vocabulary)
+        self._tokenizer: Tokenizer = open_reader(data or Data(), tokenizer, vocabulary)
+        self._dtype = self._tokenizer.dtype
         self._folder = state / FOLDER / SHARDS
         self._withdrawn = frozenset(withdrawn)
         tokenizer_id = "bytes" if tokenizer is None else hashlib.sha256(tokenizer.read_bytes()).hexdigest()
-        self._encoding_id = json.dumps([FORM, tokenizer_id, self._tokenizer.end.text.hex()])
+        parts = [FORM, tokenizer_id, self._tokenizer.end.text.hex()]
+        self._encoding_id = json.dumps(parts + [self._tokenizer.form] * bool(self._tokenizer.form))
         self._withdrawn_hash = hashlib.sha256(b"".join(sorted(self._withdrawn))).hexdigest()
         self.stopped = False
         """Set from another thread to end the reading with its next block."""
@@ -122,6 +125,7 @@ class ShardCache:
             seed=shard.seed,
             withdrawn=self._withdrawn,
             check=self._raise_if_stopped,
+            parse_line=self._tokenizer.parse_line,
         )
         try:
             if tokens is not None:
@@ -204,7 +208,7 @@ def encoded(text: DocumentText, tokenizer: Tokenizer, progress: Progress) -> Ite
     `text.reading` counts what tokenizing loses. `progress` is called after each tensor but the last."""
     batch: list[bytes | None] = []
     batch_bytes = 0
-    for piece in _pieces_and_ends(text):
+    for piece in _pieces_and_ends(text, keeps_whole=tokenizer.parse_line is not None):
         batch.append(piece)
         batch_bytes += len(piece or b"")
         if batch_bytes >= BATCH_BYTES:
@@ -223,7 +227,7 @@ def _encode_batch(batch: Sequence[bytes | None], tokenizer: Tokenizer, reading: 
     reading.encoded_bytes += text_bytes
     reading.lost_bytes += lost
     reading.ends_in_text += sum(map(tokenizer.end.count, pieces))
-    dtype = dtype_for(tokenizer.vocabulary)
+    dtype = tokenizer.dtype
     if tokenizer.end.token is None:
         end = tokenizer.encode(tokenizer.end.text)
     else:
@@ -233,8 +237,9 @@ def _encode_batch(batch: Sequence[bytes | None], tokenizer: Tokenizer, reading: 
     return torch.cat([torch.empty(0, dtype=dtype), *parts])
 
 
-def _pieces_and_ends(text: DocumentText) -> Iterator[bytes | None]:
-    """Yield the text in pieces to tokenize, and None between two documents. A short document is one piece."""
+def _pieces_and_ends(text: DocumentText, keeps_whole: bool) -> Iterator[bytes | None]:
+    """Yield the text in pieces to tokenize, and None between two documents. A short document is one piece.
+    With `keeps_whole` each document is one, and nothing is between two."""
     documents_begun = 0
 
     def document_number(block: Block) -> int:
@@ -246,6 +251,9 @@ def _pieces_and_ends(text: DocumentText) -> Iterator[bytes | None]:
         return documents_begun
 
     for number, blocks in groupby(text.blocks(), key=document_number):
+        if keeps_whole:
+            yield b"".join(block for _, block in blocks)
+            continue
         if number > 1:
             yield None
         yield from pieces_of(block for _, block in blocks)

@@ -175,6 +175,11 @@ def _microbatch_rows(manifest: Manifest, model: ModelShape) -> list[Problem]:
             f"model.vocab_size is {model.vocab_size}; with data.tokenizer: bytes it must be at least 256",
         ),
         (
+            manifest.data.format == "messages" and model.boundary.is_narrow,
+            f"model.boundary.kind is {model.boundary.kind}, with which labels do not travel, as data.format: "
+            "messages needs; set kind: full",
+        ),
+        (
             manifest.data.seq_len > model.max_position_embeddings,
             f"data.seq_len is {manifest.data.seq_len}; it must be at most model.max_position_embeddings, "
             f"{model.max_position_embeddings}",
@@ -390,6 +395,10 @@ def _data_rows(data: Data) -> list[Problem]:
     has_library_index = any(source.index and source.path == STANDARD_LIBRARY for source in data.sources)
     return [
         (not data.sources, "data.sources is empty; name at least one"),
+        (
+            data.format == "messages" and data.tokenizer == BYTES,
+            "data.format: messages needs the model's own tokenizer.json; name it as data.tokenizer",
+        ),
         (any(source.bytes < 0 for source in data.sources), "data.sources: bytes cannot be negative"),
         (
             data.sampling == "random" and any(weights),

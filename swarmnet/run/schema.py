@@ -234,6 +234,7 @@ class InitCheckpoint:
 
 
 SamplingName = Literal["random", "epoch"]
+FormatName = Literal["text", "messages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +257,9 @@ class Data:
     sampling: SamplingName = field(default="random", metadata={ADDED: True})
     """`random`: sequences from random places of the text, of which a peer loads `max_data_bytes`. `epoch`:
     the whole text once per epoch, in each peer's own order."""
+    format: FormatName = field(default="text", metadata={ADDED: True})
+    """`messages`: .jsonl lines with `messages`, or `prompt` and `completion`, rendered by the chat template
+    next to the tokenizer. Only the assistant's tokens are learned."""
 
     @property
     def is_library_alone(self) -> bool:

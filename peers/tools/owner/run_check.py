@@ -94,7 +94,8 @@ def tokenizer_beside(manifest: Manifest, folder: Path, given: Path | None) -> To
     data = manifest.data
     if data.tokenizer == BYTES and given is None and not data.eos_token:
         return None  # Avoids importing torch, which takes seconds.
-    from peers.data.tokenizer import open_tokenizer, tokenizer_file
+    from peers.data.conversations import open_reader
+    from peers.data.tokenizer import tokenizer_file
 
     file = None if data.tokenizer == BYTES else given or beside(folder, data.tokenizer)
     if data.tokenizer != BYTES and file is None:
@@ -102,7 +103,7 @@ def tokenizer_beside(manifest: Manifest, folder: Path, given: Path | None) -> To
             f"data.tokenizer: {data.tokenizer} is not next to the run file, in {folder.absolute()}: put it "
             "there, or say where it is: --tokenizer FILE (`swarmnet tokenizer TEXT` makes one)"
         )
-    return open_tokenizer(tokenizer_file(data, file or given), manifest.model.vocab_size, data.eos_token)
+    return open_reader(data, tokenizer_file(data, file or given), manifest.model.vocab_size)
 
 
 def start_beside(
@@ -189,24 +190,27 @@ def _text(manifest: Manifest, folder: Path, reads: Tokenizer | None) -> Iterator
             )
             continue
         places[source.name] = place
-        text = _read_as(manifest, {source.name: place})
+        text = _read_as(manifest, {source.name: place}, reads)
         next(text.blocks(), None)  # Raises TextError where there is nothing in it.
         yield from (f"data.sources: {source.name}: {warning}" for warning in text.reading.warnings())
     if len(places) == len(manifest.data.sources):
         yield from _require_a_window(manifest, places, reads)
 
 
-def counted_sources(manifest: Manifest, folder: Path) -> tuple[TextSource, ...]:
+def counted_sources(
+    manifest: Manifest, folder: Path, tokenizer: Path | None = None
+) -> tuple[TextSource, ...]:
     """Return the sources, with missing sizes, hashes and document counts filled in from the text in `folder`.
-    Reads that text. Raises TextError."""
-    return tuple(_counted(manifest, source, folder) for source in manifest.data.sources)
+    Reads that text. `tokenizer` as in `check_run`. Raises TextError."""
+    reads = tokenizer_beside(manifest, folder, tokenizer) if manifest.data.format == "messages" else None
+    return tuple(_counted(manifest, source, folder, reads) for source in manifest.data.sources)
 
 
-def _counted(manifest: Manifest, source: TextSource, folder: Path) -> TextSource:
+def _counted(manifest: Manifest, source: TextSource, folder: Path, reads: Tokenizer | None) -> TextSource:
     place = find_source_text(folder, source)
     if place is None or source.path == STANDARD_LIBRARY:
         return source
-    text = _read_as(manifest, {source.name: place}, sys.maxsize)
+    text = _read_as(manifest, {source.name: place}, reads, sys.maxsize)
     if text.total_bytes > LONGEST_COUNTED_BYTES:
         return source
     for _ in text.blocks():
@@ -224,15 +228,24 @@ def _counted(manifest: Manifest, source: TextSource, folder: Path) -> TextSource
 
 
 def _read_as(
-    manifest: Manifest, places: Mapping[str, str], longest_bytes: int = LONGEST_CORPUS_BYTES
+    manifest: Manifest,
+    places: Mapping[str, str],
+    reads: Tokenizer | None,
+    longest_bytes: int = LONGEST_CORPUS_BYTES,
 ) -> DocumentText:
-    """Return the text of these sources. Raises TextError."""
+    """Return the text of these sources, as the tokenizer `reads` it. Raises TextError."""
     from peers.data.shards import source_files
 
     others, sources = ReadSummary(), [one for one in manifest.data.sources if one.name in places]
     found = [source_files(source, places[source.name], others) for source in sources]
     files = [file for some in found for _, file in some]
-    return DocumentText(files, others, longest_bytes=longest_bytes, places=", ".join(places.values()))
+    return DocumentText(
+        files,
+        others,
+        longest_bytes=longest_bytes,
+        places=", ".join(places.values()),
+        parse_line=None if reads is None else reads.parse_line,
+    )
 
 
 def _require_a_window(
@@ -242,7 +255,7 @@ def _require_a_window(
     sequence."""
     needed = manifest.data.seq_len + 1  # swarmnet/model/sampling.py
     there = 0
-    text = _read_as(manifest, places)
+    text = _read_as(manifest, places, reads)
     for count in _counts(text, reads):
         there += count
         if there >= needed:
