@@ -22,15 +22,8 @@ from torch import Tensor
 
 from peers.config.atomic_files import is_file
 from peers.data.documents import TextError
-from peers.data.tokenizer import (
-    DocumentSeparator,
-    FileTokenizer,
-    Tokenizer,
-    open_tokenizer,
-    require_vocabulary,
-)
+from peers.data.tokenizer import DocumentSeparator, FileTokenizer, Tokenizer
 from swarmnet.model.sampling import as_context
-from swarmnet.run.schema import Data
 
 CHAT_TEMPLATE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
 ANSWERER = "assistant"
@@ -156,17 +149,6 @@ class ChatTokenizer(Tokenizer):
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         return self._tokenizer.decode(tokens)
-
-
-def open_reader(data: Data, file: Path | None, vocabulary: int) -> Tokenizer:
-    """Return the tokenizer of a run's text: `open_tokenizer`, or one of conversations if the run's text has
-    that format. Raises TextError."""
-    if data.format != "messages":
-        return open_tokenizer(file, vocabulary, data.eos_token)
-    assert file is not None, "swarmnet/run/manifest_check.py requires a tokenizer"
-    tokenizer = ChatTokenizer(file, data.eos_token)
-    require_vocabulary(tokenizer, file, vocabulary)
-    return tokenizer
 
 
 def messages_of(line: bytes) -> list[Message]:

@@ -297,17 +297,25 @@ def open_tokenizer(file: Path | None, vocabulary: int, eos_token: str = "") -> T
     if file is None and eos_token:
         end = eos_token.encode()
         tokenizer.end = DocumentSeparator(end, _only_token(list(end), eos_token, BYTES))
-    require_vocabulary(tokenizer, file or BYTES, vocabulary)
+    if tokenizer.vocabulary > vocabulary:
+        raise TextError(
+            f"tokenizer {file or BYTES} has ids up to {tokenizer.vocabulary - 1}, the model {vocabulary} "
+            f"tokens: set model.vocab_size: {tokenizer.vocabulary}"
+        )
     return tokenizer
 
 
-def require_vocabulary(tokenizer: Tokenizer, name: Path | str, vocabulary: int) -> None:
-    """Raise TextError if a tokenizer has more tokens than the model."""
-    if tokenizer.vocabulary > vocabulary:
-        raise TextError(
-            f"tokenizer {name} has ids up to {tokenizer.vocabulary - 1}, the model {vocabulary} tokens: set "
-            f"model.vocab_size: {tokenizer.vocabulary}"
-        )
+def open_reader(data: Data, file: Path | None, vocabulary: int) -> Tokenizer:
+    """Return the tokenizer of a run's text: `open_tokenizer`, or one of conversations if the run's text has
+    that format. Raises TextError."""
+    tokenizer = open_tokenizer(file, vocabulary, data.eos_token)
+    if data.format != "messages":
+        return tokenizer
+    from peers.data.conversations import ChatTokenizer  # Loads Jinja.
+
+    if file is None:
+        raise TextError("conversations need the model's tokenizer.json: --tokenizer FILE")
+    return ChatTokenizer(file, data.eos_token)
 
 
 def tokenizer_file(data: Data, given: Path | None) -> Path | None:

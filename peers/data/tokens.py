@@ -27,11 +27,10 @@ from torch import Tensor
 
 from peers.config.atomic_files import write_atomically
 from peers.config.errors import UserError
-from peers.data.conversations import open_reader
 from peers.data.documents import Block, DocumentText, ReadSummary, TextError
 from peers.data.files import ReadingStopped
 from peers.data.shards import Shard
-from peers.data.tokenizer import BATCH_BYTES, Tokenizer, pieces_of
+from peers.data.tokenizer import BATCH_BYTES, Tokenizer, open_reader, pieces_of
 from swarmnet.run.schema import Data
 
 FOLDER = "text"

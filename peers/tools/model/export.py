@@ -138,10 +138,12 @@ def _tied(
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of an exported model (global name -> float32). Raises ExportError that names the
-    file."""
+    """Return the tensors of an exported model, or of a public one of the same form (global name -> float32).
+    Raises ExportError that names the file."""
     shape = load_shape(folder)
-    places = _read_json(folder / INDEX).get("weight_map")
+    places = {file.name: file.name for file in folder.glob("*.safetensors")}
+    if len(places) != 1 or is_file(folder / INDEX):  # A small public model is one file without an index.
+        places = _read_json(folder / INDEX).get("weight_map", {})
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise ExportError(f"{folder / INDEX} has no weight_map")
     weights: dict[str, Tensor] = {}

@@ -94,8 +94,7 @@ def tokenizer_beside(manifest: Manifest, folder: Path, given: Path | None) -> To
     data = manifest.data
     if data.tokenizer == BYTES and given is None and not data.eos_token:
         return None  # Avoids importing torch, which takes seconds.
-    from peers.data.conversations import open_reader
-    from peers.data.tokenizer import tokenizer_file
+    from peers.data.tokenizer import open_reader, tokenizer_file
 
     file = None if data.tokenizer == BYTES else given or beside(folder, data.tokenizer)
     if data.tokenizer != BYTES and file is None:

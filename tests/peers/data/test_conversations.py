@@ -6,9 +6,10 @@ import pytest
 import torch
 from chats import CHATML, VOCABULARY, chat_folder, pair, riddles, write_lines
 
-from peers.data.conversations import ChatTemplate, open_reader
+from peers.data.conversations import ChatTemplate
 from peers.data.documents import TextError, text_at
 from peers.data.shards import Shard
+from peers.data.tokenizer import open_reader
 from peers.data.tokens import ShardCache, encoded
 from swarmnet.model.sampling import IGNORE_INDEX, as_context, inputs_and_labels
 from swarmnet.run.schema import Data
