@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,8 +14,6 @@ from peers.cli.run import text_or_file, warn
 from peers.config.errors import UserError, as_user_errors, how_to_install
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from peers.data.tokenizer import Tokenizer
     from peers.tools.model.evaluate import Score
     from swarmnet.run.manifest import Manifest
@@ -292,14 +290,14 @@ def evaluate(
 
 
 def score_local(
-    weights: Mapping[str, Tensor],
+    weights: Mapping[str, Any],
     shape: ModelShape,
     tokenizer: Tokenizer,
     eval_text: Path | None,
     window: int,
 ) -> Score:
     """Return the score of a model on a text, or on the answers in it if the tokenizer reads conversations.
-    Raises TextError or UserError."""
+    `weights` maps global name to tensor. Raises TextError or UserError."""
     from peers.data.documents import text_at
     from peers.tools.model.evaluate import score_answers, score_weights
 
