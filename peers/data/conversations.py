@@ -185,12 +185,13 @@ def _messages(value: object, role: str) -> list[Any]:
 def _marked(ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]) -> Tensor:
     """Return tokens, int32 [tokens], as context where they are outside the answers' `spans`. `offsets` are
     the characters of each token; some tokenizers leave out white space at its ends."""
-    tokens, is_learned, reached = torch.tensor(ids, dtype=torch.int32), torch.zeros(len(ids)).bool(), 0
-    for number, (start, end) in enumerate(offsets):
+    is_learned, reached = [], 0
+    for start, end in offsets:
         start = min(start, reached)
         reached = max(reached, end)
-        is_learned[number] = any(first <= start and end <= last for first, last in spans)
-    return torch.where(is_learned, tokens, as_context(tokens))
+        is_learned.append(any(first <= start and end <= last for first, last in spans))
+    tokens = torch.tensor(ids, dtype=torch.int32)
+    return torch.where(torch.tensor(is_learned, dtype=torch.bool), tokens, as_context(tokens))
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,10 @@ def readme_of(content: Readme) -> str:
     """Return the text of README.md."""
     publish, bootstrap, join = content.commands
     folder, manifest = content.folder, content.manifest
+    published = shlex.quote(str(folder / f"{folder.name}.run.json"))
+    tokenizer = f" --tokenizer {shlex.quote(str(folder / manifest.data.tokenizer))}"
+    if manifest.data.tokenizer == BYTES:
+        tokenizer = ""
     tuned, tuning = f"{folder}-model", bool(manifest.init_checkpoint.path)
     lines = [
         f"# {manifest.name}",
@@ -66,7 +71,10 @@ def readme_of(content: Readme) -> str:
         "",
         "## Afterwards",
         "",
-        *_block(f"swarmnet export --hf {shlex.quote(tuned)} --run RUN --bootstrap {content.multiaddr}"),
+        *_block(
+            f"swarmnet export --hf {shlex.quote(tuned)} --run {published} --bootstrap {content.multiaddr}"
+            f"{tokenizer}"
+        ),
     ]
     if tuning:
         answers = " --answers" if manifest.data.format == "messages" else ""

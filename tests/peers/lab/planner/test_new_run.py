@@ -139,7 +139,8 @@ def test_bad_input_leaves_no_folder_and_says_what_to_do(here, base, capsys, wron
 
 def test_names_that_are_taken_or_no_names_are_refused(here, capsys):
     books(here)
-    for name, reason in (("books", "is never overwritten"), ("a b", "is no name"), ("no/where", "is no folder")):
+    taken = {"books": "is never overwritten", "a b": "is no name", "no/where": "is no folder"}
+    for name, reason in taken.items():
         code, told = swarmnet(capsys, "new", name, "--text", "books")
         assert (code, reason in told) == (2, True), told
 
