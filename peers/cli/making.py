@@ -129,8 +129,8 @@ def new(
             lambda word, line: typer.echo(f"{word:<7}{line}"),
             progress,
         )
-    for reason in made.reasons:
-        typer.echo(f"choice {reason}")
+    for note in made.notes:
+        typer.echo(f"note   {note}")
     typer.echo(f"wrote  {name / 'README.md'}, {name / f'{name.name}.yaml'}, {name / 'bootstrap.yaml'}")
     for command in made.commands:
         typer.echo(f"next   {command}")

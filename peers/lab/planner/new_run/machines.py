@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from dataclasses import dataclass
@@ -51,9 +52,8 @@ class Machines:
         if self.named:
             return ", ".join(map(str, self.named))
         return (
-            f"{self.count} peers as this machine: it trains with "
-            f"{self.operations_per_second / 1e9:,.0f} GFlop/s, and has {self.memory / 1e9:.3g} GB; lines of "
-            f"{DEFAULT_LINE[0]:g}/{DEFAULT_LINE[1]:g} Mbit/s"
+            f"{self.count} as this machine: {self.operations_per_second / 1e9:,.0f} GFlop/s in training, "
+            f"and {self.memory / 1e9:.3g} GB; lines of {DEFAULT_LINE[0]:g}/{DEFAULT_LINE[1]:g} Mbit/s"
         )
 
 
@@ -69,17 +69,9 @@ def machines_of(text: str) -> Machines:
         return Machines(named, sum(each.count for each in named), smallest, 0.0)
     if not 1 <= int(text) <= MAX_PEERS:
         raise UserError(f"--peers {text}: give 1 to {MAX_PEERS:,}")
-    from peers.compute.process_memory import memory_bytes
-    from peers.compute.stage_part import device_of
-
-    memory = memory_bytes(device_of("auto"))
-    return Machines((), int(text), memory, _timed())
-
-
-def _timed() -> float:
-    """Return the operations per second with which this machine trains a small model."""
     import torch
 
+    from peers.compute.process_memory import memory_bytes
     from peers.compute.stage_part import computing_of, device_of
     from peers.config.compute_file import ComputeFile
     from swarmnet.model.fixed_point import to_floats
@@ -102,23 +94,20 @@ def _timed() -> float:
     while (passed := time.perf_counter() - began) < MEASURED_SECONDS:
         compute.finish(count, tokens_BT, tokens_BT)
         count += 1
-    return operations_per_token(PROBE, 0) * PROBE.microbatch_tokens * count / passed
+    per_second = operations_per_token(PROBE, 0) * PROBE.microbatch_tokens * count / passed
+    return Machines((), int(text), memory_bytes(device), per_second)
 
 
 def bootstrap_place(given: str | None) -> tuple[str, int]:
     """Return the beginning of the bootstrap's multiaddr, such as /ip4/192.0.2.7, and its port. `given` is
     HOST or HOST:PORT; None: this machine's address in its network. Raises UserError."""
-    host, port = given or _own_address(), BOOTSTRAP_PORT
-    if host.count(":") == 1:
-        host, _, digits = host.partition(":")
-        port = int(digits) if digits.isdecimal() else 0
-    if not 0 < port < 2**16:
-        raise UserError(f"--address {given}: the port is no number from 1 to 65535; write HOST or HOST:PORT")
+    match = re.fullmatch(r"(?P<host>[A-Za-z0-9.-]+)(:(?P<port>\d+))?", given or _own_address())
+    if match is None or not 0 < int(match["port"] or BOOTSTRAP_PORT) < 2**16:
+        raise UserError(f"--address {given}: expected HOST or HOST:PORT, such as 203.0.113.5:31330")
+    host, port = match["host"], int(match["port"] or BOOTSTRAP_PORT)
     try:
         return f"/ip{ip_address(host).version}/{host}", port
     except ValueError:
-        if not host or set(host) - set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-"):
-            raise UserError(f"--address {given}: no IP address and no host name") from None
         return f"/dns4/{host}", port
 
 

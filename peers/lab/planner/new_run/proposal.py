@@ -1,52 +1,39 @@
-"""Choose the keys of a run for a text, a model and machines, each with its reason."""
+"""Choose the settings of a run for a text, a model and machines, each with its reason."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, prod
-from typing import Any
 
 from peers.config.errors import UserError
 from peers.lab.planner.new_run.machines import Machines
 from peers.lab.planner.new_run.text_facts import TextFacts
 from peers.lab.planner.shape import laws
 from peers.lab.planner.shape.candidates import cuts
-from swarmnet.identifiers import PeerId
 from swarmnet.model.flops import operations_per_token
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.resources.memory_estimate import needs_of
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import Data, Lora, ModelShape
+from swarmnet.run.schema import BYTES, Lora, ModelShape, Rounds, Sync
 from swarmnet.run.sync_methods import COMMON_STEP_METHOD
 
 MAX_EPOCHS = 4
 """Times that a text is worth reading: up to four, repeated tokens are almost as good as new ones
 (arXiv:2305.16264)."""
-TUNING_EPOCHS = 3
-TUNING_ROUNDS = 200
-"""Rounds of a fine-tuning, as far as its text allows: enough for the schedule, few enough for many peers."""
+TUNING_EPOCHS, TUNING_ROUNDS = 3, 200
+"""Epochs of a fine-tuning, and its rounds as far as its text allows."""
 TUNING_RATES = {True: 8e-3, False: 2e-3}
-"""Learning rate of a fine-tuning by sign-muon, with LoRA and of all weights."""
+"""Learning rate of a fine-tuning by sign-muon, with LoRA and of all weights (docs/learning.md)."""
 USED = 0.5
 """Share of the machines' speed that a run uses on the mean; the rest waits for others."""
 HIDDEN_SIZES = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 """Widths of the proposed models."""
-SMALL, MAX_LAYERS = 256, 24
+WIDE, MAX_LAYERS = 256, 24
 MIN_SEQUENCE, MAX_SEQUENCE, MAX_TUNED_SEQUENCE = 128, 1024, 2048
 BYTE_TEXT, VOCABULARIES = 4_000_000, ((100_000_000, 4096), (1_000_000_000, 8192))
 """Bytes of text up to which tokens are bytes, and up to which a vocabulary is as large as said."""
 LARGEST_VOCABULARY = 32_768
-EVEN = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """Keys of a run file, and why."""
-
-    keys: dict[str, Any]
-    reasons: tuple[str, ...]
-    tokens: int
-    """Tokens to train."""
+EVEN, MIN_WINDOWS = 64, 8
 
 
 def vocabulary_for(text_bytes: int) -> int:
@@ -57,45 +44,46 @@ def vocabulary_for(text_bytes: int) -> int:
 
 
 def propose_size(
-    text: TextFacts, vocabulary: int, machines: Machines, seconds: float
-) -> tuple[ModelShape, int, str]:
-    """Return the largest model that the text and the machines can train in `seconds`, its tokens, and the
-    reason. A model is worth 20 tokens a parameter."""
-    chosen: tuple[ModelShape, int] | None = None
+    run: Manifest, text: TextFacts, vocabulary: int, machines: Machines, seconds: float
+) -> tuple[Manifest, int, tuple[str, ...]]:
+    """Return the run with the largest model that the text and the machines can train in `seconds`, its
+    tokens, and the reasons. A model is worth 20 tokens a parameter."""
+    best: tuple[Manifest, int] | None = None
     bound = "a larger one is not proposed"
     for hidden in HIDDEN_SIZES:
         shape = _shape(hidden, vocabulary)
-        size = sum(map(prod, parameter_shapes(shape, whole(shape)).values()))
-        tokens = laws.TOKENS_PER_PARAMETER * size
-        per_token = operations_per_token(
-            Manifest("size", PeerId(""), stages=(shape.num_hidden_layers,), model=shape), 0
-        )
-        speed = sum(each.count * each.tokens_per_second for each in machines.classes(per_token))
-        needed = tokens / (USED * speed)
+        length = _sequence(min(MAX_SEQUENCE, max(MIN_SEQUENCE, 2 * hidden)), text)
+        data = replace(run.data, seq_len=length)
+        candidate = replace(run, stages=(shape.num_hidden_layers,), model=shape, data=data)
+        tokens = laws.TOKENS_PER_PARAMETER * sum(map(prod, parameter_shapes(shape, whole(shape)).values()))
+        classes = machines.classes(operations_per_token(candidate, 0))
+        needed = tokens / (USED * sum(each.count * each.tokens_per_second for each in classes))
         if tokens > MAX_EPOCHS * text.tokens:
             bound = f"the next larger one would need {tokens:,} tokens, more than {MAX_EPOCHS} epochs"
         elif needed > seconds:
             bound = f"the next larger one would take these machines about {needed / 3600:,.1f} hours"
         else:
-            chosen = shape, tokens
+            best = candidate, tokens
             continue
-        chosen = chosen or (shape, MAX_EPOCHS * text.tokens)
+        best = best or (candidate, min(tokens, MAX_EPOCHS * text.tokens))
         break
-    assert chosen is not None, "HIDDEN_SIZES is not empty"
-    shape, tokens = chosen
-    reason = (
-        f"{laws.TOKENS_PER_PARAMETER} tokens a parameter are {tokens:,}, "
-        f"{tokens / text.tokens:.2g} epochs; {bound}"
+    assert best is not None, "HIDDEN_SIZES is not empty"
+    found, tokens = best
+    bytes_why = ", bytes: the text is small" if run.data.tokenizer == BYTES else ""
+    return *best, (
+        f"model: {tokens:,} tokens, {tokens / text.tokens:.2g} epochs, are worth about one parameter for "
+        f"{laws.TOKENS_PER_PARAMETER}; {bound}",
+        f"vocab_size: {vocabulary:,}{bytes_why}",
+        f"seq_len: {found.data.seq_len}, for a model of this width",
     )
-    return shape, tokens, reason
 
 
 def _shape(hidden: int, vocabulary: int) -> ModelShape:
-    """Return a model of this width, with the proportions of configs/home-run.yaml."""
-    head = 32 if hidden % 64 or hidden < SMALL else 64
+    """Return a model of this width, with about the proportions of configs/home-run.yaml."""
+    head = 64 if hidden >= WIDE else 32
     heads = hidden // head
     return ModelShape(
-        vocab_size=vocabulary or 256,
+        vocab_size=vocabulary,
         hidden_size=hidden,
         num_hidden_layers=min(MAX_LAYERS, max(4, hidden // 64)),
         num_attention_heads=heads,
@@ -103,75 +91,63 @@ def _shape(hidden: int, vocabulary: int) -> ModelShape:
         head_dim=head,
         intermediate_size=3 * hidden,
         qk_norm=True,
-        initializer_range=0.05 if hidden < SMALL else 0.02,  # docs/lessons.md
+        initializer_range=0.02 if hidden >= WIDE else 0.05,  # docs/lessons.md
         max_position_embeddings=MAX_SEQUENCE,
     )
 
 
-def sequence_for(text: TextFacts, hidden: int) -> int:
-    """Return the length of a sequence of plain text: longer for larger models, and short enough that the text
-    has many."""
-    longest = min(MAX_SEQUENCE, max(MIN_SEQUENCE, 2 * hidden))
-    while longest > 16 and 8 * longest > text.tokens:
+def _sequence(longest: int, text: TextFacts) -> int:
+    """Return the length of a sequence: at most `longest`, and short enough that the text has several."""
+    while longest > 16 and MIN_WINDOWS * longest > text.tokens:
         longest //= 2
     return longest
 
 
-def propose_tuning(text: TextFacts, model: ModelShape, peers: int, memory: int, lora: int) -> Proposal:
-    """Return how a model is tuned on a text by so many peers of `memory` bytes each (0: unknown). `lora`: the
-    rank of its adapters; 0 trains all weights. Raises UserError if no peer holds a layer."""
-    length = min(model.max_position_embeddings, MAX_TUNED_SEQUENCE)
+def propose_tuning(
+    run: Manifest, text: TextFacts, machines: Machines, lora: int
+) -> tuple[Manifest, tuple[str, ...]]:
+    """Return the run that tunes its model on a text, and the reasons. `lora`: the rank of its adapters; 0
+    trains all weights. Raises UserError if the machines cannot hold the model."""
+    longest = min(run.model.max_position_embeddings, MAX_TUNED_SEQUENCE)
     if text.long_tokens:
-        length = min(length, ceil(text.long_tokens / EVEN) * EVEN)
-    while length > 16 and 8 * length > text.tokens:
-        length //= 2
-    tuned = replace(model, lora=Lora(lora, 2.0 * lora)) if lora else model
-    tokens = TUNING_EPOCHS * text.tokens
-    sequences = next((count for count in (4, 2, 1) if 2 * peers * count * length * 20 <= tokens), 1)
+        longest = min(longest, ceil(text.long_tokens / EVEN) * EVEN)
+    length, tokens, peers = _sequence(longest, text), TUNING_EPOCHS * text.tokens, machines.count
+    sequences = next((count for count in (4, 2) if 2 * peers * count * length * 20 <= tokens), 1)
     round_tokens = max(peers * sequences * length, tokens // TUNING_ROUNDS)
-    rounds = max(1, tokens // round_tokens)
-    manifest = Manifest(
-        "tuning",
-        PeerId(""),
-        stages=(model.num_hidden_layers,),
-        model=tuned,
-        data=Data(seq_len=length, micro_batch_size=sequences),
+    rounds, rate = max(1, tokens // round_tokens), TUNING_RATES[lora > 0]
+    tuned = replace(
+        run,
+        stages=(run.model.num_hidden_layers,),
+        model=replace(run.model, lora=Lora(lora, 2.0 * lora) if lora else Lora()),
+        data=replace(run.data, seq_len=length, micro_batch_size=sequences),
+        rounds=Rounds(global_batch_tokens=round_tokens),
+        sync=Sync(
+            method=COMMON_STEP_METHOD,
+            learning_rate=rate,
+            warmup_rounds=max(1, rounds // 20),
+            decay_rounds=rounds,
+        ),
     )
-    stages = _stages_that_fit(manifest, peers, memory)
-    rate = TUNING_RATES[lora > 0]
-    reasons = (
-        f"seq_len: {length}"
-        + (", into which 99 % of the conversations fit" if text.long_tokens <= length else ""),
-        f"stages: {len(stages)}, "
-        + ("all of the model on each peer" if len(stages) == 1 else "as memory needs"),
+    tuned = _cut_to_fit(tuned, peers, machines.memory)
+    is_whole = len(tuned.stages) == 1
+    fits = ", into which 99 % of the conversations fit" if 0 < text.long_tokens <= length else ""
+    return tuned, (
+        f"seq_len: {length}{fits}",
+        f"stages: {len(tuned.stages)}, {'all of the model on each peer' if is_whole else 'as memory needs'}",
         f"global_batch_tokens: {TUNING_EPOCHS} epochs of {text.tokens:,} tokens are {rounds:,} rounds",
-        f"learning_rate: {rate:g}, the best of four on a small model ({'LoRA' if lora else 'all weights'}); "
-        "search with `swarmnet bench learning`, and lower it with `swarmnet order rate` if the loss rises",
+        f"learning_rate: {rate:g}, the best on a small model with {'LoRA' if lora else 'all weights'}; "
+        "search with `swarmnet bench learning`",
     )
-    keys: dict[str, Any] = {
-        "stages": list(stages),
-        "data": {"seq_len": length, "micro_batch_size": sequences},
-        "rounds": {"global_batch_tokens": round_tokens},
-        "sync": {
-            "method": COMMON_STEP_METHOD,
-            "learning_rate": rate,
-            "warmup_rounds": max(1, rounds // 20),
-            "decay_rounds": rounds,
-        },
-    }
-    if lora:
-        keys["model"] = {"lora": {"rank": lora, "alpha": 2.0 * lora}}
-    return Proposal(keys, reasons, tokens)
 
 
-def _stages_that_fit(manifest: Manifest, peers: int, memory: int) -> tuple[int, ...]:
-    """Return the layers of the fewest stages whose memory fits. Raises UserError."""
-    for count in range(1, min(peers, manifest.model.num_hidden_layers) + 1):
-        for stages in sorted(cuts(manifest, count)):
-            cut = replace(manifest, stages=stages)
-            needed = max(needs_of(cut, stage, 0).least for stage in range(count))
-            if not memory or needed <= memory:
-                return stages
+def _cut_to_fit(run: Manifest, peers: int, memory: int) -> Manifest:
+    """Return the run with the fewest stages whose memory fits; 0 bytes fit all. Raises UserError."""
+    for count in range(1, min(peers, run.model.num_hidden_layers) + 1):
+        is_tied = run.model.tie_word_embeddings and count == 1
+        for stages in sorted(cuts(run, count)):
+            cut = replace(run, stages=stages, model=replace(run.model, tie_word_embeddings=is_tied))
+            if not memory or max(needs_of(cut, stage, 0).least for stage in range(count)) <= memory:
+                return cut
     raise UserError(
         f"{peers} peers with {memory / 1e9:.3g} GB each cannot hold this model: name more or larger ones "
         "with --peers, such as --peers 8x100tps@100/40:24GB"

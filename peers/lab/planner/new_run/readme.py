@@ -1,95 +1,67 @@
-"""Write README.md of a new run, with every command filled in."""
+"""The commands of a new run, and its README.md."""
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.schema import BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Readme:
-    """What README.md says."""
-
-    folder: Path
-    """The run's folder, as the user typed it."""
-    manifest: Manifest
-    multiaddr: str
-    """The bootstrap's address."""
-    options: str
-    """Options of `swarmnet join` that name the text, the tokenizer and the model, quoted for a shell."""
-    reasons: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-    @property
-    def commands(self) -> tuple[str, ...]:
-        """Commands from this folder to a peer that trains."""
-        folder = self.folder
-        run_file = shlex.quote(str(folder / f"{folder.name}.yaml"))
-        published = shlex.quote(str(folder / f"{folder.name}.run.json"))
-        return (
-            f"swarmnet publish {run_file} --bootstrap {self.multiaddr}",
-            f"swarmnet run {shlex.quote(str(folder / 'bootstrap.yaml'))}",
-            f"swarmnet join {published}{self.options}",
-        )
+def commands_of(folder: Path, multiaddr: str, options: str) -> tuple[str, str, str]:
+    """Return the commands that publish the run in `folder`, start its bootstrap and join it. `multiaddr`: the
+    bootstrap's. `options` name the text, the tokenizer and the model to `swarmnet join`."""
+    return (
+        f"swarmnet publish {quote(str(folder / f'{folder.name}.yaml'))} --bootstrap {multiaddr}",
+        f"swarmnet run {quote(str(folder / 'bootstrap.yaml'))}",
+        f"swarmnet join {quote(str(folder / f'{folder.name}.run.json'))}{options}",
+    )
 
 
-def readme_of(content: Readme) -> str:
-    """Return the text of README.md."""
-    publish, bootstrap, join = content.commands
-    folder, manifest = content.folder, content.manifest
-    published = shlex.quote(str(folder / f"{folder.name}.run.json"))
-    tokenizer = f" --tokenizer {shlex.quote(str(folder / manifest.data.tokenizer))}"
-    if manifest.data.tokenizer == BYTES:
-        tokenizer = ""
-    tuned, tuning = f"{folder}-model", bool(manifest.init_checkpoint.path)
-    lines = [
-        f"# {manifest.name}",
-        "",
-        f"The settings are in `{folder.name}.yaml`, with a reason for each. Once published, they are fixed.",
-        "",
-        *(f"* {reason}" for reason in content.reasons),
-        *(f"* Warning: {warning}" for warning in content.warnings),
-        "",
-        "## Train",
-        "",
-        "1. Sign the run. Keep a copy of the key whose path is printed.",
-        "",
-        *_block(publish),
-        "2. Start the bootstrap on this machine, in a terminal of its own. Others must reach its port.",
-        "",
-        *_block(bootstrap),
-        "3. Start the first peer that trains.",
-        "",
-        *_block(join),
-        "4. Start the others, each on its machine: `publish` has printed their `join` command. A peer of the",
-        "   first stage needs the text and the tokenizer there. A second peer on one machine needs its own",
-        "   folder: add `--state FOLDER`.",
-        "",
-        "## Afterwards",
-        "",
-        *_block(
-            f"swarmnet export --hf {shlex.quote(tuned)} --run {published} --bootstrap {content.multiaddr}"
-            f"{tokenizer}"
-        ),
-    ]
-    if tuning:
-        answers = " --answers" if manifest.data.format == "messages" else ""
-        scored = f"--eval-text HELD_OUT{answers}"
-        lines += [
-            "Compare the model before and after, on text that is not in the run's:",
-            "",
-            *_block(
-                f"swarmnet evaluate --from {shlex.quote(str(folder / 'model'))} {scored}",
-                f"swarmnet evaluate --from {shlex.quote(tuned)} {scored}",
-            ),
-        ]
-    return "\n".join(lines).rstrip() + "\n"
+def readme_of(
+    folder: Path, manifest: Manifest, commands: Sequence[str], multiaddr: str, notes: Sequence[str]
+) -> str:
+    """Return README.md. `notes` are the reasons of the settings, and warnings."""
+    publish, bootstrap, join = commands
+    published, trained = quote(str(folder / f"{folder.name}.run.json")), quote(f"{folder}-model")
+    tokenizer = f" --tokenizer {quote(str(folder / manifest.data.tokenizer))}"
+    export = f"swarmnet export --hf {trained} --run {published} --bootstrap {multiaddr}"
+    after = [export + tokenizer * (manifest.data.tokenizer != BYTES)]
+    if manifest.init_checkpoint.path:
+        scored = "--eval-text HELD_OUT" + " --answers" * (manifest.data.format == "messages")
+        models = (quote(str(folder / "model")), trained)
+        after += [f"swarmnet evaluate --from {model} {scored}" for model in models]
+    listed = "".join(f"* {note}\n" for note in notes)
+    return f"""# {manifest.name}
+
+The settings are in `{folder.name}.yaml`. Once published, they are fixed.
+
+{listed}
+## Train
+
+1. Sign the run. Keep a copy of the key whose path is printed.
+
+{_block(publish)}
+2. Start the bootstrap on this machine, in a terminal of its own. Others must reach its port.
+
+{_block(bootstrap)}
+3. Start the first peer that trains.
+
+{_block(join)}
+4. Start the others, each on its machine: `publish` has printed their `join` command. A peer of the
+   first stage needs the text and the tokenizer there. A second peer on one machine needs its own
+   folder: add `--state FOLDER`.
+
+## Afterwards
+
+Export the model while peers run. After a fine-tuning, compare the model before and after on
+HELD_OUT: text that is not in the run's.
+
+{_block(*after)}"""
 
 
-def _block(*commands: str) -> list[str]:
+def _block(*commands: str) -> str:
     """Return commands as a block of Markdown."""
-    return ["```", *(f"$ {command}" for command in commands), "```", ""]
+    return "```\n" + "".join(f"$ {command}\n" for command in commands) + "```\n"

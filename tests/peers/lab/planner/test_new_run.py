@@ -18,8 +18,10 @@ from peers.lab.planner.new_run.proposal import MAX_EPOCHS, propose_size, vocabul
 from peers.lab.planner.new_run.text_facts import TextFacts
 from swarmnet.identifiers import PeerId
 from swarmnet.model.parameters import parameter_shapes, whole
+from swarmnet.run.manifest import Manifest
 
 PEERS = "3x2ktps@100/40:8GB"
+RUN = Manifest("new", PeerId(""))
 
 
 @pytest.fixture(autouse=True)
@@ -113,8 +115,8 @@ WRONG = {
     "no model": (["--text", "talks.jsonl", "--from", "books"], "there is no config.json"),
     "peers": (["--text", "books", "--peers", "three"], "give a number of machines"),
     "no peers": (["--text", "books", "--peers", "0"], "--peers 0: give 1 to"),
-    "address": (["--text", "books", "--address", "a b"], "no IP address and no host name"),
-    "port": (["--text", "books", "--address", "a:99999"], "the port is no number"),
+    "address": (["--text", "books", "--address", "a b"], "expected HOST or HOST:PORT"),
+    "port": (["--text", "books", "--address", "a:99999"], "expected HOST or HOST:PORT"),
     "too little memory": (
         ["--text", "talks.jsonl", "--from", "BASE", "--peers", "1x2ktps@100/40:0.001GB"],
         "cannot hold this model",
@@ -127,7 +129,7 @@ WRONG = {
 def test_bad_input_leaves_no_folder_and_says_what_to_do(here, base, capsys, wrong):
     books(here)
     (here / "empty").mkdir()
-    (here / "other").mkdir()
+    chat_folder(here / "other")
     (here / "other" / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"]}))
     write_lines(here / "talks.jsonl", riddles(20))
     before = files(here)
@@ -146,21 +148,21 @@ def test_names_that_are_taken_or_no_names_are_refused(here, capsys):
 
 
 def facts(tokens: int) -> TextFacts:
-    return TextFacts(1, tokens, tokens, tokens, tokens, 0, ())
+    return TextFacts(1, tokens, tokens, 0, ())
 
 
 def test_size_follows_text_and_machines():
     fast, slow = machines_of("8x100000ktps"), machines_of("3x1tps")
     sizes = []
     for tokens in (10**6, 10**8, 10**10):
-        shape, needed, why = propose_size(facts(tokens), 4096, fast, 10**9)
-        sizes.append(sum(map(prod, parameter_shapes(shape, whole(shape)).values())))
+        run, needed, why = propose_size(RUN, facts(tokens), 4096, fast, 10**9)
+        sizes.append(sum(map(prod, parameter_shapes(run.model, whole(run.model)).values())))
         assert needed <= MAX_EPOCHS * tokens
-        assert "epochs" in why
+        assert "epochs" in why[0]
     assert sizes == sorted(set(sizes))
-    shape, _, why = propose_size(facts(10**10), 4096, slow, 3600.0)
-    assert shape.hidden_size == 64
-    assert "hours" in why
+    run, _, why = propose_size(RUN, facts(10**10), 4096, slow, 3600.0)
+    assert run.model.hidden_size == 64
+    assert "hours" in why[0]
 
 
 def test_vocabulary_and_address_have_their_limits():
