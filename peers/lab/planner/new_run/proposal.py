@@ -22,8 +22,9 @@ MAX_EPOCHS = 4
 (arXiv:2305.16264)."""
 TUNING_EPOCHS, TUNING_ROUNDS = 3, 200
 """Epochs of a fine-tuning, and its rounds as far as its text allows."""
-TUNING_RATES = {True: 8e-3, False: 2e-3}
-"""Learning rate of a fine-tuning by sign-muon, with LoRA and of all weights (docs/learning.md)."""
+TUNING_RATES, MEASURED_WIDTH = {True: 1.6e-2, False: 8e-3}, 64
+"""Best learning rates of a fine-tuning by sign-muon, with LoRA and of all weights, of a model of this width
+(docs/learning.md). Wider models get proportionally less (arXiv:2203.03466), which was not measured."""
 USED = 0.5
 """Share of the machines' speed that a run uses on the mean; the rest waits for others."""
 HIDDEN_SIZES = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
@@ -114,7 +115,8 @@ def propose_tuning(
     length, tokens, peers = _sequence(longest, text), TUNING_EPOCHS * text.tokens, machines.count
     sequences = next((count for count in (4, 2) if 2 * peers * count * length * 20 <= tokens), 1)
     round_tokens = max(peers * sequences * length, tokens // TUNING_ROUNDS)
-    rounds, rate = max(1, tokens // round_tokens), TUNING_RATES[lora > 0]
+    rounds = max(1, tokens // round_tokens)
+    rate = float(f"{TUNING_RATES[lora > 0] * min(1.0, MEASURED_WIDTH / run.model.hidden_size):.2g}")
     tuned = replace(
         run,
         stages=(run.model.num_hidden_layers,),
@@ -135,8 +137,8 @@ def propose_tuning(
         f"seq_len: {length}{fits}",
         f"stages: {len(tuned.stages)}, {'all of the model on each peer' if is_whole else 'as memory needs'}",
         f"global_batch_tokens: {TUNING_EPOCHS} epochs of {text.tokens:,} tokens are {rounds:,} rounds",
-        f"learning_rate: {rate:g}, the best on a small model with {'LoRA' if lora else 'all weights'}; "
-        "search with `swarmnet bench learning`",
+        f"learning_rate: {rate:g}, the best at width {MEASURED_WIDTH}, less for wider models: a guess; search "
+        "with `swarmnet bench learning`",
     )
 
 
