@@ -18,7 +18,7 @@ from swarmnet.run.schema import BYTES, Lora, ModelShape, Rounds, Sync
 from swarmnet.run.sync_methods import COMMON_STEP_METHOD
 
 MAX_EPOCHS = 4
-"""Times that a text is worth reading: up to four, repeated tokens are almost as good as new ones
+"""Maximum epochs of a text: up to four, repeated tokens are almost as good as new ones
 (arXiv:2305.16264)."""
 TUNING_EPOCHS, TUNING_ROUNDS = 3, 200
 """Epochs of a fine-tuning, and its rounds as far as its text allows."""
@@ -137,7 +137,7 @@ def propose_tuning(
         f"seq_len: {length}{fits}",
         f"stages: {len(tuned.stages)}, {'all of the model on each peer' if is_whole else 'as memory needs'}",
         f"global_batch_tokens: {TUNING_EPOCHS} epochs of {text.tokens:,} tokens are {rounds:,} rounds",
-        f"learning_rate: {rate:g}, the best at width {MEASURED_WIDTH}, less for wider models: a guess; search "
+        f"learning_rate: {rate:g}, the best at width {MEASURED_WIDTH}, less for wider ones: a guess; search "
         "with `swarmnet bench learning`",
     )
 
