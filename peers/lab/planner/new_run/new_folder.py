@@ -45,7 +45,10 @@ TEXT, MODEL, TOKENIZER = "text", "model", "tokenizer.json"
 EOS = "<|endoftext|>"
 """End of text of a tokenizer that is made here."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-HEAD = "Written by `swarmnet new`. Fill in contact, intended_use, license, and each source's licence."
+HEAD = (
+    "Written by `swarmnet new NAME --text PATH`. Fill in contact, intended_use, license, and each source's "
+    "licence."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +206,7 @@ def _write_from_seed(
     planned = text_of(found, run, run_file)
     reasons += (
         f"learning_rate: {rate:g}, the best of {method} on small models (docs/learning.md); search with "
-        "`swarmnet bench learning`",
+        "`swarmnet bench learning RUN.yaml`",
     )
     run_file.write_text(_comments(reasons) + planned, encoding="utf-8")
     return (*reasons, f"stages, rounds and method: for {machines}")

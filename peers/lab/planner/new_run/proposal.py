@@ -138,7 +138,7 @@ def propose_tuning(
         f"stages: {len(tuned.stages)}, {'all of the model on each peer' if is_whole else 'as memory needs'}",
         f"global_batch_tokens: {TUNING_EPOCHS} epochs of {text.tokens:,} tokens are {rounds:,} rounds",
         f"learning_rate: {rate:g}, the best at width {MEASURED_WIDTH}, less for wider ones: a guess; search "
-        "with `swarmnet bench learning`",
+        "with `swarmnet bench learning RUN.yaml`",
     )
 
 

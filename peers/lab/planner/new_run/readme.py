@@ -30,9 +30,9 @@ def readme_of(
     export = f"swarmnet export --hf {trained} --run {published} --bootstrap {multiaddr}"
     after = [export + tokenizer * (manifest.data.tokenizer != BYTES)]
     if manifest.init_checkpoint.path:
-        scored = "--eval-text HELD_OUT" + " --answers" * (manifest.data.format == "messages")
-        models = (quote(str(folder / "model")), trained)
-        after += [f"swarmnet evaluate --from {model} {scored}" for model in models]
+        answers = " --answers" * (manifest.data.format == "messages")
+        for model in (quote(str(folder / "model")), trained):
+            after.append(f"swarmnet evaluate --from {model} --eval-text HELD_OUT" + answers)
     listed = "".join(f"* {note}\n" for note in notes)
     return f"""# {manifest.name}
 
