@@ -254,6 +254,7 @@ class InitCheckpoint:
 
 
 SamplingName = Literal["random", "epoch"]
+FormatName = Literal["text", "messages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +279,9 @@ class Data:
     the whole text once per epoch, in each peer's own order."""
     tokenizer_sha256: str = field(default="", metadata={ADDED: True})
     """SHA-256 of the tokenizer.json, by which peers fetch it. Publishing fills it in if a text is shared."""
+    format: FormatName = field(default="text", metadata={ADDED: True})
+    """`messages`: .jsonl lines with `messages`, or `prompt` and `completion`, rendered by the chat template
+    next to the tokenizer. Only the assistant's tokens are learned."""
 
     @property
     def is_library_alone(self) -> bool:

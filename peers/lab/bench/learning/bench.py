@@ -102,11 +102,6 @@ def bench(question: BenchConfig, said: Said) -> LearningReport:
 
 def _recipes(question: BenchConfig, manifest: Manifest) -> dict[str, Recipe]:
     """Return the recipes of the requested methods. Raises UserError for an unknown method or option."""
-    if manifest.init_checkpoint.path or manifest.sync.trainable:
-        raise UserError(
-            f"{question.run_file}: methods are compared where all is trained, from a seed; leave start and "
-            "sync.trainable out of the file"
-        )
     known = recipes(manifest.sync)
     unknown = [name for name in question.methods if name not in known]
     if unknown:
