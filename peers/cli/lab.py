@@ -226,6 +226,14 @@ def learning(
             min=0, max=1, help="Fraction of contributions that arrive after the end of their round."
         ),
     ] = 0.0,
+    liars: Annotated[
+        str,
+        typer.Option(
+            metavar="N:KIND",
+            help="Peers that lie, with sign-muon: flip, noise, zero, repeat, copy, collude, covert, lazy or "
+            "honest-first. [default: none]",
+        ),
+    ] = "",
     rate: Annotated[
         float | None, typer.Option(min=0, help="Learning rate of all methods. [default: searched]")
     ] = None,
@@ -269,6 +277,7 @@ def learning(
                 tokenizer=tokenizer,
                 away=away,
                 late=late,
+                liars=liars,
                 rate=rate,
                 local_steps=local_steps,
                 device=device_of(device),

@@ -5,6 +5,10 @@
 All sums are integers. A late contribution corrects the live weights to exactly what they would be if it had
 been in time. Settled weights depend only on the sets of contributions. The open rounds are always replayed in
 order from the settled state, because with a group momentum a late contribution changes later rounds, too.
+
+In a run with `sync.weights: agreement`, a round's step also depends on the agreement ledger after an earlier
+round. Open rounds are weighed by the ledger as it is, and again whenever a round settles. When a round
+settles itself, all before it have, so its weights are exact.
 """
 
 from __future__ import annotations
@@ -20,6 +24,9 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.experts.merging import ExpertMerging
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout
+from swarmnet.model.state_layout import LEDGER
+from swarmnet.optimizer.agreement.ledger import AgreementLedger
+from swarmnet.optimizer.agreement.weighed_tally import WeighedTally
 from swarmnet.optimizer.method import Method, RoundAggregate
 from swarmnet.optimizer.step import Step, add_step
 from swarmnet.optimizer.tiling import all_tiles
@@ -48,6 +55,26 @@ class _OpenRound:
     """Factor on its learning rate (`run/rates.py`)."""
 
 
+class _Ledger:
+    """The agreement ledger, and its place in the settled state."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._numbers = numbers
+        self._ledger = AgreementLedger(numbers.cpu().numpy())
+
+    def weigh(self, ahead: int, tally: RoundAggregate) -> bool:
+        """Weigh the votes of the round that is `ahead` rounds after the settled one. Returns whether weights
+        changed."""
+        assert isinstance(tally, WeighedTally), "the method settles a ledger"
+        return tally.weigh(self._ledger.weights(ahead, tally.contributors))
+
+    def record(self, round: int, tally: RoundAggregate, chain: bytes) -> None:
+        """Add a settled round to the ledger and to the state."""
+        assert isinstance(tally, WeighedTally), "the method settles a ledger"
+        self._ledger.record(round, tally.contributors, tally.drawn_votes(chain))
+        self._numbers.copy_(torch.from_numpy(self._ledger.numbers()))
+
+
 class Replica:
     """Settled weights, open rounds and live weights of one stage."""
 
@@ -74,12 +101,18 @@ class Replica:
         self._merging = merging
         self._settled = units.clone()
         self._weights = self._settled[: layout.size]
-        self._momentum = self._settled[layout.size :] if size > layout.size else None
+        beside = self._settled[layout.size :] if size > layout.size else None
+        """What is settled besides weights: a momentum or a ledger, never both."""
+        has_ledger = any(entry.name == LEDGER for entry in method.state.entries)
+        self._momentum = None if has_ledger else beside
+        self._ledger = _Ledger(beside) if has_ledger and beside is not None else None
         self._frozen = frozen if frozen is not None and len(frozen) else None
         self._open: dict[int, _OpenRound] = {}
         self.settled_round = settled_round
         self.applied_round = settled_round
         """The newest round in the live weights."""
+        self.weighed_again = 0
+        """Applied rounds whose step was corrected because weights changed when another round settled."""
 
     @property
     def size(self) -> int:
@@ -91,19 +124,19 @@ class Replica:
         invalid."""
         open_round = self._opened(round)
         open_round.tally.add(peer, payload)
-        self._correct(open_round)
+        self._correct(round, open_round)
 
     def remove(self, round: int, peer: PeerId) -> None:
         """Remove a contribution. Raises KeyError if it is not in the set."""
         open_round = self._opened(round)
         open_round.tally.remove(peer)
-        self._correct(open_round)
+        self._correct(round, open_round)
 
     def rate(self, round: int, factor: int) -> None:
         """Set the factor on the round's learning rate, before or after the round is applied."""
         open_round = self._opened(round)
         open_round.factor = factor
-        self._correct(open_round)
+        self._correct(round, open_round)
 
     def apply(self, round: int) -> None:
         """Add the round's step to the live weights. Without contributions the step is zero. Raises
@@ -111,6 +144,7 @@ class Replica:
         open_round = self._opened(round)
         if open_round.applied is not None:
             raise ReplicaError(f"round {round} is applied already")
+        self._weigh(round, open_round)
         open_round.applied = open_round.tally.step(open_round.factor)
         self.applied_round = max(self.applied_round, round)
 
@@ -124,12 +158,13 @@ class Replica:
         open_round.tally.rest()
         return found
 
-    def settle(self, round: int, hashed: bool = True) -> bytes:
-        """Settle the oldest open round and return the digest of the settled state, or `NOT_HASHED`."""
-        self.close(round)
+    def settle(self, round: int, hashed: bool = True, chain: bytes = b"") -> bytes:
+        """Settle the oldest open round and return the digest of the settled state, or `NOT_HASHED`. `chain`
+        is the value of the chain of settled sets after it; only the agreement ledger needs it."""
+        self.close(round, chain)
         return self.digest() if hashed else NOT_HASHED
 
-    def close(self, round: int) -> None:
+    def close(self, round: int, chain: bytes = b"") -> None:
         """Settle the oldest open round without computing a digest. Raises ReplicaError if it is another round
         or is not applied."""
         if round != self.settled_round + 1:
@@ -144,6 +179,12 @@ class Replica:
             self._method.held.settled(round)
         del self._open[round]
         self.settled_round = round
+        if self._ledger is not None:
+            self._ledger.record(round, open_round.tally, chain)
+            for number, later in self._open.items():
+                if later.applied is not None and self._weigh(number, later):
+                    later.applied = later.tally.step(later.factor)
+                    self.weighed_again += 1
 
     def digest(self) -> bytes:
         """Return the SHA-256 over the settled round (8 bytes, signed), the settled state and the frozen
@@ -207,9 +248,16 @@ class Replica:
             self._open[round] = _OpenRound(self._method.tally(round))
         return self._open[round]
 
-    def _correct(self, open_round: _OpenRound) -> None:
+    def _weigh(self, round: int, open_round: _OpenRound) -> bool:
+        """Set the weights of a round's contributors by the ledger. Returns whether one has changed."""
+        if self._ledger is None:
+            return False
+        return self._ledger.weigh(round - self.settled_round, open_round.tally)
+
+    def _correct(self, round: int, open_round: _OpenRound) -> None:
         """Compute the step of an applied round again."""
         if open_round.applied is not None:
+            self._weigh(round, open_round)
             open_round.applied = open_round.tally.step(open_round.factor)
 
 
