@@ -11,7 +11,8 @@ A contributor's votes in this mean start at its weight so far. They are computed
 times (power iteration), so that liars do not confirm each other. Agreement with the *majority* would not do:
 honest votes are noisy, so a few peers that vote as one add up to the majority.
 
-Pairs that are far more alike than others share one vote, as copies of one contribution do.
+Pairs that are far more alike than others share one vote, as copies of one contribution do. Pairs that are
+far more unlike are left out of the mean, so that no liar discredits one honest peer by its exact opposite.
 
 Shapes: C contributors, N compared numbers.
 """
@@ -35,9 +36,9 @@ ONE = 1 << 16
 """A correlation of 1."""
 RATIO = 1 << 10
 """The median agreement, as a ratio."""
-FULL_RATIO = RATIO // 2
+FULL_RATIO = 5 * RATIO // 8
 """From this ratio on, a vote counts in full. Honest peers lie above it, so that their weights are equal."""
-ZERO_RATIO = RATIO // 4
+ZERO_RATIO = 3 * RATIO // 8
 """Up to this ratio, a vote does not count."""
 MAX_RATIO = 2 * RATIO
 NOISE_ERRORS = 4
@@ -84,11 +85,12 @@ def compare(signs_CN: NDArray[np.int8], bases_C: Integers, known_C: NDArray[np.b
     correlations_CC = (floats_CN @ floats_CN.T).astype(np.int64) * ONE // numbers
     np.fill_diagonal(correlations_CC, 0)
     asked_C = known_C & (bases_C > 0)
-    alike_CC = _alike(correlations_CC, asked_C)
+    limit = _usual_limit(correlations_CC, asked_C)
+    alike_CC = correlations_CC > limit
     shared_C = FULL_WEIGHT + np.where(
         known_C, alike_CC @ (bases_C * known_C), alike_CC @ np.where(known_C, bases_C, FULL_WEIGHT)
     )
-    others_CC = ~alike_CC & ~np.eye(contributors, dtype=np.bool_)
+    others_CC = (np.abs(correlations_CC) <= limit) & ~np.eye(contributors, dtype=np.bool_)
     noise = NOISE_ERRORS * ONE // isqrt(numbers * (contributors - 1))
     weights_C = bases_C * known_C
     ratios_C = np.zeros(contributors, np.int64)
@@ -104,15 +106,12 @@ def compare(signs_CN: NDArray[np.int8], bases_C: Integers, known_C: NDArray[np.b
     return Comparison(ratios_C, shared_C)
 
 
-def _alike(correlations_CC: Integers, asked_C: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which pairs are alike. The usual correlation is that of the pairs that are `asked_C`."""
+def _usual_limit(correlations_CC: Integers, asked_C: NDArray[np.bool_]) -> int:
+    """Return the size that correlations of honest pairs do not exceed, from the pairs that are `asked_C`."""
     sizes_CC = np.abs(correlations_CC[np.ix_(asked_C, asked_C)])
     pairs = np.sort(sizes_CC[np.triu_indices(len(sizes_CC), 1)])
-    if not len(pairs):
-        return np.zeros_like(correlations_CC, np.bool_)
-    limit = ALIKE_FACTOR * int(pairs[3 * len(pairs) // 4]) + ALIKE_MARGIN
-    alike_CC: NDArray[np.bool_] = correlations_CC > limit
-    return alike_CC
+    quartile = int(pairs[3 * len(pairs) // 4]) if len(pairs) else ONE
+    return ALIKE_FACTOR * quartile + ALIKE_MARGIN
 
 
 def _weighted_median(values_C: Integers, weights_C: Integers) -> int:

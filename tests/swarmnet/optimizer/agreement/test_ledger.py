@@ -1,0 +1,101 @@
+"""The agreement ledger: newcomers, peers that miss rounds, liars that were honest, and its place in the
+state."""
+
+import numpy as np
+from agreement_cases import votes
+
+from swarmnet.identifiers import PeerId
+from swarmnet.model.state_layout import LEDGER_FIELDS, LEDGER_ROWS
+from swarmnet.optimizer.agreement.comparison import FULL_WEIGHT
+from swarmnet.optimizer.agreement.ledger import LAG, PROBATION_ROUNDS, AgreementLedger
+
+PEERS = [PeerId(f"peer {number:03}") for number in range(12)]
+EMPTY = np.zeros(LEDGER_ROWS * LEDGER_FIELDS, np.int32)
+
+
+class Story:
+    """Rounds of a group, told to a ledger that is written and read again after each round."""
+
+    def __init__(self):
+        self.ledger = AgreementLedger(EMPTY)
+        self.round = 0
+
+    def play(self, honest, liars=(), rounds=1):
+        for _ in range(rounds):
+            contributors = [*honest, *liars]
+            signs_CN, _ = votes(len(contributors), seed=self.round)
+            signs_CN[len(honest) :] *= -1
+            order = np.argsort(contributors)
+            self.ledger.record(self.round, [contributors[i] for i in order], signs_CN[order])
+            self.ledger = AgreementLedger(self.ledger.numbers())
+            self.round += 1
+        return self
+
+    def weights(self, peers, ahead=LAG):
+        return list(self.ledger.weights(ahead, peers).values())
+
+
+def test_all_weigh_the_same_while_nobody_is_known():
+    story = Story()
+    for _ in range(PROBATION_ROUNDS):
+        assert story.weights(PEERS) == [FULL_WEIGHT] * 12
+        story.play(PEERS[:8], PEERS[8:])
+    assert story.weights(PEERS) == [FULL_WEIGHT] * 8 + [0] * 4
+
+
+def test_the_next_rounds_are_weighed_by_the_ledger_of_some_rounds_before():
+    story = Story().play(PEERS[:8], PEERS[8:], rounds=PROBATION_ROUNDS)
+    for ahead in range(1, LAG):
+        assert story.weights(PEERS, ahead) == [FULL_WEIGHT] * 12
+    assert story.weights(PEERS, LAG) == story.weights(PEERS, LAG + 9) == [FULL_WEIGHT] * 8 + [0] * 4
+    later = story.weights(PEERS, 2)
+    story.play(PEERS)
+    assert story.weights(PEERS, 1) == later, "a weight is final once its round is at most LAG ahead"
+
+
+def test_groups_of_less_than_five_weigh_the_same():
+    story = Story().play(PEERS[:4], rounds=9)
+    assert not story.ledger.numbers().any()
+    assert story.weights(PEERS[:4]) == [FULL_WEIGHT] * 4
+
+
+def test_a_newcomer_counts_after_its_probation():
+    story = Story().play(PEERS[:8], rounds=9)
+    for _ in range(PROBATION_ROUNDS):
+        assert story.weights(PEERS[:9]) == [FULL_WEIGHT] * 8 + [0]
+        story.play(PEERS[:9])
+    assert story.weights(PEERS[:9]) == [FULL_WEIGHT] * 9
+
+
+def test_who_misses_rounds_keeps_its_weight():
+    story = Story().play(PEERS[:8], PEERS[8:], rounds=9)
+    story.play(PEERS[1:7], rounds=40)
+    assert story.weights(PEERS) == [FULL_WEIGHT] * 8 + [0] * 4
+
+
+def test_who_lies_after_honest_rounds_loses_its_weight_within_a_few_rounds():
+    story = Story().play(PEERS, rounds=30)
+    assert story.weights(PEERS) == [FULL_WEIGHT] * 12
+    story.play(PEERS[:8], PEERS[8:], rounds=3)
+    assert story.weights(PEERS) == [FULL_WEIGHT] * 8 + [0] * 4
+    story.play(PEERS, rounds=4)
+    assert story.weights(PEERS[8:] + PEERS[:8])[:4] == [0] * 4, "trust comes back slowly"
+    story.play(PEERS, rounds=20)
+    assert story.weights(PEERS) == [FULL_WEIGHT] * 12
+
+
+def test_more_keys_than_rows_push_nobody_out_who_contributes():
+    story = Story().play(PEERS, rounds=9)
+    for crowd in range(3):
+        strangers = [PeerId(f"stranger {crowd} {number}") for number in range(LEDGER_ROWS - 300)]
+        story.play(PEERS, strangers)
+    assert story.weights(PEERS) == [FULL_WEIGHT] * 12
+    assert story.ledger.numbers().reshape(LEDGER_ROWS, LEDGER_FIELDS)[:, :4].any(1).all()
+
+
+def test_any_numbers_can_be_read():
+    generator = np.random.default_rng(0)
+    ledger = AgreementLedger(generator.integers(-(2**31), 2**31, len(EMPTY)).astype(np.int32))
+    signs_CN, _ = votes(12)
+    ledger.record(1 << 30, PEERS, signs_CN)
+    assert all(0 <= weight <= FULL_WEIGHT for weight in ledger.weights(3, PEERS).values())
