@@ -24,8 +24,8 @@ MOMENTUM = "outer_momentum."
 """Prefix of a parameter's name."""
 LEDGER = "agreement_ledger"
 """Name under which the agreement ledger is in the state (`optimizer/agreement/ledger.py`)."""
-LEDGER_ROWS, LEDGER_FIELDS = 1024, 9
-"""Contributors that the ledger knows: more than a round can have. It takes 36 KB."""
+LEDGER_ROWS, LEDGER_FIELDS = 1024, 10
+"""Contributors that the ledger knows: more than a round can have. It takes 40 KB."""
 BESIDE_WEIGHTS = (MOMENTUM, LEDGER)
 """Prefixes of what is in the state besides weights."""
 

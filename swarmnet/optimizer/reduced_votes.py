@@ -69,7 +69,7 @@ class ReducedVotes(ResultParts):
     def sums(self, shard: int, slices: Mapping[Contributor, bytes]) -> bytes:
         by_slice = [self._counts(shard, 1, memoryview(data)) for data in slices.values()]
         totals: list[Counts] = [sum(of_plane[1:], of_plane[0]) for of_plane in zip(*by_slice, strict=True)]
-        return b"".join(pack(_to_bits(total_CM, len(slices))) for total_CM in totals)
+        return b"".join(pack(to_bits(total_CM, len(slices))) for total_CM in totals)
 
     def sums_bytes(self, shard: int, contributors: int, sums: memoryview) -> int:
         return self._bytes(shard, contributors)
@@ -96,16 +96,16 @@ class ReducedVotes(ResultParts):
         """Return each plane of the votes with its chunks in a shard."""
         return [(plane, rows_of(plane, shard, self.shards)) for plane in self.voted.planes]
 
-    def _bytes(self, shard: int, contributors: int) -> int:
-        """Return the bytes of the counts of a shard."""
-        bits = contributors.bit_length()
+    def _bytes(self, shard: int, most: int) -> int:
+        """Return the bytes of the counts of a shard, each of which is `most` or less."""
+        bits = most.bit_length()
         cut = self._rows(shard)
         return sum(packed_bytes(rows.stop - rows.start, bits * plane.chunk) for plane, rows in cut)
 
-    def _counts(self, shard: int, contributors: int, data: memoryview) -> list[Counts]:
-        """Decode the counts of each plane in a shard. A slice is the counts of one contributor. Raises
-        ContributionError."""
-        size, bits = self._bytes(shard, contributors), contributors.bit_length()
+    def _counts(self, shard: int, most: int, data: memoryview) -> list[Counts]:
+        """Decode the counts of each plane in a shard, each of which is `most` or less. A slice is the counts
+        of one contributor. Raises ContributionError."""
+        size, bits = self._bytes(shard, most), most.bit_length()
         if len(data) != size:
             raise ContributionError(f"{len(data)} bytes of votes in shard {shard} where {size} belong")
         start, found = 0, []
@@ -113,8 +113,8 @@ class ReducedVotes(ResultParts):
             chunks = rows.stop - rows.start
             stop = start + packed_bytes(chunks, bits * plane.chunk)
             count_CM = _from_bits(unpack(data[start:stop], chunks, bits * plane.chunk), bits)
-            if count_CM.max(initial=0) > contributors:
-                raise ContributionError(f"a count of {count_CM.max()} votes by {contributors} contributors")
+            if count_CM.max(initial=0) > most:
+                raise ContributionError(f"a count of {count_CM.max()} votes where {most} is the most")
             found.append(count_CM)
             start = stop
         return found
@@ -138,9 +138,9 @@ class CountTally(ResultTally):
         return method.votes_method.step_of(torch.sign(sums).to(torch.int8), self._round, factor)
 
 
-def _to_bits(counts_CM: Counts, contributors: int) -> NDArray[np.uint8]:
-    """Return the bits of the counts of some contributors, lowest first, [C, M * B]."""
-    bits_B = np.arange(contributors.bit_length(), dtype=np.uint16)
+def to_bits(counts_CM: Counts, most: int) -> NDArray[np.uint8]:
+    """Return the bits of counts, each of which is `most` or less, lowest first, [C, M * B]."""
+    bits_B = np.arange(most.bit_length(), dtype=np.uint16)
     bits_CMB = (counts_CM[:, :, None] >> bits_B & 1).astype(np.uint8)
     return bits_CMB.reshape(len(counts_CM), counts_CM.shape[1] * len(bits_B))
 

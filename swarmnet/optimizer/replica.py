@@ -24,9 +24,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.experts.merging import ExpertMerging
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout
-from swarmnet.model.state_layout import LEDGER
-from swarmnet.optimizer.agreement.ledger import AgreementLedger
-from swarmnet.optimizer.agreement.weighed_tally import WeighedTally
+from swarmnet.optimizer.agreement.ledger import KeepsLedger, Weighable
 from swarmnet.optimizer.method import Method, RoundAggregate
 from swarmnet.optimizer.step import Step, add_step
 from swarmnet.optimizer.tiling import all_tiles
@@ -53,26 +51,6 @@ class _OpenRound:
     """The round's step in the live weights; None if it is not applied."""
     factor: int = WHOLE
     """Factor on its learning rate (`run/rates.py`)."""
-
-
-class _Ledger:
-    """The agreement ledger, and its place in the settled state."""
-
-    def __init__(self, numbers: Tensor) -> None:
-        self._numbers = numbers
-        self._ledger = AgreementLedger(numbers.cpu().numpy())
-
-    def weigh(self, ahead: int, tally: RoundAggregate) -> bool:
-        """Weigh the votes of the round that is `ahead` rounds after the settled one. Returns whether weights
-        changed."""
-        assert isinstance(tally, WeighedTally), "the method settles a ledger"
-        return tally.weigh(self._ledger.weights(ahead, tally.contributors))
-
-    def record(self, round: int, tally: RoundAggregate, chain: bytes) -> None:
-        """Add a settled round to the ledger and to the state."""
-        assert isinstance(tally, WeighedTally), "the method settles a ledger"
-        self._ledger.record(round, tally.contributors, tally.drawn_votes(chain))
-        self._numbers.copy_(torch.from_numpy(self._ledger.numbers()))
 
 
 class Replica:
@@ -103,9 +81,11 @@ class Replica:
         self._weights = self._settled[: layout.size]
         beside = self._settled[layout.size :] if size > layout.size else None
         """What is settled besides weights: a momentum or a ledger, never both."""
-        has_ledger = any(entry.name == LEDGER for entry in method.state.entries)
-        self._momentum = None if has_ledger else beside
-        self._ledger = _Ledger(beside) if has_ledger and beside is not None else None
+        self._ledger = method.ledger if isinstance(method, KeepsLedger) else None
+        self._beside = beside
+        self._momentum = beside if self._ledger is None else None
+        if self._ledger is not None and beside is not None:
+            self._ledger.load(beside.cpu().numpy())
         self._frozen = frozen if frozen is not None and len(frozen) else None
         self._open: dict[int, _OpenRound] = {}
         self.settled_round = settled_round
@@ -179,8 +159,10 @@ class Replica:
             self._method.held.settled(round)
         del self._open[round]
         self.settled_round = round
-        if self._ledger is not None:
-            self._ledger.record(round, open_round.tally, chain)
+        if self._ledger is not None and self._beside is not None:
+            assert isinstance(open_round.tally, Weighable), "of a method with a ledger"
+            open_round.tally.record(chain)
+            self._beside.copy_(torch.from_numpy(self._ledger.numbers()))
             for number, later in self._open.items():
                 if later.applied is not None and self._weigh(number, later):
                     later.applied = later.tally.step(later.factor)
@@ -252,7 +234,8 @@ class Replica:
         """Set the weights of a round's contributors by the ledger. Returns whether one has changed."""
         if self._ledger is None:
             return False
-        return self._ledger.weigh(round - self.settled_round, open_round.tally)
+        assert isinstance(open_round.tally, Weighable), "of a method with a ledger"
+        return open_round.tally.weigh(round - self.settled_round)
 
     def _correct(self, round: int, open_round: _OpenRound) -> None:
         """Compute the step of an applied round again."""

@@ -38,6 +38,7 @@ from swarmnet.model.flat_layout import Entry, Layout, Plane
 from swarmnet.model.fragments import FragmentPart, cut_fragments
 from swarmnet.model.parameters import trains_with_muon
 from swarmnet.model.state_layout import state_of
+from swarmnet.optimizer.agreement.ledger import AgreementLedger
 from swarmnet.optimizer.agreement.weighed_tally import WeighedTally
 from swarmnet.optimizer.device_groups.device_group import ALONE, DeviceGroup
 from swarmnet.optimizer.device_groups.payload import Sections
@@ -75,7 +76,7 @@ class SignMuon:
         self._fragments = config.fragments
         self._decay = config.momentum
         self.state = state_of(layout, manifest.sync)
-        self._tally = WeighedTally if config.weighs_by_agreement else VoteTally
+        self.ledger = AgreementLedger() if config.weighs_by_agreement else None
         self._layout = layout
         self._device = device
         self._clip = BlockClip(layout, manifest.sync.max_grad_norm, device)
@@ -118,7 +119,11 @@ class SignMuon:
             pass
 
     def tally(self, round: int) -> VoteTally:
-        return self._tally(method=self, layout=self.voted, device=self._device, round=round)
+        if self.ledger is None:
+            return VoteTally(method=self, layout=self.voted, device=self._device, round=round)
+        return WeighedTally(
+            method=self, layout=self.voted, device=self._device, round=round, ledger=self.ledger
+        )
 
     def lookahead(self, round: int, factor: int = WHOLE) -> StepSum | None:
         """Return the steps of this peer's own votes in all rounds from `round` on, which are not applied. The

@@ -371,8 +371,7 @@ class Sync:
     """sharded-reduce: slices per contribution. Each has its own reducers."""
     weights: WeightsName = field(default="equal", metadata={ADDED: True})
     """sign-muon: weight of each peer's votes. `equal`: all count in full. `agreement`: votes that disagree
-    with those of others count less or not at all, and copies share one vote. It does not work with
-    sharded-reduce."""
+    with those of others count less or not at all, and copies share one vote."""
     trainable: tuple[str, ...] = field(default=(), metadata={ADDED: True})
     """Parameters to train, as Hugging Face names or patterns (`*.mlp.*`); the rest are frozen and not sent.
     Empty: all. With LoRA, the factors are trained, and these in addition."""

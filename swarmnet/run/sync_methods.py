@@ -115,15 +115,6 @@ class SignMuonConfig(MethodConfig):
     def weighs_by_agreement(self) -> bool:
         return self.weights == "agreement"
 
-    def problems(self) -> list[Problem]:
-        return [
-            (
-                self.weighs_by_agreement and self.topology == "sharded-reduce",
-                "sync.weights: reducers count every vote in full; write sync.weights: equal, or "
-                "sync.topology: all-gather",
-            )
-        ]
-
     def contribution_bytes(self, sizes: StageSizes) -> float:
         return MethodConfig.contribution_bytes(self, sizes) / self.fragments
 

@@ -59,7 +59,8 @@ class Comparison:
     ratios: Integers
     """The agreement of each contributor in units of the median, times `RATIO`."""
     shared: Integers
-    """Number of peers that share its vote, itself included, times `FULL_WEIGHT`."""
+    """Number of peers that share its vote, itself included, times `FULL_WEIGHT`. Newcomers share only those
+    of other newcomers."""
 
 
 def base_weights(ratios: Integers) -> Integers:
@@ -87,9 +88,8 @@ def compare(signs_CN: NDArray[np.int8], bases_C: Integers, known_C: NDArray[np.b
     asked_C = known_C & (bases_C > 0)
     limit = _usual_limit(correlations_CC, asked_C)
     alike_CC = correlations_CC > limit
-    shared_C = FULL_WEIGHT + np.where(
-        known_C, alike_CC @ (bases_C * known_C), alike_CC @ np.where(known_C, bases_C, FULL_WEIGHT)
-    )
+    counted_CC = np.where(known_C[:, None], asked_C, asked_C | ~known_C)
+    shared_C = FULL_WEIGHT * (1 + (alike_CC & counted_CC).sum(1))
     others_CC = (np.abs(correlations_CC) <= limit) & ~np.eye(contributors, dtype=np.bool_)
     noise = NOISE_ERRORS * ONE // isqrt(numbers * (contributors - 1))
     weights_C = bases_C * known_C

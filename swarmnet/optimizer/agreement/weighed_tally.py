@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +12,9 @@ from numpy.typing import NDArray
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
 from swarmnet.optimizer.agreement.comparison import FULL_WEIGHT
+from swarmnet.optimizer.agreement.ledger import AgreementLedger
 from swarmnet.optimizer.sign_votes import VoteTally, VotingMethod
+from swarmnet.rounds.result_table import tag_of
 
 MAX_COMPARED = 1 << 14
 """Numbers of a round on which contributors are compared. The standard error of a correlation is 0.8 %."""
@@ -34,39 +35,54 @@ class ComparedMethod(VotingMethod, Protocol):
 class WeighedTally(VoteTally):
     """The votes of one round. Every vote counts in full until `weigh` is called."""
 
-    def __init__(self, *, method: ComparedMethod, layout: Layout, device: torch.device, round: int) -> None:
+    def __init__(
+        self,
+        *,
+        method: ComparedMethod,
+        layout: Layout,
+        device: torch.device,
+        round: int,
+        ledger: AgreementLedger,
+    ) -> None:
         super().__init__(method=method, layout=layout, device=device, round=round)
         self._compared = method
+        self._ledger = ledger
         self._weights: dict[PeerId, int] = {}
         """Weights of contributors whose votes do not count in full."""
 
-    @property
-    def contributors(self) -> list[PeerId]:
-        """The contributors, sorted."""
-        return sorted(self._payloads)
-
-    def weigh(self, weights: Mapping[PeerId, int]) -> bool:
-        """Set the weight of each contributor. Returns whether one has changed."""
-        changed = [peer for peer in self._payloads if weights[peer] != self.weight(peer)]
-        for peer in changed:
+    def weigh(self, ahead: int) -> bool:
+        contributors = list(self._payloads)
+        weights = self._ledger.weights(ahead, [tag_of(peer) for peer in contributors])
+        changed = [
+            (peer, weight)
+            for peer, weight in zip(contributors, weights, strict=True)
+            if weight != self.weight(peer)
+        ]
+        for peer, weight in changed:
             if self._sums is not None:
                 votes = self._method.votes_of(self._payloads[peer])
-                self._count(votes, weights[peer] - self.weight(peer), self._sums)
-            self._weights[peer] = weights[peer]
+                self._count(votes, weight - self.weight(peer), self._sums)
+            self._weights[peer] = weight
         return bool(changed)
 
     def weight(self, peer: PeerId) -> int:
         return self._weights.get(peer, FULL_WEIGHT)
 
-    def drawn_votes(self, chain: bytes) -> NDArray[np.int8]:
-        """Return the votes of each contributor at some places, int8 [contributors, places]. `chain`, the
-        chain value after the round, draws the places. No contributor knows it when it votes."""
-        contributors, votes = self.contributors, self._compared.votes_in(self._round)
-        drawn = min(MAX_COMPARED, MAX_COMPARED_OF_ALL // max(1, len(contributors)))
-        places = np.arange(votes)
-        if votes > drawn:
-            seed = b"agreement" + self._round.to_bytes(8, "little") + chain
-            numbers = np.frombuffer(hashlib.shake_256(seed).digest(8 * drawn), "<u8")
-            places = (numbers % np.uint64(votes)).astype(np.int64)
+    def record(self, chain: bytes) -> None:
+        contributors = sorted(self._payloads)
+        votes = self._compared.votes_in(self._round)
+        places = drawn_places(votes, len(contributors), self._round.to_bytes(8, "little") + chain)
         signs = [self._compared.signs_at(self._payloads[peer], places) for peer in contributors]
-        return np.array(signs, np.int8).reshape(len(signs), len(places))
+        signs_CN = np.array(signs, np.int8).reshape(len(signs), len(places))
+        tags = [tag_of(peer) for peer in contributors]
+        self._ledger.record(self._round, tags, self._ledger.compare(tags, signs_CN))
+
+
+def drawn_places(votes: int, contributors: int, seed: bytes) -> NDArray[np.int64]:
+    """Return places below `votes` on which contributors are compared: all if these are few, or drawn by a
+    seed that no contributor knew when it voted."""
+    drawn = min(MAX_COMPARED, MAX_COMPARED_OF_ALL // max(1, contributors))
+    if votes <= drawn:
+        return np.arange(votes)
+    numbers = np.frombuffer(hashlib.shake_256(b"agreement" + seed).digest(8 * drawn), "<u8")
+    return (numbers % np.uint64(votes)).astype(np.int64)

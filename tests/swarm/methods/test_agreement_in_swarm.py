@@ -9,6 +9,7 @@ from peers.worker.worker import Worker
 from swarmnet.identifiers import PeerId
 from swarmnet.optimizer.agreement.comparison import FULL_WEIGHT
 from swarmnet.optimizer.agreement.ledger import AgreementLedger
+from swarmnet.rounds.result_table import tag_of
 from swarmnet.run.schema import Sync
 
 HONEST = ["a", "b", "c", "d", "e", "f"]
@@ -23,8 +24,9 @@ def replica_of(worker: Worker):
 def weights_of(worker: Worker, peers: list[PeerId]) -> list[int]:
     """The weights in the ledger that a peer has settled."""
     replica = replica_of(worker)
-    ledger = AgreementLedger(replica.settled_units()[replica.size :].numpy())
-    return list(ledger.weights(99, peers).values())
+    ledger = AgreementLedger()
+    ledger.load(replica.settled_units()[replica.size :].numpy())
+    return ledger.weights(99, [tag_of(peer) for peer in peers])
 
 
 def lie(worker: Worker) -> None:

@@ -8,16 +8,22 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.state_layout import LEDGER_FIELDS, LEDGER_ROWS
 from swarmnet.optimizer.agreement.comparison import FULL_WEIGHT
 from swarmnet.optimizer.agreement.ledger import LAG, PROBATION_ROUNDS, AgreementLedger
+from swarmnet.rounds.result_table import tag_of
 
 PEERS = [PeerId(f"peer {number:03}") for number in range(12)]
-EMPTY = np.zeros(LEDGER_ROWS * LEDGER_FIELDS, np.int32)
+
+
+def read(numbers):
+    ledger = AgreementLedger()
+    ledger.load(numbers)
+    return ledger
 
 
 class Story:
     """Rounds of a group, told to a ledger that is written and read again after each round."""
 
     def __init__(self):
-        self.ledger = AgreementLedger(EMPTY)
+        self.ledger = AgreementLedger()
         self.round = 0
 
     def play(self, honest, liars=(), rounds=1):
@@ -26,13 +32,14 @@ class Story:
             signs_CN, _ = votes(len(contributors), seed=self.round)
             signs_CN[len(honest) :] *= -1
             order = np.argsort(contributors)
-            self.ledger.record(self.round, [contributors[i] for i in order], signs_CN[order])
-            self.ledger = AgreementLedger(self.ledger.numbers())
+            tags = [tag_of(contributors[i]) for i in order]
+            self.ledger.record(self.round, tags, self.ledger.compare(tags, signs_CN[order]))
+            self.ledger = read(self.ledger.numbers())
             self.round += 1
         return self
 
     def weights(self, peers, ahead=LAG):
-        return list(self.ledger.weights(ahead, peers).values())
+        return self.ledger.weights(ahead, [tag_of(peer) for peer in peers])
 
 
 def test_all_weigh_the_same_while_nobody_is_known():
@@ -95,7 +102,8 @@ def test_more_keys_than_rows_push_nobody_out_who_contributes():
 
 def test_any_numbers_can_be_read():
     generator = np.random.default_rng(0)
-    ledger = AgreementLedger(generator.integers(-(2**31), 2**31, len(EMPTY)).astype(np.int32))
+    ledger = read(generator.integers(-(2**31), 2**31, LEDGER_ROWS * LEDGER_FIELDS).astype(np.int32))
     signs_CN, _ = votes(12)
-    ledger.record(1 << 30, PEERS, signs_CN)
-    assert all(0 <= weight <= FULL_WEIGHT for weight in ledger.weights(3, PEERS).values())
+    tags = [tag_of(peer) for peer in PEERS]
+    ledger.record(1 << 30, tags, ledger.compare(tags, signs_CN))
+    assert all(0 <= weight <= FULL_WEIGHT for weight in ledger.weights(3, tags))

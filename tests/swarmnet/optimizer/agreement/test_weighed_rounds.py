@@ -10,7 +10,6 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.state_layout import with_zero_momentum
-from swarmnet.optimizer.agreement.comparison import FULL_WEIGHT
 from swarmnet.optimizer.agreement.ledger import LAG
 from swarmnet.optimizer.method import method_of
 from swarmnet.optimizer.replica import Replica
@@ -145,10 +144,19 @@ def test_open_rounds_are_weighed_again_when_another_round_settles():
     assert made.digest() == DIGESTS[-1]
 
 
+def test_votes_that_count_in_full_make_the_step_of_equal_votes():
+    steps = []
+    for settings in SETTINGS.values():
+        tally = method_of(settings, LAYOUT).tally(0)
+        for peer in PEERS:
+            tally.add(peer, PAYLOADS[0, peer])
+        steps.append(tally.step().signs)
+    assert torch.equal(*steps)
+
+
 def test_a_peers_agreement_with_the_others_leaves_its_own_vote_out():
-    tally = method_of(SETTINGS["agreement"], LAYOUT).tally(0)
-    tally.add(PEERS[0], PAYLOADS[0, PEERS[0]])
-    assert tally.weight(PEERS[0]) == FULL_WEIGHT
-    assert not torch.count_nonzero(tally.step().signs == 0)
-    tally.weigh({PEERS[0]: 0})
-    assert not torch.count_nonzero(tally.step().signs)
+    made = method_of(SETTINGS["agreement"], LAYOUT)
+    payload = made.contribute(torch.ones(LAYOUT.size), 1, 0, PEERS[0])
+    tally = made.tally(0)
+    tally.add(PEERS[0], payload)
+    assert tally.vote_agreement(PEERS[0]).alone == made.votes
