@@ -59,11 +59,14 @@ class BenchRounds:
             [method_of(manifest, layout, ground.device) for layout in ground.layouts] for _ in self._names
         ]
         self._replicas = []
+        self._group_methods = []
+        """The method of each replica. Reducers weigh by its ledger."""
         for layout, units in zip(ground.layouts, ground.initial_units(), strict=True):
             method = method_of(manifest, layout, ground.device)
             experts = manifest.model.experts
             merging = ExpertMerging(experts, layout) if experts.merge_rounds else None
             settled = with_zero_momentum(units, method.state).to(ground.device)
+            self._group_methods.append(method)
             self._replicas.append(Replica(layout=layout, method=method, units=settled, merging=merging))
         for number, methods in enumerate(self._methods):
             for method in methods:
@@ -115,7 +118,7 @@ class BenchRounds:
                 gathered.clear()
         if ends:
             for replica, method, part in zip(
-                self._replicas, self._methods[0], self._ground.slices, strict=True
+                self._replicas, self._group_methods, self._ground.slices, strict=True
             ):
                 honest = contributed[part.start]
                 made = self._lies.replace(part.start, round, honest) if self._lies.any else honest
