@@ -75,8 +75,9 @@ def _describe_event(kind: type[Event]) -> str:
 
 CODES_HEAD = """\
 A *code* in the log, a metric or a message gives the reason for an event. A code without a level in
-brackets is logged as `info`; routine codes are not shown to people. If the column "fix" is empty,
-do nothing. *Tell the owner*: the run's owner can ban the peer (`swarmnet order ban RUN PEER`).
+brackets is logged as `info`; routine codes are not shown to people. Each table names the events and
+the metric that have its codes. If the column "fix" is empty, do nothing. *Tell the owner*: the
+run's owner can ban the peer (`swarmnet order ban RUN PEER`).
 """
 SHARED_TITLE = "Codes of several tables"
 SHARED_LINK = "[shared codes](#codes-of-several-tables)"
@@ -90,11 +91,11 @@ def codes() -> str:
     for table in TABLES:
         unshared = {code: reason for code, reason in table.items() if shared.get(code) != reason}
         explained_before = [f"`{code}`" for code in table if code not in unshared]
-        lines += [f"### {table.title}", "", f"These codes occur in {_users_of_table(table)}.", ""]
+        lines += [f"### {table.title}", "", f"{_users_of_table(table)}.", ""]
         if unshared:
             lines += [*_code_table(unshared), ""]
         if explained_before:
-            lines += [f"These {SHARED_LINK} occur here, too: {', '.join(explained_before)}.", ""]
+            lines += [f"Also {SHARED_LINK}: {', '.join(explained_before)}.", ""]
     return "\n".join(lines)
 
 
@@ -121,5 +122,6 @@ def _code_table(reasons: Mapping[str, Reason]) -> list[str]:
 def _users_of_table(table: Codes) -> str:
     """Return the events and the metric that use the codes of this table."""
     events = ", ".join(f"`{name}`" for name, kind in EVENT_CLASSES.items() if kind.codes is table)
-    metric = f"`swarmnet_{table.metric}`" if table.metric else ""
-    return " and in ".join(words for words in (f"the events {events}" if events else "", metric) if words)
+    metric = f"metric: `swarmnet_{table.metric}`" if table.metric else ""
+    words = "; ".join(words for words in (f"events: {events}" if events else "", metric) if words)
+    return words[:1].upper() + words[1:]

@@ -1,7 +1,6 @@
 """One run, its numbers side by side: `top`, /metrics, records, the observer and the report say the same.
 
-Run by itself (`PYTHONPATH=tests/support python tests/swarm/test_numbers.py`) it prints the table that
-docs/watching.md shows.
+Run as a program (`PYTHONPATH=tests/support python tests/swarm/test_numbers.py`), it prints them as a table.
 """
 
 from __future__ import annotations
