@@ -5,7 +5,7 @@ or less. The correlations of all pairs follow from the votes alone, so all peers
 numbers are integers.
 
     agreement(i) = mean of votes(j) * correlation(i, j) over the others, except those alike, weighed by votes
-    ratio(i)     = agreement(i) / median agreement
+    ratio(i)     = agreement(i) / median of the positive agreements, weighed by votes
 
 A contributor's votes in this mean start at its weight so far. They are computed again from the ratios a few
 times (power iteration), so that liars do not confirm each other. Agreement with the *majority* would not do:
@@ -47,7 +47,7 @@ ALIKE_FACTOR = 2
 ALIKE_MARGIN = ONE // 20
 """A pair is alike if its correlation exceeds `ALIKE_FACTOR` times the upper quartile of all pairs, plus this.
 With the median in place of the quartile, a third of liars that flip their signs would seem alike."""
-ITERATIONS = 3
+ITERATIONS = 5
 _VOTE = 1 << 12
 """A full vote in the mean of correlations."""
 
@@ -91,19 +91,20 @@ def compare(signs_CN: NDArray[np.int8], bases_C: Integers, known_C: NDArray[np.b
     counted_CC = np.where(known_C[:, None], asked_C, asked_C | ~known_C)
     shared_C = FULL_WEIGHT * (1 + (alike_CC & counted_CC).sum(1))
     others_CC = (np.abs(correlations_CC) <= limit) & ~np.eye(contributors, dtype=np.bool_)
-    noise = NOISE_ERRORS * ONE // isqrt(numbers * (contributors - 1))
     weights_C = bases_C * known_C
     ratios_C = np.zeros(contributors, np.int64)
     for _ in range(ITERATIONS):
         votes_C = weights_C * _VOTE // shared_C
         asked_CC = others_CC * votes_C
         agreement_C = (asked_CC * correlations_CC).sum(1) // np.maximum(1, asked_CC.sum(1))
-        median = _weighted_median(agreement_C, votes_C)
-        if median <= noise:
+        median = _weighted_median(agreement_C, np.where(agreement_C > 0, votes_C, 0))
+        if median <= 0:
             return None
         ratios_C = np.clip(agreement_C * RATIO // median, -RATIO, MAX_RATIO)
         weights_C = np.minimum(bases_C * known_C, base_weights(ratios_C))
-    return Comparison(ratios_C, shared_C)
+    voters = max(1, int(votes_C.sum()) // _VOTE)
+    noise = NOISE_ERRORS * ONE // isqrt(numbers * voters)
+    return Comparison(ratios_C, shared_C) if median > noise else None
 
 
 def _usual_limit(correlations_CC: Integers, asked_C: NDArray[np.bool_]) -> int:

@@ -131,14 +131,15 @@ class AgreementLedger:
 
     def marks(self, age: int, tags: Sequence[bytes]) -> list[int]:
         """Return the weight of each contributor, or `NEWCOMER`, as it was `age` rounds before the newest
-        settled one. All count in full if fewer than `MIN_CONTRIBUTORS` are known."""
+        settled one. All count in full if fewer than `MIN_CONTRIBUTORS` are known, or if none of these has
+        any weight."""
         shift = WEIGHT_BITS * age
         places = [self._places.get(_key(tag)) for tag in tags]
         found = [
             NEWCOMER if place is None else int(self._rows_EF[place, WEIGHTS]) >> shift & NEWCOMER
             for place in places
         ]
-        if sum(mark != NEWCOMER for mark in found) < MIN_CONTRIBUTORS:
+        if sum(mark != NEWCOMER for mark in found) < MIN_CONTRIBUTORS or not any(counted(found)):
             return [FULL_WEIGHT] * len(found)
         return [mark if mark == NEWCOMER else min(mark, FULL_WEIGHT) for mark in found]
 
