@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from agreement_cases import NUMBERS, votes
 from hypothesis import given
 from hypothesis import strategies as st
+from method_cases import correlated_votes
 
 from swarmnet.optimizer.agreement.comparison import (
     FULL_RATIO,
@@ -15,6 +15,8 @@ from swarmnet.optimizer.agreement.comparison import (
     base_weights,
     compare,
 )
+
+NUMBERS = 4096
 
 
 def found(signs_CN, bases=None, known=None):
@@ -30,7 +32,7 @@ def lies(kind, count, honest_CN, right_N):
     common_N = generator.choice(np.array([-1, 1], np.int8), numbers)
     match kind:
         case "flip":
-            their_CN, their_right_N = votes(count, numbers, seed=3)
+            their_CN, their_right_N = correlated_votes(count, numbers, seed=3)
             return -their_CN * their_right_N * right_N
         case "opposite":
             return -honest_CN[:count]
@@ -47,7 +49,7 @@ def lies(kind, count, honest_CN, right_N):
 @pytest.mark.parametrize("kind", ["flip", "opposite", "noise", "zero", "collude"])
 @pytest.mark.parametrize("count", [1, 4, 6])
 def test_liars_lose_their_weight_and_honest_peers_keep_theirs(kind, count):
-    honest_CN, right_N = votes(16 - count)
+    honest_CN, right_N = correlated_votes(16 - count)
     result = found(np.concatenate([honest_CN, lies(kind, count, honest_CN, right_N)]))
     weights = base_weights(result.ratios)
     assert (weights[:-count] == FULL_WEIGHT).all()
@@ -56,7 +58,7 @@ def test_liars_lose_their_weight_and_honest_peers_keep_theirs(kind, count):
 
 
 def test_copies_and_the_copied_share_one_vote():
-    honest_CN, right_N = votes(12)
+    honest_CN, right_N = correlated_votes(12)
     result = found(np.concatenate([honest_CN, lies("copy", 4, honest_CN, right_N)]))
     assert (base_weights(result.ratios) == FULL_WEIGHT).all()
     assert (result.shared == [5 * FULL_WEIGHT, *[FULL_WEIGHT] * 11, *[5 * FULL_WEIGHT] * 4]).all()
@@ -64,7 +66,7 @@ def test_copies_and_the_copied_share_one_vote():
 
 def test_newcomers_are_compared_but_not_asked():
     """A crowd of new keys that votes as one: the known peers agree with each other, and none with it."""
-    honest_CN, right_N = votes(6)
+    honest_CN, right_N = correlated_votes(6)
     crowd_CN = lies("collude", 40, honest_CN, right_N)
     known = [True] * 6 + [False] * 40
     result = found(np.concatenate([honest_CN, crowd_CN]), [FULL_WEIGHT] * 6 + [0] * 40, known)
@@ -74,7 +76,7 @@ def test_newcomers_are_compared_but_not_asked():
 
 
 def test_who_has_no_weight_takes_none_from_those_it_copies():
-    honest_CN, _ = votes(8)
+    honest_CN, _ = correlated_votes(8)
     signs_CN = np.concatenate([honest_CN, honest_CN])
     result = found(signs_CN, [FULL_WEIGHT] * 8 + [0] * 8)
     assert (result.shared[:8] == FULL_WEIGHT).all()
@@ -109,7 +111,7 @@ def test_equal_votes_of_all_weigh_the_same():
 )
 def test_the_result_follows_the_peers_in_any_order(contributors, kind, numbers, chance):
     count = max(1, contributors // 4)
-    honest_CN, right_N = votes(contributors - count, numbers, seed=chance.randrange(100))
+    honest_CN, right_N = correlated_votes(contributors - count, numbers, seed=chance.randrange(100))
     signs_CN = np.concatenate([honest_CN, lies(kind, count, honest_CN, right_N)])
     bases = [chance.randrange(FULL_WEIGHT + 1) for _ in range(contributors)]
     known = [chance.random() < 0.8 for _ in range(contributors)]

@@ -2,7 +2,7 @@
 state."""
 
 import numpy as np
-from agreement_cases import votes
+from method_cases import correlated_votes
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.state_layout import LEDGER_FIELDS, LEDGER_ROWS
@@ -29,7 +29,7 @@ class Story:
     def play(self, honest, liars=(), rounds=1):
         for _ in range(rounds):
             contributors = [*honest, *liars]
-            signs_CN, _ = votes(len(contributors), seed=self.round)
+            signs_CN, _ = correlated_votes(len(contributors), seed=self.round)
             signs_CN[len(honest) :] *= -1
             order = np.argsort(contributors)
             tags = [tag_of(contributors[i]) for i in order]
@@ -103,7 +103,7 @@ def test_more_keys_than_rows_push_nobody_out_who_contributes():
 def test_any_numbers_can_be_read():
     generator = np.random.default_rng(0)
     ledger = read(generator.integers(-(2**31), 2**31, LEDGER_ROWS * LEDGER_FIELDS).astype(np.int32))
-    signs_CN, _ = votes(12)
+    signs_CN, _ = correlated_votes(12)
     tags = [tag_of(peer) for peer in PEERS]
     ledger.record(1 << 30, tags, ledger.compare(tags, signs_CN))
     assert all(0 <= weight <= FULL_WEIGHT for weight in ledger.weights(3, tags))

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from agreement_cases import votes
 from hypothesis import given
 from hypothesis import strategies as st
-from method_cases import bent, manifest, shapes_of
+from method_cases import bent, correlated_votes, manifest, shapes_of
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.model.flat_layout import layout_of
@@ -30,7 +29,7 @@ REDUCERS = [PeerId(f"reducer {number}") for number in range(SHARDS)]
 
 
 def payloads_of(round, size):
-    signs_CN, _ = votes(len(PEERS), 8 * size, seed=round)
+    signs_CN, _ = correlated_votes(len(PEERS), 8 * size, seed=round)
     signs_CN[HONEST:] *= -1
     bits_CN = (signs_CN < 0).astype(np.uint8)
     return {
