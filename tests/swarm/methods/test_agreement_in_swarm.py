@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from swarm import Swarm, shared_rounds, tiny_manifest
+from dataclasses import replace
+
+from swarm import TINY_MODEL, Swarm, shared_rounds, tiny_manifest
 
 from peers.lab.world.virtual_time import run
 from peers.worker.worker import Worker
@@ -10,10 +12,16 @@ from swarmnet.identifiers import PeerId
 from swarmnet.optimizer.agreement.comparison import FULL_WEIGHT
 from swarmnet.optimizer.agreement.ledger import AgreementLedger
 from swarmnet.rounds.result_table import tag_of
-from swarmnet.run.schema import Sync
+from swarmnet.run.schema import Data, Sync
 
 HONEST = ["a", "b", "c", "d", "e", "f"]
-SYNC = Sync(method="sign-muon", fragments=1, learning_rate=8e-3, warmup_rounds=1, weights="agreement")
+TINY = tiny_manifest(
+    (1,),
+    data=Data(seq_len=8, micro_batch_size=1),
+    model=replace(TINY_MODEL, hidden_size=16, num_hidden_layers=1, intermediate_size=16),
+    sync=Sync(method="sign-muon", fragments=1, learning_rate=8e-3, warmup_rounds=1, weights="agreement"),
+)
+MANIFEST = replace(TINY, rounds=replace(TINY.rounds, global_batch_tokens=128))
 
 
 def replica_of(worker: Worker):
@@ -38,7 +46,7 @@ def lie(worker: Worker) -> None:
 
 
 def test_a_liar_loses_its_votes_and_newcomers_and_restarted_peers_agree_on_it(tmp_path):
-    swarm = Swarm(tiny_manifest((3,), sync=SYNC))
+    swarm = Swarm(MANIFEST)
 
     def settled() -> int:
         return min((settled for _, settled in swarm.rounds().values()), default=-1)
