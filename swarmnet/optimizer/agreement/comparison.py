@@ -28,10 +28,12 @@ from numpy.typing import NDArray
 
 Integers: TypeAlias = NDArray[np.int64]
 FULL_WEIGHT = 15
-"""Weight of a vote that counts in full. Votes of 2,184 peers at this weight can be summed in int16, and four
-bits would hold a weight in a message."""
+"""Weight of a vote that counts in full. Sums of 2,184 such votes fit into int16; weights in thousandths would
+need int32 sums, and longer results of reducers."""
 MIN_CONTRIBUTORS = 5
 """With fewer contributors, liars cannot be told from honest peers, so all weigh the same."""
+MIN_ASKED = 3
+"""With fewer contributors of any weight, all are asked again: one or two must not decide alone."""
 ONE = 1 << 16
 """A correlation of 1."""
 RATIO = 1 << 10
@@ -73,12 +75,14 @@ def compare(signs_CN: NDArray[np.int8], bases_C: Integers, known_C: NDArray[np.b
     """Compare contributors by their votes, +1 or -1. None if the round says nothing of them.
 
     `bases_C` are their weights so far, 0 to `FULL_WEIGHT`. Only contributors in `known_C` are asked whom they
-    agree with, unless these are fewer than `MIN_CONTRIBUTORS`: then all are, with equal weights.
+    agree with. If these are fewer than `MIN_CONTRIBUTORS`, or fewer than `MIN_ASKED` have weight, all are
+    asked, with equal weights.
     """
     contributors, numbers = signs_CN.shape
     if contributors < MIN_CONTRIBUTORS or not numbers:
         return None
-    if np.count_nonzero(known_C) < MIN_CONTRIBUTORS:
+    has_few = np.count_nonzero(known_C) < MIN_CONTRIBUTORS
+    if has_few or np.count_nonzero(known_C & (bases_C > 0)) < MIN_ASKED:
         bases_C = np.full(contributors, FULL_WEIGHT, np.int64)
         known_C = np.ones(contributors, np.bool_)
     floats_CN = signs_CN.astype(np.float32)

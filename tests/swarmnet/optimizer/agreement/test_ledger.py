@@ -107,3 +107,10 @@ def test_any_numbers_can_be_read():
     tags = [tag_of(peer) for peer in PEERS]
     ledger.record(1 << 30, tags, ledger.compare(tags, signs_CN))
     assert all(0 <= weight <= FULL_WEIGHT for weight in ledger.weights(3, tags))
+
+
+def test_half_that_lies_takes_no_weight_from_all_for_ever():
+    """The two halves are alike, so that chance decides. When the lies end, all weigh the same again."""
+    story = Story().play(PEERS[:6], PEERS[6:], rounds=40)
+    story.play(PEERS, rounds=60)
+    assert story.weights(PEERS) == [FULL_WEIGHT] * 12
