@@ -145,7 +145,7 @@ class FloatMethod:
     def tally(self, round: int) -> FloatTally:
         return FloatTally(method=self, layout=self._layout, device=self._device, round=round)
 
-    def lookahead(self, round: int, factor: int = WHOLE) -> SignStep:
+    def lookahead(self, round: int, factor: int = WHOLE, contributors: int = 1) -> SignStep:
         return self.step_of(self._momentum.signs(round), round, factor)
 
     def values_of(self, payload: bytes) -> Iterator[tuple[Tensor, Tensor]]:
@@ -205,6 +205,10 @@ class FloatTally:
 
     def remove(self, peer: PeerId) -> None:
         del self._contributions[peer]
+
+    @property
+    def contributors(self) -> int:
+        return len(self._contributions)
 
     def rest(self) -> None:
         """Do nothing: only the set is kept."""

@@ -35,15 +35,22 @@ class BlockClip:
         A gradient summed over `tokens` tokens, times its gain, is `share` of the mean, clipped to a 2-norm of
         `clip` per block. Raises GradientError if it is not finite or `tokens` is not positive.
         """
-        gains = self._gains(gradient, tokens, share)
-        return [gains[block_of_chunk][:, None] for block_of_chunk in self._block_of_chunk]
+        return self.by_chunk(self.gains(gradient, tokens, share))
 
     def block_gains(self, gradient: Tensor, tokens: int) -> dict[str, float]:
         """Return the gain of each block for the whole mean (a share of 1). Raises GradientError."""
-        return dict(zip(self._blocks, self._gains(gradient, tokens, 1.0).tolist(), strict=True))
+        return self.by_block(self.gains(gradient, tokens, 1.0))
 
-    def _gains(self, gradient: Tensor, tokens: int, share: float) -> Tensor:
-        """Return the gains, float32 [blocks]. Raises GradientError."""
+    def by_chunk(self, gains: Tensor) -> list[Tensor]:
+        """Return the gains of blocks for each chunk, one float32 [C, 1] per plane."""
+        return [gains[block_of_chunk][:, None] for block_of_chunk in self._block_of_chunk]
+
+    def by_block(self, gains: Tensor) -> dict[str, float]:
+        """Return the gains by the name of their block."""
+        return dict(zip(self._blocks, gains.tolist(), strict=True))
+
+    def gains(self, gradient: Tensor, tokens: int, share: float) -> Tensor:
+        """Return the gain of each block, float32 [blocks], as `chunk_gains`. Raises GradientError."""
         if tokens < 1:
             raise GradientError(f"a gradient over {tokens} tokens: only a peer with tokens can contribute")
         if gradient.shape != (self._layout.size,):

@@ -64,6 +64,10 @@ class RoundAggregate(Protocol):
         """Return the step, in units of `fixed_point.UNIT`. It is bit-equal for equal sets and factors
         (`run/rates.py`)."""
 
+    @property
+    def contributors(self) -> int:
+        """Number of peers whose contributions are in the set."""
+
     def rest(self) -> None:
         """Free caches. Called when the round is applied, because its set rarely changes afterwards."""
 
@@ -222,9 +226,10 @@ class Method(Protocol):
     def tally(self, round: int) -> RoundAggregate:
         """Return an empty aggregate for the contributions of `round`."""
 
-    def lookahead(self, round: int, factor: int = WHOLE) -> Step | None:
+    def lookahead(self, round: int, factor: int = WHOLE, contributors: int = 1) -> Step | None:
         """Return the expected step of `round`, as if all peers had this peer's momentum. It may include steps
-        of later rounds to which this peer has contributed.
+        of later rounds to which this peer has contributed. `contributors` are those of the newest applied
+        round.
 
         Between `contribute(round)` and the application of the round, it includes what was just sent. None if
         `own` includes all that can be predicted.

@@ -93,6 +93,8 @@ class Replica:
         """The newest round in the live weights."""
         self.weighed_again = 0
         """Applied rounds whose step was corrected because weights changed when another round settled."""
+        self._contributors = 1
+        """Number of contributors of that round, as it was applied."""
 
     @property
     def size(self) -> int:
@@ -127,6 +129,7 @@ class Replica:
         self._weigh(round, open_round)
         open_round.applied = open_round.tally.step(open_round.factor)
         self.applied_round = max(self.applied_round, round)
+        self._contributors = open_round.tally.contributors
 
     def vote_agreement(self, round: int, me: PeerId) -> VoteAgreement | None:
         """Return how the group's votes in a round that was just applied compare with this peer's; None if
@@ -201,8 +204,7 @@ class Replica:
         round. This is meant for the time between this peer's contribution and the application of its round.
         """
         applied = [each.applied for _, each in sorted(self._open.items()) if each.applied is not None]
-        next_round = self.applied_round + 1
-        lead = self._method.lookahead(next_round, self.factor(next_round)) if ahead else None
+        lead = self.lookahead(self._method) if ahead else None
         own = self._method.own
         if own is not None:
             own.applied(self.applied_round)
@@ -217,6 +219,11 @@ class Replica:
             if own is not None:
                 own.add_to(floats_CN, tile)
             yield tile.start, floats_CN.view(-1)
+
+    def lookahead(self, method: Method) -> Step | None:
+        """Return the step of the round after the applied ones that the method of a peer expects."""
+        next_round = self.applied_round + 1
+        return method.lookahead(next_round, self.factor(next_round), self._contributors)
 
     def factor(self, round: int) -> int:
         """Return the factor on the learning rate of a round that is not settled."""

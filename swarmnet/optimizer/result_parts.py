@@ -130,6 +130,13 @@ class ResultTally:
     def remove(self, peer: PeerId) -> None:
         del self._results[peer]
 
+    @property
+    def contributors(self) -> int:
+        """Number of peers in the largest shard of a result."""
+        return max(
+            (len(peers) for _, table in self._results.values() for peers in table.shards.values()), default=0
+        )
+
     def rest(self) -> None:
         """Do nothing: only the set is kept."""
 

@@ -1,20 +1,23 @@
 """Sync method `sign-muon`: one-bit votes on the orthogonalized momentum, a fragment of the weights per round.
 
     momentum  = beta * momentum + (1 - beta) * clipped mean gradient
-    votes     = sign(polar factor of the momentum)
+    direction = beta * momentum + (1 - beta) * clipped mean gradient
+    votes     = sign(polar factor of the direction)
     step      = rate * sign(sum of the votes)
 
-This is SignMuon (arXiv:2605.16311) with a majority in place of a mean. The polar factor is that of Muon, five
-Newton-Schulz steps. Only the matrices of layers have one. Embedding, head and norms vote by the momentum
-itself.
+This is SignMuon (arXiv:2605.16311) with a majority in place of a mean. The direction is Muon's (Nesterov),
+and so is the polar factor, five Newton-Schulz steps. Only the matrices of layers have one. Embedding, head
+and norms vote by the direction itself.
 
 A fragment is about an n-th of the weights, the same for all peers, so no index is sent. It concerns some of
 the matrices only (`fragments.py`), so a round takes the polar factors of these. Fragments have their turns in
 a fixed order, and step n times as far. What is sent stays in the momentum and decays there, as in Muon, so
 nothing has to return to it.
 
-Until a round is applied, the peer computes at weights that include its own votes at full size, as if all
-others had voted the same. The group's step then takes their place exactly.
+Until a round is applied, the peer computes at weights that include its own votes. The group's step then
+takes their place exactly. Votes of peers differ, so the mean of the own steps of all peers is shorter than
+the group's step. Own steps are therefore longer (`lead_factor`): on the mean over peers, gradients are then
+taken nearer to the weights that the group's step gives.
 
 A vote is a peer's own matter and computed in floating point. A step is an integer function of the votes,
 bit-identical on all peers.
@@ -27,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import log2
 
 import numpy as np
 import torch
@@ -51,7 +55,7 @@ from swarmnet.optimizer.sparsify import coin_flips, seed_of
 from swarmnet.optimizer.step import RateRange, SignStep, StepSum, rate_units
 from swarmnet.optimizer.tiling import plane_of, tiles_of
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.rates import WHOLE
+from swarmnet.run.rates import WHOLE, scaled
 from swarmnet.run.sync_methods import SignMuonConfig
 
 VOTE_CHUNK = 512
@@ -100,8 +104,9 @@ class SignMuon:
         return self._clip.norm
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
-        self._accumulate(gradient, tokens)
-        signs = self._direction_signs(round)
+        gains = self._clip.gains(gradient, tokens, 1 - self._decay)
+        self._accumulate(gradient, self._clip.by_chunk(gains))
+        signs = self._direction_signs(round, gradient, self._clip.by_block(gains))
         self._own = {of: own for of, own in self._own.items() if of >= round - self._open_rounds}
         self._own[round] = signs
         seed = seed_of(self._run_id, round, peer)
@@ -125,10 +130,12 @@ class SignMuon:
             method=self, layout=self.voted, device=self._device, round=round, ledger=self.ledger
         )
 
-    def lookahead(self, round: int, factor: int = WHOLE) -> StepSum | None:
-        """Return the steps of this peer's own votes in all rounds from `round` on, which are not applied. The
-        peer computes ahead by them until the group's step takes their place. None if there are none."""
+    def lookahead(self, round: int, factor: int = WHOLE, contributors: int = 1) -> StepSum | None:
+        """Return the steps of this peer's own votes in all rounds from `round` on, which are not applied, as
+        long as the number of contributors asks for. The peer computes ahead by them until the group's step
+        takes their place. None if there are none."""
         self._own = {of: signs for of, signs in self._own.items() if of >= round}
+        factor = scaled(lead_factor(contributors), factor)
         steps = tuple(self.step_of(signs, of, factor) for of, signs in self._own.items())
         return StepSum(steps) if steps else None
 
@@ -172,9 +179,8 @@ class SignMuon:
         )
         return SignStep(signs, tuple(ranges))
 
-    def _accumulate(self, gradient: Tensor, tokens: int) -> None:
-        """Add a gradient to the momentum. Raises GradientError without any change."""
-        gains = self._clip.chunk_gains(gradient, tokens, 1 - self._decay)
+    def _accumulate(self, gradient: Tensor, gains: list[Tensor]) -> None:
+        """Add a gradient to the momentum, with the gains of its chunks, float32 [C, 1] per plane."""
         for plane, gains_C1 in zip(self._layout.planes, gains, strict=True):
             tiles = zip(
                 tiles_of(plane_of(self.momentum, plane)),
@@ -185,19 +191,24 @@ class SignMuon:
             for momentum_CN, gradient_CN, gain_C1 in tiles:
                 momentum_CN.mul_(self._decay).addcmul_(gradient_CN, gain_C1)
 
-    def _direction_signs(self, round: int) -> Tensor:
-        """Return the signs of the direction of the fragment of `round`, int8 [voted.size]; 0 in the
-        padding."""
+    def _direction_signs(self, round: int, gradient: Tensor, gains: dict[str, float]) -> Tensor:
+        """Return the signs of the direction of the fragment of `round`, int8 [voted.size]; 0 in the padding.
+        `gains` are those of blocks, by which the gradient was added to the momentum."""
+
+        def direction(entry: Entry, weights: slice) -> Tensor:
+            momentum = self.momentum[weights] * self._decay
+            return momentum.add_(gradient[weights], alpha=gains[entry.block])
+
         signs = torch.zeros(self.voted.size, dtype=torch.int8, device=self._device)
         group, matrices = self._device_group, dict[Entry, _Turn]()
         for turn in self._turns[round % self._fragments]:
             if turn.is_matrix:
                 matrices[turn.entry] = turn
             else:
-                signs[turn.votes_here] = self.momentum[turn.weights].sign()
+                signs[turn.votes_here] = direction(turn.entry, turn.weights).sign()
         signs = group.total(signs)
         for batch in matrix_batches(list(matrices), self._device, group):
-            wholes = [group.whole(entry, self.momentum[entry.place].view(entry.shape)) for entry in batch]
+            wholes = [group.whole(entry, direction(entry, entry.place).view(entry.shape)) for entry in batch]
             for entry, factor_RA in zip(batch, polar_factors(wholes), strict=True):
                 turn = matrices[entry]
                 signs[turn.votes] = factor_RA.reshape(-1)[turn.numbers].sign()
@@ -224,6 +235,15 @@ class SignMuon:
         """Layout of the votes of one round. It lists no parameters."""
         self.votes = self.voted.size
         self.payload_bytes = packed_bytes(self._plane.chunks, VOTE_CHUNK)
+
+
+def lead_factor(contributors: int) -> int:
+    """Return the length of own steps that are not applied, in thousandths of the group's step: 1 for a single
+    peer, a quarter more for each doubling of the contributors.
+
+    With 4 peers 1.5 was better than 1 and 2, with 16 peers 2 was better than 1.5 and 3 (docs/learning.md).
+    """
+    return WHOLE + round(WHOLE * log2(max(1, contributors)) / 4)
 
 
 @dataclass(frozen=True, slots=True)

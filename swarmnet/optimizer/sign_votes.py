@@ -127,7 +127,7 @@ class VoteMethod:
     def tally(self, round: int) -> VoteTally:
         return VoteTally(method=self, layout=self._layout, device=self._device, round=round)
 
-    def lookahead(self, round: int, factor: int = WHOLE) -> SignStep:
+    def lookahead(self, round: int, factor: int = WHOLE, contributors: int = 1) -> SignStep:
         return self.step_of(self._momentum.signs(round), round, factor)
 
     def votes_of(self, payload: bytes) -> Iterator[Votes]:
@@ -233,6 +233,10 @@ class VoteTally:
     def weight(self, peer: PeerId) -> int:
         """Return how many votes a contribution of `peer` counts for."""
         return 1
+
+    @property
+    def contributors(self) -> int:
+        return len(self._payloads)
 
     def rest(self) -> None:
         """Free the sums, which are computed again if needed."""

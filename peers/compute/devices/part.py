@@ -244,7 +244,7 @@ class SpreadMethod:
     def tally(self, round: int) -> RoundAggregate:
         raise TypeError("each device has its tallies")
 
-    def lookahead(self, round: int, factor: int = WHOLE) -> Step | None:
+    def lookahead(self, round: int, factor: int = WHOLE, contributors: int = 1) -> Step | None:
         raise TypeError("each device has its own")
 
 

@@ -152,6 +152,10 @@ class StubTally:
             step += fingerprint(payload)
         return StubStep(torch.from_numpy(step if factor == WHOLE else step * np.int32(factor)))
 
+    @property
+    def contributors(self) -> int:
+        return len(self._payloads)
+
     def rest(self) -> None:
         """Do nothing: only the set is kept."""
 
@@ -215,7 +219,7 @@ class StubMethod:
     def tally(self, round: int) -> StubTally:
         return StubTally(self.reduced, round)
 
-    def lookahead(self, round: int, factor: int = WHOLE) -> None:
+    def lookahead(self, round: int, factor: int = WHOLE, contributors: int = 1) -> None:
         """Do nothing: counts predict no step."""
 
 

@@ -185,7 +185,7 @@ class ExpertShardSteps:
     def tally(self, round: int) -> ExpertDeltaTally:
         return ExpertDeltaTally(self, round)
 
-    def lookahead(self, round: int, factor: int = WHOLE) -> None:
+    def lookahead(self, round: int, factor: int = WHOLE, contributors: int = 1) -> None:
         """Return None: own steps are in the weights already."""
 
     def applied(self, round: int) -> None:

@@ -183,7 +183,7 @@ class LocalSteps:
     def tally(self, round: int) -> DeltaTally:
         return DeltaTally(self, round)
 
-    def lookahead(self, round: int, factor: int = WHOLE) -> None:
+    def lookahead(self, round: int, factor: int = WHOLE, contributors: int = 1) -> None:
         """Return None: `add_to` adds all that this peer can predict."""
 
     def applied(self, round: int) -> None:
@@ -320,6 +320,10 @@ class DeltaTally:
 
     def remove(self, peer: PeerId) -> None:
         del self._payloads[peer]
+
+    @property
+    def contributors(self) -> int:
+        return len(self._payloads)
 
     def rest(self) -> None:
         """Do nothing: only the set is kept."""

@@ -99,7 +99,7 @@ class LowRank:
     def tally(self, round: int) -> FactorTally:
         return FactorTally(self, round)
 
-    def lookahead(self, round: int, factor: int = WHOLE) -> LowRankStep:
+    def lookahead(self, round: int, factor: int = WHOLE, contributors: int = 1) -> LowRankStep:
         told = self._last[1] if self._last is not None and self._last[0] == round else self._factors(round)
         return self.step_of([told], self.momenta.votes.lookahead(round, factor), round, factor)
 
@@ -201,6 +201,10 @@ class FactorTally:
     def remove(self, peer: PeerId) -> None:
         del self._payloads[peer]
         self._votes.remove(peer)
+
+    @property
+    def contributors(self) -> int:
+        return len(self._payloads)
 
     def rest(self) -> None:
         self._votes.rest()

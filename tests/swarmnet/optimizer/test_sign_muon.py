@@ -13,7 +13,7 @@ from swarmnet.model.flat_layout import layout_of, views_of
 from swarmnet.optimizer.local_steps.inner_optimizer import MUON_RMS
 from swarmnet.optimizer.method import ContributionError, method_of
 from swarmnet.optimizer.polar_factor import orthogonal
-from swarmnet.optimizer.sign_muon import VOTE_CHUNK
+from swarmnet.optimizer.sign_muon import VOTE_CHUNK, lead_factor
 from swarmnet.optimizer.step import dense, rate_units
 from swarmnet.optimizer.vote_agreement import VoteAgreement
 from swarmnet.run.rates import WHOLE
@@ -148,6 +148,17 @@ def test_the_momentum_keeps_what_was_sent_and_nothing_returns_to_it():
     assert torch.equal(signs[inside], sized(step_of(method, {PEERS[0]: first[0]}), settings)[inside])
 
 
+def test_the_newest_gradient_counts_twice_in_the_direction():
+    layout = layout_of({"lm_head.weight": (64, 64)})
+    method = method_of(run(1, momentum=0.9), layout)
+    gradient = torch.full((layout.size,), 1e-3)
+    method.contribute(gradient, 1, 0, PEERS[0])
+    payload = method.contribute(-0.85 * gradient, 1, 1, PEERS[0])
+    assert method.momentum.min() > 0, "alone, the momentum would vote the other way"
+    (votes,) = method.votes_of(payload)
+    assert votes.signs.max() == -1
+
+
 def test_ahead_is_the_step_of_the_own_votes():
     settings = run(4)
     method = method_of(settings, LAYOUT)
@@ -157,6 +168,19 @@ def test_ahead_is_the_step_of_the_own_votes():
         assert torch.equal(dense(method.lookahead(round), LAYOUT), step)
         half = dense(method.lookahead(round, WHOLE // 2), LAYOUT)
         assert torch.allclose(half.float(), step / 2, atol=1)
+        among_sixteen = dense(method.lookahead(round, contributors=16), LAYOUT)
+        assert torch.equal(among_sixteen, 2 * step), "the mean of sixteen peers' votes is short"
+
+
+def test_the_lead_grows_with_the_contributors():
+    assert [lead_factor(contributors) for contributors in (0, 1, 2, 4, 16, 64)] == [
+        WHOLE,
+        WHOLE,
+        WHOLE * 5 // 4,
+        WHOLE * 3 // 2,
+        2 * WHOLE,
+        WHOLE * 5 // 2,
+    ]
 
 
 def test_a_peer_computes_ahead_by_all_its_votes_that_are_not_applied_and_exactly_with_the_group_afterwards():
@@ -174,6 +198,7 @@ def test_a_peer_computes_ahead_by_all_its_votes_that_are_not_applied_and_exactly
             replica.add(round, PEERS[number], other)
     for round in range(4):
         pending = to_floats(sum(own_steps[round:], torch.zeros(LAYOUT.size, dtype=torch.int32)))
+        pending *= lead_factor(3 if round else 1) / WHOLE  # Nobody is known before a round is applied.
         ahead = replica.live_floats(ahead=True)
         torch.testing.assert_close(ahead, replica.live_floats(ahead=False) + pending, rtol=0, atol=1e-6)
         if round < 3:

@@ -157,8 +157,10 @@ class BenchRounds:
         """
         applied, found_P = self._replicas[0].applied_round, torch.cat(live)
         leads = self._delay and self._begun > applied
-        for method, layout, part in zip(methods, self._ground.layouts, self._ground.slices, strict=True):
-            ahead = method.lookahead(applied + 1) if leads else None
+        ground = self._ground
+        of_stages = zip(self._replicas, methods, ground.layouts, ground.slices, strict=True)
+        for replica, method, layout, part in of_stages:
+            ahead = replica.lookahead(method) if leads else None
             if ahead is not None:
                 found_P[part] += to_floats(dense(ahead, layout, found_P.device))
             if method.own is not None:
