@@ -5,7 +5,7 @@ contributors, and publishes weights and comparison with the sums. All follow fro
 so the audits of results check them. For each shard, a result has:
 
     for each contributor, in the order of the table: weight u8 | shared u16 | ratio i16    (little-endian)
-    sums of the negative votes, times weights, in the bits that all weights together need
+    sums of the weights of negative votes, as counts up to the sum of all weights; nothing if that is 0
 
 Weights are those of the ledger after one of the last `HISTORY` rounds. When a round settles, all peers know
 these ledgers, and leave out results with other weights. The round adds the ratios to the ledger: of each
@@ -31,8 +31,8 @@ from swarmnet.model.flat_layout import Layout, Plane
 from swarmnet.optimizer.agreement.comparison import FULL_WEIGHT, MAX_RATIO, RATIO, Comparison, compare
 from swarmnet.optimizer.agreement.ledger import HISTORY, NEWCOMER, AgreementLedger, counted
 from swarmnet.optimizer.agreement.weighed_tally import drawn_places
-from swarmnet.optimizer.index_code import ContributionError, pack
-from swarmnet.optimizer.reduced_votes import Counts, CountTally, ReducedVotes, to_bits
+from swarmnet.optimizer.index_code import ContributionError
+from swarmnet.optimizer.reduced_votes import Counts, CountTally, ReducedVotes, count_code
 from swarmnet.rounds.result_table import MAX_CONTRIBUTORS, Contributor, Table, longest_head
 from swarmnet.run.manifest import Manifest
 
@@ -70,7 +70,7 @@ class WeighedVotes(ReducedVotes):
 
     def sums_bytes(self, shard: int, contributors: int, sums: memoryview) -> int:
         shares, _ = _shares([row[0] for row in _read_rows(sums, contributors)])
-        return contributors * _ROW.size + self._bytes(shard, sum(shares))
+        return contributors * _ROW.size + (self._bytes(shard, sum(shares)) if any(shares) else 0)
 
     def tally(self, round: int) -> WeighedCountTally:
         return WeighedCountTally(self, round)
@@ -110,7 +110,7 @@ class WeighedVotes(ReducedVotes):
         else:
             rows = list(zip(marks, found.shared.tolist(), found.ratios.tolist(), strict=True))
         head = b"".join(_ROW.pack(*row) for row in rows)
-        return head + b"".join(pack(to_bits(total_CM, sum(shares))) for total_CM in totals)
+        return head + (b"".join(map(count_code(sum(shares)).write, totals)) if any(shares) else b"")
 
 
 class WeighedCountTally(CountTally):

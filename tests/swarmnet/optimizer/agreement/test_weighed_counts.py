@@ -148,3 +148,16 @@ def test_bytes_of_strangers_are_refused_or_valid(data):
         replica.add(0, REDUCERS[0], changed)
         replica.apply(0)
         replica.settle(0)
+
+
+def test_a_result_in_which_nobody_has_weight_is_valid_and_has_no_sums():
+    method, replica = replica_of(REDUCED)
+    method.ledger.marks = lambda age, tags: [0] * len(tags)
+    results = results_of(method, payloads_of(0, method.payload_bytes))
+    for reducer, (result, shard, slices) in results.items():
+        assert method.follows(result, shard, slices)
+        replica.add(0, reducer, result)
+    before = replica.live_floats(False)
+    replica.apply(0)
+    replica.settle(0)
+    assert torch.equal(replica.live_floats(False), before)
