@@ -489,5 +489,10 @@ def _sync_rows(sync: Sync) -> list[Problem]:
             "sync.topology: sharded-reduce does not work with this method; set sync.method to one of "
             f"{', '.join(name for name, each in METHOD_CONFIGS.items() if each.can_shard)}",
         ),
+        (
+            sync.weights == "agreement" and not config.can_weigh,
+            "sync.weights: agreement does not work with this method; set sync.method to "
+            f"{', '.join(name for name, each in METHOD_CONFIGS.items() if each.can_weigh)}",
+        ),
         (sync.learning_rate <= 0, f"sync.learning_rate is {sync.learning_rate:g}; it must be positive"),
     ]
