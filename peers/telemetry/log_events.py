@@ -412,9 +412,17 @@ class Fetched(Event, frozen=True):
     round: int
     bytes: int
 
+class TextFetched(Event, frozen=True):
+    """A file of the run's text came from other peers."""
+    sentence = "fetched {file} from {peers} peers"
+    file: str
+    bytes: int
+    seconds: float
+    peers: int
+
 class HolderDropped(Event, frozen=True):
-    """A source of the snapshot was dropped."""
-    sentence = "{peer} was dropped as a source of the state"
+    """A source of the snapshot, or of a file of text, was dropped."""
+    sentence = "{peer} was dropped as a source of a download"
     codes = reasons.HOLDERS
     peer: str
     code: str

@@ -284,6 +284,7 @@ def claims_of(services: StageServices, load: HeartbeatLoad) -> Claims:
         line=settings.line,
         experts_group=held.group if held is not None else -1,
         experts_trained=held.trained if held is not None else (),
+        uploads_seen=service.report_uploads(),
     )
 
 

@@ -295,7 +295,7 @@ FIRST_RUN = (
     b'"global_batch_tokens":2048,"max_seconds":30.0,"snapshot_interval":16,"window":4},"seed":0,'
     b'"stages":[2,1,1],"sync":{"decay_rounds":2000,"learning_rate":0.004,"max_grad_norm":1.0,'
     b'"method":"demo-sign","min_lr_ratio":0.1,"momentum":0.95,"selection":"group","topk_per_chunk":128,'
-    b'"transform":"hadamard","warmup_rounds":20},"wire_version":2}'
+    b'"transform":"hadamard","warmup_rounds":20},"wire_version":3}'
 )
 """The canonical form of a run from before keys were added; another WIRE_VERSION has runs of its own."""
 
