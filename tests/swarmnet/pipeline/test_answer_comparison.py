@@ -146,7 +146,7 @@ def test_no_honest_peer_is_avoided_where_answers_differ_twice_as_much_as_was_mea
         if judgement.odd is not None:
             assert not trust.differed(judgement.odd, judgement.accusers, len(group))
     assert verdicts["agreed"] > 0.999 * comparisons
-    if comparisons == 100_000:
+    if comparisons == 100_000 and limits is not LOCAL_STEPS_GRADIENT:  # Its limits are the widest.
         assert thirds > 0, "some honest answers differ by chance, and a third peer decides"
 
 
