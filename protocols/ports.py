@@ -8,7 +8,7 @@ link carries one lane: a class of messages, such as data. Chunks are parts of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from protocols.fields import Body
@@ -62,6 +62,15 @@ class Link(Protocol):
 
 FindChunk = Callable[[bytes, int], memoryview | None]
 """Maps (digest of settled weights, chunk index) to the chunk, or to None if this peer does not have it."""
+FindText = Callable[[bytes, int], Awaitable[bytes | None]]
+"""Maps (SHA-256 of a file of the run's text, chunk index) to the chunk, read from disk; None: not here."""
+
+
+async def find_no_text(_digest: bytes, _index: int) -> bytes | None:
+    """Return None: the answer of a peer that has no text to share."""
+    return None
+
+
 Arrived = Callable[[PeerId, bytes, int, bytes | None], None]
 """Receives (holder, digest, index, chunk) in answer to `ChunkDownloader.ask`. The chunk is None if none
 came."""
@@ -113,6 +122,9 @@ class Transport(Protocol):
     def serve_chunks(self, find: FindChunk) -> None:
         """Answer chunk requests of other peers with `find(digest, index)`. Uploads that are still running for
         a previous `find` are cut off."""
+
+    def serve_text(self, find: FindText) -> None:
+        """Answer chunk requests for which `serve_chunks` has nothing with `find(digest, index)`."""
 
     async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> ChunkDownloader | None:
         """Open extra connections for fetching chunks. Returns None where one connection is enough."""

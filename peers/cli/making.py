@@ -64,6 +64,8 @@ def inspect_text(
     eos_token: Annotated[
         str, typer.Option(metavar="TOKEN", help="Token that separates documents (data.eos_token).")
     ] = "",
+    column: Annotated[str, typer.Option(help="Field of the text (`a.b`: b in a).")] = "text",
+    tokens: Annotated[str, typer.Option(help="Type of tokens in .bin, .npy: uint16, uint32.")] = "",
 ) -> None:
     """Print what a run would read of a text, and one line for each kind of file or line that it skips."""
     import time
@@ -79,20 +81,29 @@ def inspect_text(
     )
     with as_user_errors(TextError):
         tokenizer = open_tokenizer(tokenizer_path, MAX_TOKENS, eos_token)
-        text = text_at(texts, sys.maxsize)
-        tokens = sum(map(len, encoded(text, tokenizer, progress)))
+        if tokens not in ("", "uint16", "uint32"):
+            raise UserError(f"--tokens {tokens} is not uint16 or uint32")
+        text = text_at(
+            texts,
+            sys.maxsize,
+            column=column,
+            tokens=tokens,
+            vocabulary=tokenizer.vocabulary if tokenizer_path else MAX_TOKENS,
+        )
+        count = sum(map(len, encoded(text, tokenizer, progress)))
     reading = text.reading
     reading.tokenizer = tokenizer.warning
     for warning in reading.warnings():
         warn(warning)
     typer.echo(f"read   {reading.documents:,} documents in {reading.files:,} files, {reading.bytes:,} bytes")
     of_what = "bytes" if tokenizer_path is None else f"{tokenizer_path}, which has {tokenizer.vocabulary:,}"
-    typer.echo(f"makes  {tokens:,} tokens of {of_what}; {reading.bytes / max(1, tokens):.2f} bytes each")
+    typer.echo(f"makes  {count:,} tokens of {of_what}; {reading.bytes / max(1, count):.2f} bytes each")
 
 
 def index(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of text.")],
     replace: Annotated[bool, typer.Option("--replace", help="Replace the index if it exists.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Index .bin and .npy files.")] = False,
 ) -> None:
     """Write FOLDER/index.json with the SHA-256 of each text file, so that a run can name its exact text."""
     import hashlib
@@ -102,16 +113,16 @@ def index(
     from peers.config.atomic_files import is_there, write_atomically
     from peers.data.documents import ReadSummary, TextError
     from peers.data.local_text import progress_lines
-    from peers.data.shards import INDEX, index_of, parsed
+    from peers.data.shards import index_of, index_of_place, parsed
 
-    out, reading = folder / INDEX, ReadSummary()
+    out, reading = index_of_place(folder), ReadSummary()
     if is_there(out) and not replace:
         raise UserError(f"{out} exists already, and runs may name it: add --replace")
     progress = progress_lines(
         lambda _event, line: typer.echo(line, err=True), time.monotonic, "reads the text"
     )
     with as_user_errors(TextError):
-        index_json = index_of(folder, reading, progress)
+        index_json = index_of(folder, reading, progress, "uint16" if tokens else "")
     write_atomically(out, index_json)
     for warning in reading.warnings():
         warn(warning)

@@ -157,7 +157,7 @@ def publish(
     """Sign a run and write its published file. Prints the run id and the command with which others join."""
     from peers.config import run_file as runs
     from peers.data.documents import TextError
-    from peers.tools.owner.run_check import check_run, counted_sources, model_beside, start_beside
+    from peers.tools.owner.run_check import check_run, counted_data, model_beside, start_beside
     from protocols.signed.identity import IdentityError, load_or_create
     from swarmnet.identifiers import PeerId
 
@@ -172,18 +172,22 @@ def publish(
     for warning in model_warnings:
         warn(warning)
     with as_user_errors(TextError):
-        sources = () if unchecked else counted_sources(manifest, run_file.parent)
+        data = None if unchecked else counted_data(manifest, run_file.parent, tokenizer)
     with as_user_errors(IdentityError):
         owner_key = (key or default_state(os.environ, sys.platform) / "owner.key").absolute()
         identity = load_or_create(owner_key)
-    signed, path = runs.publish(run_file, identity, out, set_options, initial_model, bootstrap or (), sources)
+    signed, path = runs.publish(run_file, identity, out, set_options, initial_model, bootstrap or (), data)
     through = " --bootstrap ".join(bootstrap or ["MULTIADDR"])
     _print_run(signed, owner_key, path)
     text_options = runs.text_settings(signed.manifest, run_file.parent, tokenizer)
     model_option = runs.initial_model_option(signed.manifest, run_file.parent, model_folder)
     typer.echo(f"first  swarmnet join {path} --bootstrap {through}{text_options}{model_option}")
     typer.echo(f"join   swarmnet join {signed.run_id} --bootstrap {through}")
-    if text_options:
+    shared = [source for source in signed.manifest.data.sources if source.is_shared]
+    if shared:
+        size = sum(source.file_bytes for source in shared)
+        typer.echo(f"text   {size:,} bytes; peers send it to anyone (`shared: none` in a source stops that)")
+    elif text_options:
         typer.echo("text   peers of the first stage name their copy of the text, as `first` does")
     if model_option:
         typer.echo(f"model  {signed.manifest.init_checkpoint.sha256}")

@@ -306,6 +306,10 @@ class PeerFile(BaseModel):
     """Text to load with `data.sampling: random`; of a longer text, a random part. Its tokens need as much
     space in the state folder. Epochs read all text."""
 
+    max_text_bytes: Annotated[ByteCount, Field(json_schema_extra={"default": "4GiB"})] = 4 << 30
+    """Disk space for files of the run's text that other peers send, if the run shares its text. This peer
+    sends them on to others. Tokens need space in addition. `0`: fetch none, and serve a later stage."""
+
     @property
     def invite_bytes(self) -> bytes:
         """The invite as sent in handshakes; empty if there is none."""

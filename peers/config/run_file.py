@@ -30,7 +30,7 @@ from swarmnet.model.parameters import check_trained
 from swarmnet.run.canonical_form import MANIFEST_LIMIT, owner_statement
 from swarmnet.run.manifest import Manifest, ManifestError
 from swarmnet.run.manifest_check import check
-from swarmnet.run.schema import BYTES, STANDARD_LIBRARY, WIRE_VERSION, InitCheckpoint, TextSource
+from swarmnet.run.schema import BYTES, STANDARD_LIBRARY, WIRE_VERSION, Data, InitCheckpoint, TextSource
 
 if TYPE_CHECKING:
     from protocols.signed.identity import Identity
@@ -42,6 +42,8 @@ each."""
 MAX_ADDRESS_CHARACTERS = 256
 """Maximum length of a bootstrap address. A DNS name has up to 253 characters; /dns4/, port and peer id add
 few."""
+MEASURED = ("bytes", "documents", "sha256", "index", "shared", "files", "file_bytes")
+"""Keys of a source that publishing fills in."""
 FILLED_IN = "is filled in by publishing; leave it out"
 
 
@@ -225,14 +227,14 @@ def publish(
     overrides: Mapping[str, str] | None = None,
     start: InitCheckpoint | None = None,
     bootstraps: Sequence[str] = (),
-    sources: tuple[TextSource, ...] = (),
+    data: Data | None = None,
 ) -> tuple[SignedManifest, Path]:
     """Sign the run of a run file, write the published file, and return the signed run and the file's path:
     `out`, or `<name>.run.json` next to the run file. Raises ConfigError or UserError.
 
     `start` describes the initial model, if there is one. `bootstraps` are addresses for the published file,
-    which the signature does not cover. `sources` are the run's sources with the measured sizes of their text;
-    empty if nothing was measured. A run that is published already keeps its sizes.
+    which the signature does not cover. `data` is the run's, with the measured sizes of its text; None if
+    nothing was measured. A run that is published already keeps its sizes.
     """
     manifest = replace(load_manifest(run_file, PeerId(""), overrides), owner=PeerId(identity.peer_id))
     if start is not None:
@@ -242,7 +244,7 @@ def publish(
     except ManifestError as error:
         raise ConfigError([f"{run_file}: {error}"]) from None
     path = out or run_file.with_name(f"{_file_name(manifest.name)}.run.json")
-    manifest = _with_text_sizes(manifest, sources, path)
+    manifest = _with_text_sizes(manifest, data, path)
     run_id = manifest.run_id()
     try:
         checked_bootstraps = _checked_bootstraps(list(bootstraps))
@@ -261,11 +263,11 @@ def publish(
     return signed, path
 
 
-def _with_text_sizes(manifest: Manifest, sources: tuple[TextSource, ...], path: Path) -> Manifest:
+def _with_text_sizes(manifest: Manifest, data: Data | None, path: Path) -> Manifest:
     """Return the manifest with the sizes of its text.
 
     If `path` is already the published file of this run, return its manifest, which keeps the run id. Else the
-    sizes are those of `sources`; if it is empty, return the manifest unchanged.
+    sizes are those of `data`; if it is None, return the manifest unchanged.
     """
     with suppress(RunFileError):
         published = load_signed(path).manifest if is_file(path) else manifest
@@ -276,12 +278,16 @@ def _with_text_sizes(manifest: Manifest, sources: tuple[TextSource, ...], path: 
             typed = typed_sources.get(source.name)
             if typed is not None:
                 unmeasured_sources.append(
-                    replace(source, bytes=typed.bytes, documents=typed.documents, sha256=typed.sha256)
+                    replace(source, **{name: getattr(typed, name) for name in MEASURED})
                 )
-        unmeasured_data = replace(published.data, sources=tuple(unmeasured_sources))
+        unmeasured_data = replace(
+            published.data,
+            sources=tuple(unmeasured_sources),
+            tokenizer_sha256=manifest.data.tokenizer_sha256,
+        )
         if published != manifest and replace(published, data=unmeasured_data) == manifest:
             return published
-    return replace(manifest, data=replace(manifest.data, sources=sources)) if sources else manifest
+    return manifest if data is None else replace(manifest, data=data)
 
 
 def _require_digests(manifest: Manifest) -> None:

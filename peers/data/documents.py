@@ -1,15 +1,14 @@
 """Text to train on and to score: the documents in files, on this machine or at a URL.
 
-A document is a text file, a line of a .jsonl file or a row of a Parquet file. It is read in blocks, pairs of
-(True if a document begins here, bytes), so that no file is in memory as a whole. An unreadable file or line
-is skipped and counted. A place is a path, a URL or `python-stdlib`: the Python sources of this machine's
-standard library.
+A document is a text file, a line of a .jsonl file, a row of a CSV or Parquet file, or a file of tokens. It is
+read in blocks, pairs of (True if a document begins here, bytes), so that no file is in memory as a whole. An
+unreadable file or line is skipped and counted. A place is a path, a URL or `python-stdlib`: the Python
+sources of this machine's standard library.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
 import re
@@ -29,6 +28,7 @@ from peers.data.files import (
     LINES,
     MAX_UNPACKED_RATIO,
     SUFFIXES,
+    TABLE,
     Content,
     File,
     RemoteFolder,
@@ -36,9 +36,11 @@ from peers.data.files import (
     has_suffix,
     local_file,
     open_content,
-    rows_of,
+    shown_suffixes,
+    suffixes_of,
 )
 from peers.data.files import TextError as TextError
+from peers.data.forms import RawTokens, csv_rows, parquet_rows, raw_tokens, text_of_line
 from swarmnet.run.schema import STANDARD_LIBRARY
 
 HELD_OUT = (
@@ -72,7 +74,6 @@ MIN_UNPACKED_BYTES = 64 * 2**10
 """Bytes that a text may always unpack to, however small its files are."""
 MAX_LOST_SHARE = 0.001
 """Share of bytes that decoding the tokens may lose without a warning: 1 byte of 1,000."""
-OTHER_ENDING = f"of a folder only {', '.join(SUFFIXES)} are read"
 _BINARY_BYTES = 8192
 """A file with a zero byte among its first `_BINARY_BYTES` is binary. Git checks the same number of bytes."""
 
@@ -178,12 +179,14 @@ class DocumentText:
         withdrawn: Container[bytes] = (),
         check: Callable[[], None] = lambda: None,
         places: str = "",
+        vocabulary: int = sys.maxsize,
     ) -> None:
         """Prepare to read `files`; `others` counts what was skipped besides them.
 
         From a text over `longest_bytes` only a part is read, chosen by `seed`: give each peer its own seed.
         `check` is called with each block; an error that it raises ends the reading. `places` is named in the
-        error about a text without documents; empty: such a text is no error."""
+        error about a text without documents; empty: such a text is no error. Files of tokens hold ids below
+        `vocabulary`."""
         self.reading = ReadSummary()
         """Summary of the newest pass over the blocks."""
         self.whole = True
@@ -197,6 +200,7 @@ class DocumentText:
         self._seed = seed
         self._withdrawn = withdrawn
         self._check = check
+        self._vocabulary = vocabulary
         self._all_bytes = sum(file.bytes for file in files)
         self.total_bytes = min(self._all_bytes, longest_bytes)
         """Approximate number of bytes that a pass reads."""
@@ -220,11 +224,12 @@ class DocumentText:
                 self._check()
                 if starts:
                     self.reading.documents += 1
-                kept = block[:bytes_left]
+                kept = block if isinstance(block, RawTokens) else block[:bytes_left]
                 self.digest.update(bytes([starts]) + kept)
-                self.reading.bytes += len(kept)
+                size = len(kept) // 2 if file.tokens == "uint16" else len(kept)  # RawTokens are uint32.
+                self.reading.bytes += size
                 separator_bytes = len(BETWEEN_DOCUMENTS) if starts else 0
-                bytes_left -= len(kept) + separator_bytes
+                bytes_left -= size + separator_bytes
                 yield starts, kept
                 if bytes_left <= 0:
                     break
@@ -240,7 +245,12 @@ class DocumentText:
         yield a random part of about that length. A file is counted as skipped if it cannot be read, unpacks
         to too many bytes, or has another SHA-256 than expected."""
         try:
+            if file.sha256 and bytes.fromhex(file.sha256) in self._withdrawn:
+                return
             if not self._has_expected_hash(file):
+                return
+            if file.tokens:
+                yield from self._read_tokens(file, room, chance)
                 return
             with open_content(file) as content:
                 if self._is_withdrawn(file, content.form):
@@ -262,9 +272,13 @@ class DocumentText:
         """Return the blocks of an opened file by its format. From a file larger than `room` bytes, documents
         in lines or rows are skipped at random, and plain text is read from a random byte."""
         if content.form:
-            read_documents = self._read_lines if content.form == LINES else self._read_rows
             read_share = min(1.0, room / max(1, file.bytes))
-            return read_documents(file.name, content.stream, lambda: chance.random() >= read_share)
+            stream, is_skipped = content.stream, lambda: chance.random() >= read_share
+            if content.form == LINES:
+                return self._read_lines(file, stream, is_skipped)
+            if content.form == TABLE:
+                return self._read_rows(file.name, csv_rows(stream, file.column), is_skipped)
+            return self._read_rows(file.name, parquet_rows(file.name, stream, file.column), is_skipped)
         if file.bytes > room and not content.packed and content.stream.seekable():
             content.stream.seek(chance.randrange(file.bytes - room + 1))
         return self._read_plain(file, content.stream, room)
@@ -322,8 +336,20 @@ class DocumentText:
             starts, room = False, room - len(block)
             block = opened.read(min(BLOCK_BYTES, room))
 
+    def _read_tokens(self, file: File, room: int, chance: random.Random) -> Iterator[Block]:
+        """Yield the tokens of a file, which is one document. From a file larger than `room` bytes, yield a
+        random part."""
+        start = chance.randrange(file.bytes - room + 1) if file.bytes > room else 0
+        starts = True
+        with file.open(seekable=start > 0) as stream:
+            if self._is_withdrawn(file, ""):
+                return
+            for block in raw_tokens(stream, file.tokens, self._vocabulary, start, room):
+                yield starts, block
+                starts = False
+
     def _read_lines(
-        self, file: str, opened: BufferedReader, is_skipped: Callable[[], bool]
+        self, file: File, opened: BufferedReader, is_skipped: Callable[[], bool]
     ) -> Iterator[Block]:
         """Yield the documents of a .jsonl file. `is_skipped` is called once per document and decides at
         random whether to skip it. Lines that are too long or have no text are counted as skipped."""
@@ -331,24 +357,26 @@ class DocumentText:
         while line := opened.readline(LINE_LIMIT):
             number += 1
             if len(line) == LINE_LIMIT and not line.endswith(b"\n"):
-                self.reading.leave_out(f"{file}:{number}: a line of more than {LINE_LIMIT:,} bytes", "long")
+                self.reading.leave_out(
+                    f"{file.name}:{number}: a line of more than {LINE_LIMIT:,} bytes", "long"
+                )
                 while line and not line.endswith(b"\n"):
                     line = opened.readline(LINE_LIMIT)
                 continue
             if not line.strip() or is_skipped():
                 continue
             try:
-                text = _parse_line(line)
+                text = text_of_line(line, file.column)
             except ValueError as error:
-                self.reading.leave_out(f"{file}:{number}: {error}", str(error).partition(":")[0])
+                self.reading.leave_out(f"{file.name}:{number}: {error}", str(error).partition(":")[0])
                 continue
             yield from self._yield_document(text)
 
     def _read_rows(
-        self, file: str, opened: BufferedReader, is_skipped: Callable[[], bool]
+        self, file: str, rows: Iterator[str | Unreadable], is_skipped: Callable[[], bool]
     ) -> Iterator[Block]:
-        """Yield the documents of a Parquet file, as `_read_lines` does for a .jsonl file."""
-        for number, text in enumerate(rows_of(file, opened), 1):
+        """Yield the documents in the rows of a file, as `_read_lines` does for lines of JSON."""
+        for number, text in enumerate(rows, 1):
             if is_skipped():
                 continue
             if isinstance(text, Unreadable):
@@ -362,24 +390,21 @@ class DocumentText:
             yield True, text
 
 
-def text_at(places: Iterable[str], longest_bytes: int = LONGEST_CORPUS_BYTES) -> DocumentText:
-    """Return the text at some places, at most `longest_bytes` of it. Raises TextError if there is no file,
-    and during reading if there is no document."""
+def text_at(
+    places: Iterable[str],
+    longest_bytes: int = LONGEST_CORPUS_BYTES,
+    *,
+    column: str = "text",
+    tokens: str = "",
+    vocabulary: int = sys.maxsize,
+) -> DocumentText:
+    """Return the text at some places, at most `longest_bytes` of it, read as a source with this `column` and
+    type of `tokens`. Raises TextError if there is no file, and during reading if there is no document."""
     place_list, skipped = list(places), ReadSummary()
-    files = [file for place in place_list for _, file in files_at(place, skipped)]
+    found = [each for place in place_list for each in files_at(place, skipped, suffixes_of(tokens))]
+    files = [replace(file, column=column, tokens=tokens) for _, file in found]
     shown = ", ".join(map(without_secret, place_list))
-    return DocumentText(files, skipped, longest_bytes=longest_bytes, places=shown)
-
-
-def _parse_line(line: bytes) -> bytes:
-    """Return the field `text` of a .jsonl line as UTF-8. Raises ValueError with the defect of the line."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON: {error}") from None
-    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-        raise ValueError('no field "text" with a string in it')
-    return str(record["text"]).encode("utf-8", "replace")
+    return DocumentText(files, skipped, longest_bytes=longest_bytes, places=shown, vocabulary=vocabulary)
 
 
 def joined(text: DocumentText) -> bytes:
@@ -433,18 +458,18 @@ def _standard_library() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def files_at(path: str, reading: ReadSummary) -> list[tuple[str, File]]:
+def files_at(path: str, reading: ReadSummary, suffixes: tuple[str, ...] = SUFFIXES) -> list[tuple[str, File]]:
     """Return (relative name, file) of each text file at a path, a URL or `python-stdlib`.
 
-    A folder gives the files that end in SUFFIXES: its own first, then those of its subfolders. `reading`
+    A folder gives the files that end in `suffixes`: its own first, then those of its subfolders. `reading`
     counts skipped files: those with other endings, and links out of the folder, which a stranger may have
     made. Raises TextError if there is no file, and TextUnreachable if a URL does not answer."""
     if is_url(path):
         remote_files = RemoteFolder(path).found()
         for name, file in remote_files.items():
-            if name != INDEX and not has_suffix(name, SUFFIXES):
-                reading.leave_out(f"{file.name}: {OTHER_ENDING}", OTHER_ENDING)
-        return [(name, file) for name, file in remote_files.items() if has_suffix(name, SUFFIXES)]
+            if name != INDEX and not has_suffix(name, suffixes):
+                reading.leave_out(f"{file.name}: {_other_ending(suffixes)}", "ending")
+        return [(name, file) for name, file in remote_files.items() if has_suffix(name, suffixes)]
     if path == STANDARD_LIBRARY:
         library = _standard_library()
         held_out = {library / f"{module}.py" for module in HELD_OUT}
@@ -462,14 +487,14 @@ def files_at(path: str, reading: ReadSummary) -> list[tuple[str, File]]:
     for file_path in _walk(place, frozenset(), skipped):
         if file_path == place / INDEX:
             continue
-        skip_reason = _skip_reason(file_path, place)
+        skip_reason = _skip_reason(file_path, place, suffixes)
         if skip_reason:
             skipped.leave_out(*skip_reason)
         else:
             paths.append(file_path)
     reading.add_left_out(skipped)
     if not paths:
-        wanted = ", ".join(SUFFIXES)
+        wanted = shown_suffixes(suffixes)
         raise TextError(f"folder {path} holds no text: put {wanted} files there{skipped.reason()}")
     return _list_files(place, paths, reading)
 
@@ -485,13 +510,17 @@ def _list_files(root: Path, paths: Iterable[Path], reading: ReadSummary) -> list
     return files
 
 
-def _skip_reason(file: Path, place: Path) -> tuple[str, str] | None:
+def _other_ending(suffixes: tuple[str, ...]) -> str:
+    return f"of a folder only {shown_suffixes(suffixes)} are read"
+
+
+def _skip_reason(file: Path, place: Path, suffixes: tuple[str, ...]) -> tuple[str, str] | None:
     """Return why a file in the folder `place` is skipped, and the kind of reason; None: it is read."""
     shown = displayed(file)
     if shown != str(file):
         return f"{shown}: its name is not UTF-8: rename it", "name"
-    if not has_suffix(file.name, SUFFIXES):
-        return f"{file}: {OTHER_ENDING}", OTHER_ENDING
+    if not has_suffix(file.name, suffixes):
+        return f"{file}: {_other_ending(suffixes)}", "ending"
     if leads_out(place, file):
         why = f"is a link to {file.resolve()}, out of {place}: put a copy of it in its place"
         return f"{file} {why}", "link"

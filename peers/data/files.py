@@ -1,8 +1,8 @@
 """Open the files of a text, on this machine or at a URL, and detect their format.
 
-A file holds plain bytes, lines of JSON or rows of Parquet, and may be packed by Zstandard. Its content
-decides the format; its name decides only where the content does not. Zstandard, Parquet and URLs need the
-packages zstandard, pyarrow and fsspec (the extra `text`).
+A file holds plain bytes, lines of JSON, CSV, rows of Parquet, or tokens, and may be packed by Zstandard or
+gzip. Its content decides the format; its name decides only where the content does not. Zstandard, Parquet and
+URLs need the packages zstandard, pyarrow and fsspec (the extra `text`).
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 import io
 import json
 import shlex
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from gzip import BadGzipFile, GzipFile
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from peers.config.errors import how_to_install
 from peers.config.remote_files import connect, is_web, lasting_cause, reached
@@ -27,12 +29,16 @@ if TYPE_CHECKING:
 
 INDEX = "index.json"
 """Name of the file that lists the files of a text with their SHA-256 (peers/data/shards.py)."""
-LINES, ROWS, PACKED = ".jsonl", ".parquet", ".zst"
+LINES, TABLE, ROWS = ".jsonl", ".csv", ".parquet"
+PACKED = (".zst", ".gz")
 LINE_SUFFIXES = (LINES, ".ndjson")
 PROSE_SUFFIXES = (".txt", ".md")
-_PLAIN_SUFFIXES = (*PROSE_SUFFIXES, *LINE_SUFFIXES)
-SUFFIXES = (*_PLAIN_SUFFIXES, *(suffix + PACKED for suffix in _PLAIN_SUFFIXES), ROWS)
+_PLAIN_SUFFIXES = (*PROSE_SUFFIXES, *LINE_SUFFIXES, TABLE)
+SUFFIXES = (*_PLAIN_SUFFIXES, *(suffix + packed for packed in PACKED for suffix in _PLAIN_SUFFIXES), ROWS)
 """Endings of text files. Files of a folder with another ending are skipped."""
+TOKEN_SUFFIXES = (".bin", ".npy")
+"""Endings of files of a source with `tokens`, of which no others are read."""
+_PLAIN_SHOWN = f"{', '.join(_PLAIN_SUFFIXES)} (also packed: {', '.join(PACKED)}) and {ROWS}"
 MAX_WINDOW_BYTES = 2**27
 """Maximum memory that a Zstandard frame may ask for. The `zstd` command has the same default limit."""
 LINE_LIMIT = 16 * 2**20
@@ -47,7 +53,6 @@ BUFFER_BYTES = 2**20
 UNKNOWN_BYTES = 2**20
 """The size assumed for a file whose server reports none."""
 _REFUSED = (
-    (0, b"\x1f\x8b\x08", "is packed by gzip", "gunzip --keep {}"),
     (4, b"1AY&SY", "is packed by bzip2", "bunzip2 --keep {}"),
     (0, b"\xfd7zXZ\0", "is packed by xz", "unxz --keep {}"),
     (0, b"PK\x03\x04", "is a ZIP archive", "unzip {}"),
@@ -57,8 +62,8 @@ _REFUSED = (
     (0, b"\xfe\xff", "is UTF-16", "iconv -f utf-16 -t utf-8 {0} > {0}.utf8.txt"),
 )
 """Offset, bytes and meaning (from file(1)) of the refused formats, with the command that unpacks each."""
-_ZSTANDARD, _PARQUET = b"\x28\xb5\x2f\xfd", b"PAR1"
-"""First bytes of each format (RFC 8878; the Parquet format)."""
+_ZSTANDARD, _GZIP, _PARQUET = b"\x28\xb5\x2f\xfd", b"\x1f\x8b\x08", b"PAR1"
+"""First bytes of each format (RFC 8878, RFC 1952; the Parquet format)."""
 
 
 class Unreadable(Exception):
@@ -94,6 +99,12 @@ class File:
     """True if the user named this file and not only its folder: it is then text whatever it contains."""
     sha256: str = ""
     """SHA-256 that the file must have; empty: any."""
+    chunks: str = ""
+    """SHA-256 of the list of its chunks' hashes, by which other peers send the file; empty: it is here."""
+    column: str = "text"
+    """Field with the text of a document (`TextSource.column`)."""
+    tokens: str = ""
+    """Type of the tokens in the file; empty: it holds text."""
 
 
 def local_file(path: Path, *, named: bool = False, sha256: str = "") -> File:
@@ -105,6 +116,33 @@ def local_file(path: Path, *, named: bool = False, sha256: str = "") -> File:
 
 def _open_local(path: Path, seekable: bool = False) -> BufferedReader:
     return BufferedReader(path.open("rb", buffering=0), BUFFER_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedFolder:
+    """The files of this machine that came from other peers. Each has its SHA-256 as its name."""
+
+    folder: Path
+
+    def path(self, sha256: str) -> Path:
+        return self.folder / sha256
+
+    def file(self, name: str, bytes: int, sha256: str, chunks: str) -> File:
+        """Return a file of a text, which may not be here yet. `name` is its name in the text."""
+        open_file = partial(_open_local, self.path(sha256))
+        return File(name, bytes, sha256, open_file, sha256=sha256, chunks=chunks)
+
+    def __str__(self) -> str:
+        return "other peers"
+
+
+Place = str | FetchedFolder
+"""Location of a source's text: a path, a URL, `python-stdlib`, or the folder of what other peers send."""
+
+
+def shown_place(place: Place) -> str:
+    """Return a place for people, without the secrets of a URL."""
+    return without_secret(place) if isinstance(place, str) else str(place)
 
 
 class RemoteFolder:
@@ -224,6 +262,16 @@ class _Remote(io.RawIOBase):
         return len(some)
 
 
+def suffixes_of(tokens: str) -> tuple[str, ...]:
+    """Return the endings of the files of a source, whose files hold text or this type of `tokens`."""
+    return TOKEN_SUFFIXES if tokens else SUFFIXES
+
+
+def shown_suffixes(suffixes: tuple[str, ...]) -> str:
+    """Return endings for people."""
+    return _PLAIN_SHOWN if suffixes == SUFFIXES else " and ".join(suffixes)
+
+
 def has_suffix(name: str, suffixes: tuple[str, ...]) -> bool:
     """Return whether a name ends in one of `suffixes`, ignoring case."""
     return name.lower().endswith(suffixes)
@@ -239,18 +287,22 @@ class Content:
     stream: BufferedReader
 
 
+Unpacker = Callable[[str, BufferedReader], AbstractContextManager[BufferedReader]]
+"""Unpacks a file, of which it gets the name and the stream."""
+
+
 @contextmanager
 def open_content(file: File) -> Iterator[Content]:
-    """Open a file, detect its format, and unpack it if it is packed by Zstandard. A Parquet file is opened
+    """Open a file, detect its format, and unpack it if it is packed. A Parquet file is opened
     again, seekable. Raises OSError, TextError and Unreadable, also during reading."""
     with file.open() as stream:
         head = stream.peek(BUFFER_BYTES)
-        if head.startswith(_ZSTANDARD) or has_suffix(file.name, (PACKED,)):
-            with _unpack(file.name, stream) as inner:
-                yield _detect_format(file.name, inner, packed=True)
+        if (unpack := _unpacker(file.name, head)) is not None:
+            with unpack(file.name, stream) as inner:
+                yield _detect_format(file, inner, packed=True)
             return
         if not _is_parquet(file.name, head):
-            yield _detect_format(file.name, stream, packed=False)
+            yield _detect_format(file, stream, packed=False)
             return
     with file.open(seekable=True) as stream:
         yield Content(ROWS, packed=False, stream=stream)
@@ -260,23 +312,40 @@ def _is_parquet(name: str, head: bytes) -> bool:
     return head.startswith(_PARQUET) or has_suffix(name, (ROWS,))
 
 
-def _detect_format(name: str, stream: BufferedReader, packed: bool) -> Content:
-    """Return the unpacked `stream` with its format: lines of JSON or plain bytes. Raises Unreadable for a
-    format that is refused, with the command that converts it."""
-    head = stream.peek(BUFFER_BYTES)
-    if packed and _is_parquet(name, head):
-        raise Unreadable(f"is Parquet within Zstandard: unzstd {shlex.quote(name)}")
+def _unpacker(name: str, head: bytes) -> Unpacker | None:
+    """Return the function that unpacks a file, by its first bytes or its name; None if it is not packed."""
+    zstandard, gzip = PACKED
+    if head.startswith(_GZIP):
+        return _unpack_gzip
+    if head.startswith(_ZSTANDARD) or has_suffix(name, (zstandard,)):
+        return _unpack
+    return _unpack_gzip if has_suffix(name, (gzip,)) else None
+
+
+def _detect_format(file: File, stream: BufferedReader, packed: bool) -> Content:
+    """Return the unpacked `stream` with its format: lines of JSON, CSV or plain bytes. Raises Unreadable for
+    a format that is refused, with the command that converts it."""
+    name, head = file.name, stream.peek(BUFFER_BYTES)
+    if packed and (_is_parquet(name, head) or head.startswith((_ZSTANDARD, _GZIP))):
+        raise Unreadable(f"is packed twice, or is Parquet that is packed: unpack {shlex.quote(name)}")
     for offset, magic, meaning, command in _REFUSED:
         if head[offset : offset + len(magic)] == magic:
             raise Unreadable(f"{meaning}: {command.format(shlex.quote(name))}")
-    return Content(LINES if _is_lines(name, head) else "", packed, stream)
+    if _unpacked_name(name).endswith(TABLE):
+        return Content(TABLE, packed, stream)
+    return Content(LINES if _is_lines(name, head, file.column) else "", packed, stream)
 
 
-def _is_lines(name: str, head: bytes) -> bool:
+def _unpacked_name(name: str) -> str:
+    """Return a name in lower case without the ending of what packed the file."""
+    return reduce(str.removesuffix, PACKED, name.lower())
+
+
+def _is_lines(name: str, head: bytes, column: str) -> bool:
     """Return True if a file is lines of JSON: by its name, or if its first line, in `head`, is a JSON object.
-    In a file named as prose (.txt, .md), the object needs a field `text`. Raises Unreadable for a file that
-    is one JSON document, such as a list."""
-    unpacked_name = name.lower().removesuffix(PACKED)
+    In a file named as prose (.txt, .md), the object needs the field `column`. Raises Unreadable for a file
+    that is one JSON document, such as a list."""
+    unpacked_name = _unpacked_name(name)
     if unpacked_name.endswith(LINE_SUFFIXES):
         return True
     line, line_end, _ = head.lstrip().partition(b"\n")
@@ -287,11 +356,25 @@ def _is_lines(name: str, head: bytes) -> bool:
         is_cut_off = line.startswith(b'{"') and not line_end and len(head) >= BUFFER_BYTES
         record = {} if is_cut_off else None
     if isinstance(record, dict):
-        return "text" in record or not unpacked_name.endswith(PROSE_SUFFIXES)
+        return (
+            column.partition(".")[0] in record
+            or column in record
+            or not unpacked_name.endswith(PROSE_SUFFIXES)
+        )
     if unpacked_name.endswith(".json") and line[:1] in (b"{", b"["):
         quoted = shlex.quote(name)
         raise Unreadable(f"is one JSON document and no lines of JSON: jq -c '.[]' {quoted} > {quoted}l")
     return False
+
+
+@contextmanager
+def _unpack_gzip(_name: str, stream: BufferedReader) -> Iterator[BufferedReader]:
+    """Yield the unpacked content of a gzip stream. Raises Unreadable, during reading, if it is damaged."""
+    try:
+        with GzipFile(fileobj=stream) as reader:
+            yield BufferedReader(cast(io.RawIOBase, reader), BUFFER_BYTES)
+    except (BadGzipFile, EOFError, zlib.error) as error:
+        raise Unreadable(f"is not packed by gzip, or not whole: {error}") from None
 
 
 @contextmanager
@@ -308,62 +391,3 @@ def _unpack(name: str, stream: BufferedReader) -> Iterator[BufferedReader]:
             yield BufferedReader(reader, BUFFER_BYTES)
     except zstandard.ZstdError as error:
         raise Unreadable(f"is not packed by Zstandard, or not whole: {error}") from None
-
-
-def rows_of(name: str, stream: BufferedReader) -> Iterator[str | Unreadable]:
-    """Yield for each row of a Parquet file its column `text`, or an Unreadable with the reason why it has
-    none. Only some rows are in memory at a time. Raises TextError if the package pyarrow is missing, and
-    Unreadable for a damaged file."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise TextError(f"{name} needs the package pyarrow: {how_to_install('text')}") from None
-    try:
-        file = parquet.ParquetFile(stream, buffer_size=BUFFER_BYTES, pre_buffer=False)
-        if "text" not in file.schema_arrow.names:
-            raise Unreadable("has no column text")
-        columns = (file.schema.column(at) for at in range(len(file.schema)))
-        is_byte_array = any(
-            (column.path, column.physical_type) == ("text", "BYTE_ARRAY") for column in columns
-        )
-        if is_byte_array:
-            # Keep dictionary encoding: a string that many rows share is in memory once.
-            file = parquet.ParquetFile(
-                stream,
-                buffer_size=BUFFER_BYTES,
-                pre_buffer=False,
-                metadata=file.metadata,
-                read_dictionary=["text"],
-            )
-        for group in range(file.num_row_groups):
-            rows = _rows_at_a_time(file.metadata.row_group(group))
-            for batch in file.iter_batches(rows, row_groups=[group], columns=["text"], use_threads=False):
-                yield from map(_row_text, batch.column(0))
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise Unreadable(f"is no Parquet file, or not whole: {str(error).partition(chr(10))[0]}") from None
-
-
-def _rows_at_a_time(group: Any) -> int:  # noqa: ANN401 - of a package without types
-    """Return how many rows of a row group to read together, by its metadata: one if its texts are large.
-    Raises Unreadable if large texts unpack to more than MAX_UNPACKED_RATIO times their packed bytes."""
-    columns = [group.column(at) for at in range(group.num_columns)]
-    text_columns = [column for column in columns if column.path_in_schema.partition(".")[0] == "text"]
-    unpacked = sum(column.total_uncompressed_size for column in text_columns)
-    if unpacked <= LARGE_CHUNK_BYTES:
-        return ROWS_AT_A_TIME
-    packed = sum(column.total_compressed_size for column in text_columns)
-    if unpacked > MAX_UNPACKED_RATIO * packed:
-        raise Unreadable(f"unpacks to {unpacked:,} bytes, more than {MAX_UNPACKED_RATIO} times its own")
-    return 1
-
-
-def _row_text(scalar: Any) -> str | Unreadable:  # noqa: ANN401 - of a package without types
-    """Return the string in one value of the column `text`, or an Unreadable: null, no string, or too long."""
-    value = getattr(scalar, "value", scalar)  # A dictionary value wraps the string.
-    if value is None or not value.is_valid or not hasattr(value, "as_buffer"):
-        return Unreadable("no string in its column text")
-    if value.as_buffer().size > LINE_LIMIT:
-        return Unreadable(f"a string of more than {LINE_LIMIT:,} bytes")
-    text = value.as_py()
-    return text if isinstance(text, str) else Unreadable("no string in its column text")

@@ -7,7 +7,7 @@ text can serve any other stage, and never moves to the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,31 +17,45 @@ from peers.config.peer_file import PeerFile
 from peers.config.run_file import as_key
 from peers.config.run_url import is_url
 from peers.data.documents import ReadSummary, TextError, files_at
+from peers.data.files import FetchedFolder, Place, suffixes_of
 from peers.data.shards import Shard, all_shards
+from peers.data.shared_text import chosen_shards, fetched_folder, fetched_tokenizer, require_tokenizer
 from peers.data.tokens import Progress, ShardCache, ShardTokens
 from peers.telemetry.log_events import Notify
+from protocols.signed.identity import peer_id_of
+from swarmnet.model.epochs import EpochReader
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import BYTES, STANDARD_LIBRARY
+from swarmnet.run.schema import BYTES, STANDARD_LIBRARY, Data
 
 FIRST_STAGE = 0
 PROGRESS_SECONDS = 5.0
 """Seconds between two progress lines while text is tokenized."""
 
 
-def places_here(manifest: Manifest, config: PeerFile) -> dict[str, str]:
-    """Return by name of each of the run's sources the place of its text on this machine: a file, a folder, a
-    URL or `python-stdlib`. The peer file names it. A source whose path is `python-stdlib` needs no entry;
-    other sources without one are left out."""
+def places_here(manifest: Manifest, config: PeerFile) -> dict[str, Place]:
+    """Return by name of each of the run's sources the place of its text: a file, a folder, a URL or
+    `python-stdlib`. The peer file names it. A source whose path is `python-stdlib` needs no entry. A shared
+    text without one comes from other peers, if the user allows it; other sources are left out."""
     configured = {name: str(place) for name, place in config.data_paths.items()}
     sources = manifest.data.sources
     library = {source.name: STANDARD_LIBRARY for source in sources if source.path == STANDARD_LIBRARY}
-    places = library | configured
+    fetched = fetched_folder(config)
+    shared = [source.name for source in sources if source.is_shared and config.max_text_bytes]
+    places: dict[str, Place] = {**dict.fromkeys(shared, fetched), **library, **configured}
     return {source.name: places[source.name] for source in sources if source.name in places}
 
 
 def tokenizer_here(manifest: Manifest, config: PeerFile) -> Path | None:
-    """Return the peer file's path of the run's tokenizer.json; None if it has none or tokens are bytes."""
-    return None if manifest.data.tokenizer == BYTES else config.tokenizer
+    """Return the path of the run's tokenizer.json, in the peer file or from other peers; None if there is
+    none or tokens are bytes."""
+    if manifest.data.tokenizer == BYTES:
+        return None
+    return config.tokenizer or fetched_tokenizer(manifest, config)
+
+
+def is_fetched(places: Mapping[str, Place]) -> bool:
+    """Return whether other peers send some of the text."""
+    return any(isinstance(place, FetchedFolder) for place in places.values())
 
 
 def missing_text(manifest: Manifest, config: PeerFile) -> str:
@@ -56,16 +70,19 @@ def missing_text(manifest: Manifest, config: PeerFile) -> str:
         place = places.get(source.name)
         if place is not None:
             try:
-                if not is_url(place):
-                    files_at(place, ReadSummary())
+                if isinstance(place, str) and not is_url(place):
+                    files_at(place, ReadSummary(), suffixes_of(source.tokens))
                 continue  # This source has text here.
             except TextError as error:
                 problem = str(error)
+        elif source.is_shared:
+            problem = "other peers would send it, but max_text_bytes is 0"
         return (
             f"the run's source `{source.name}` is not on this machine ({problem}); say where its text is, in "
             f"the peer file: data_paths: {{{as_key(source.name)}: PATH}}"
         )
-    if manifest.data.tokenizer != BYTES and (tokenizer is None or not is_file(tokenizer)):
+    is_fetched = config.tokenizer is None and tokenizer is not None
+    if manifest.data.tokenizer != BYTES and not is_fetched and (tokenizer is None or not is_file(tokenizer)):
         where = f"{tokenizer} does not exist" if tokenizer else "the peer file does not say where"
         return (
             f"the run's tokenizer.json is not on this machine ({where}); say where it is, in the peer file: "
@@ -112,10 +129,34 @@ def shards_here(
         withdrawn=withdrawn,
     )
     reading.tokenizer = cache.warning
-    seed = int.from_bytes(public_key[:4], "little")
-    shards = all_shards(data, places_here(manifest, config), reading, config.max_data_bytes, seed)
+    require_tokenizer(manifest, tokenizer_here(manifest, config))
+    shards = kept_shards(manifest, data, config, public_key, withdrawn, reading)
     cache.keep_only(shard for source_shards in shards.values() for shard in source_shards)
     return shards, cache, reading
+
+
+def kept_shards(
+    manifest: Manifest,
+    data: Data,
+    config: PeerFile,
+    public_key: bytes,
+    withdrawn: frozenset[bytes],
+    reading: ReadSummary,
+) -> dict[str, list[Shard]]:
+    """Return the shards of each source of `data` that this peer keeps, by its name. `data` is the run's, or
+    some of its sources. Raises TextError and TextUnreachable."""
+    places, seed = places_here(manifest, config), int.from_bytes(public_key[:4], "little")
+    shards = all_shards(data, places, reading, config.max_data_bytes, seed)
+    if not is_fetched(places):
+        return shards
+    return chosen_shards(
+        shards,
+        reader=EpochReader(manifest.run_id(), manifest.seed, peer_id_of(public_key)),
+        withdrawn=withdrawn,
+        max_fetched_bytes=config.max_text_bytes,
+        seed=seed,
+        is_random=data.sampling == "random",
+    )
 
 
 def first_shard_here(

@@ -22,6 +22,7 @@ from itertools import groupby
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +30,7 @@ from peers.config.atomic_files import write_atomically
 from peers.config.errors import UserError
 from peers.data.documents import Block, DocumentText, ReadSummary, TextError
 from peers.data.files import ReadingStopped
+from peers.data.forms import RawTokens
 from peers.data.shards import Shard
 from peers.data.tokenizer import BATCH_BYTES, Tokenizer, dtype_for, open_tokenizer, pieces_of
 
@@ -122,6 +124,7 @@ class ShardCache:
             seed=shard.seed,
             withdrawn=self._withdrawn,
             check=self._raise_if_stopped,
+            vocabulary=self._tokenizer.vocabulary,
         )
         try:
             if tokens is not None:
@@ -217,7 +220,7 @@ def encoded(text: DocumentText, tokenizer: Tokenizer, progress: Progress) -> Ite
 def _encode_batch(batch: Sequence[bytes | None], tokenizer: Tokenizer, reading: ReadSummary) -> Tensor:
     """Return the tokens of a batch, one-dimensional. A batch has pieces of text, and None for an end of text
     between two documents. Count in `reading` the bytes that the tokens lose."""
-    pieces = [piece for piece in batch if piece is not None]
+    pieces = [piece for piece in batch if piece is not None and not isinstance(piece, RawTokens)]
     tokens = tokenizer.encode_pieces(pieces)
     text_bytes, lost = tokenizer.lost_bytes(pieces, tokens)
     reading.encoded_bytes += text_bytes
@@ -229,23 +232,30 @@ def _encode_batch(batch: Sequence[bytes | None], tokenizer: Tokenizer, reading: 
     else:
         end = torch.tensor([tokenizer.end.token], dtype=dtype)
     next_tokens = iter(tokens)
-    parts = [end if piece is None else next(next_tokens) for piece in batch]
-    return torch.cat([torch.empty(0, dtype=dtype), *parts])
+
+    def encoded_piece(piece: bytes | None) -> Tensor:
+        if isinstance(piece, RawTokens):
+            return torch.from_numpy(np.frombuffer(piece, "<u4").astype(np.int64)).to(dtype)
+        return end if piece is None else next(next_tokens)
+
+    return torch.cat([torch.empty(0, dtype=dtype), *map(encoded_piece, batch)])
 
 
 def _pieces_and_ends(text: DocumentText) -> Iterator[bytes | None]:
     """Yield the text in pieces to tokenize, and None between two documents. A short document is one piece."""
     documents_begun = 0
 
-    def document_number(block: Block) -> int:
-        """Return which document a block belongs to, from 1. Called once for each block in order."""
+    def document_of(block: Block) -> tuple[int, bool]:
+        """Return which document a block belongs to, from 1, and whether that consists of tokens. Called once
+        for each block in order."""
         nonlocal documents_begun
-        starts_document, _ = block
+        starts_document, content = block
         if starts_document:
             documents_begun += 1
-        return documents_begun
+        return documents_begun, isinstance(content, RawTokens)
 
-    for number, blocks in groupby(text.blocks(), key=document_number):
+    for (number, is_tokens), blocks in groupby(text.blocks(), key=document_of):
         if number > 1:
             yield None
-        yield from pieces_of(block for _, block in blocks)
+        contents = (content for _, content in blocks)
+        yield from contents if is_tokens else pieces_of(contents)

@@ -10,7 +10,6 @@ connections for chunks."""
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,8 +20,8 @@ import msgspec
 
 from peers.network.message_router import handles
 from peers.runtime.lived_clock import Clock
-from peers.runtime.timer import Timer
 from peers.state.checkpoint_file import state_digest
+from peers.state.chunks.chunk_transfer import ChunkTransfer
 from peers.state.partial_download import Download, KeptChunks
 from peers.state.snapshot_store import (
     NOT_BEGUN,
@@ -63,7 +62,6 @@ from swarmnet.snapshots.digest_votes import Root
 from swarmnet.snapshots.fetch import (
     ASKED_AT_ONCE,
     Dropped,
-    RequestChunk,
     SnapshotFetch,
     choose_restart,
     choose_root,
@@ -133,11 +131,8 @@ class RunningFetch:
     """The snapshot that is being fetched."""
 
     root: SnapshotRoot
-    fetch: SnapshotFetch
-    download: Download
+    transfer: ChunkTransfer
     carriers: ChunkDownloader | None
-    ended: asyncio.Event
-    """Set when the fetch is complete, or has no holders left."""
 
 
 class SnapshotService:
@@ -187,11 +182,11 @@ class SnapshotService:
         """Peers whose offers are accepted."""
         self._all_offered = asyncio.Event()
         self._running: RunningFetch | None = None
-        self._timer = Timer(self._drop_stalled, neighbourhood.clock)
         neighbourhood.transport.serve_chunks(self.chunk)
 
     def close(self) -> None:
-        self._timer.close()
+        if self._running is not None:
+            self._running.transfer.close()
 
     def _now(self) -> float:
         return self.neighbourhood.clock.time()
@@ -205,8 +200,7 @@ class SnapshotService:
     @handles(NoChunk)
     def _no_chunk(self, peer: PeerId, message: NoChunk, _body: bytes) -> None:
         if self._running is not None and self._running.root.digest == message.digest:
-            reason = f"no longer has chunk {message.index}"
-            self._apply_effects(self._running.fetch.drop(peer, "no_chunk", self._now(), reason))
+            self._running.transfer.drop(peer, "no_chunk", f"no longer has chunk {message.index}")
 
     def _make_offer(self) -> SnapshotOffer:
         """Return this peer's offer: its progress, its snapshots, and the oldest round whose set it has. It
@@ -331,8 +325,9 @@ class SnapshotService:
         running = self._running
         if running is not None:
             for offered in self._valid_roots(peer, state):
-                if offered.digest == running.root.digest and tuple(offered.chunks) == running.fetch.hashes:
-                    self._apply_effects(running.fetch.add(peer, self._now()))
+                hashes = running.transfer.fetch.hashes
+                if offered.digest == running.root.digest and tuple(offered.chunks) == hashes:
+                    running.transfer.add(peer)
 
     def _valid_roots(self, peer: PeerId, offer: SnapshotOffer) -> list[SnapshotRoot]:
         """Return the roots in a peer's offer that it has signed and that fit this stage; others are refused.
@@ -380,23 +375,39 @@ class SnapshotService:
         carriers = await self._open_carriers(root.size - self.kept_bytes)
         at_once = carriers.requests_per_holder if carriers is not None else ASKED_AT_ONCE
         fetch = SnapshotFetch(hashes=hashes, holders=holders, asked_at_once=at_once, here=resumed)
-        ended = asyncio.Event()
         self.log_event(
             log_events.Fetching(round=root.round, size=root.size, kept=self.kept_bytes, holders=len(holders))
         )
         size = amount(root.size) + (f", {amount(self.kept_bytes)} of it on disk" if resumed else "")
         which = f"of round {root.round}" if root.round >= 0 else "that the run starts from"
         self.notify("weights", f"fetches the weights {which}: {size}, holders: {len(holders)}")
-        self._running = RunningFetch(root, fetch, download, carriers, ended)
+
+        def put(index: int, chunk: bytes) -> None:
+            """Store a chunk. A complete download needs no copy on disk."""
+            download.put(index, chunk)
+            self.fetched_bytes += len(chunk)
+            if fetch.missing:
+                download.keep(index)
+
+        transfer = ChunkTransfer(
+            fetch=fetch,
+            size=root.size,
+            clock=self.neighbourhood.clock,
+            request=self._request,
+            put=put,
+            dropped=self._report_dropped,
+        )
+        self._running = RunningFetch(root, transfer, carriers)
         try:
-            self._apply_effects(fetch.start(self._now()))
-            while not ended.is_set():
+            transfer.start()
+            while not transfer.ended.is_set():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(MORE_HOLDERS_SECONDS):
-                        await ended.wait()
+                        await transfer.ended.wait()
                 self._ask_others(fetch)
         finally:
             self._running = None
+            transfer.close()
             if carriers is not None:
                 await carriers.close()
             await download.close()
@@ -437,7 +448,7 @@ class SnapshotService:
 
     def _on_carrier_progress(self, peer: PeerId) -> None:
         if self._running is not None:
-            self._running.fetch.progressed(peer, self._now())
+            self._running.transfer.progressed(peer)
 
     def _on_carrier_chunk(self, peer: PeerId, digest: bytes, index: int, chunk: bytes | None) -> None:
         """Handle a chunk from a carrier. If `chunk` is None, the connection failed, and the chunk is
@@ -456,59 +467,31 @@ class SnapshotService:
 
     @handles(Chunk)
     def _on_chunk(self, peer: PeerId, message: Chunk, body: bytes) -> None:
-        """Check a received chunk, store it, and continue the fetch. Its peer is dropped if the length or the
-        hash is wrong; `SnapshotFetch.chunk` checks the hash. Chunks of other snapshots are ignored."""
-        running, index = self._running, message.index
-        if running is None or message.digest != running.root.digest:
-            return
-        fetch, root = running.fetch, running.root
-        received = hashlib.sha256(body).digest()
-        if not 0 <= index < len(root.chunks) or received != root.chunks[index]:
-            self.chunks_refused += 1
-        size = chunk_bytes(root.size)
-        if len(body) != min(size, root.size - index * size):
-            reason = f"chunk {index} has {len(body)} bytes"
-            self.neighbourhood.refused(peer, "malformed", reason)
-            self._apply_effects(fetch.drop(peer, "wrong_length", self._now(), reason))
-            return
-        is_wanted, effects = fetch.chunk(peer, index, received, self._now())
-        if is_wanted:
-            running.download.put(index, body)
-            self.fetched_bytes += len(body)
-            if fetch.missing:  # A complete download needs no copy on disk.
-                running.download.keep(index)
-        self._apply_effects(effects)
-
-    def _drop_stalled(self) -> None:
-        """Drop holders that stall. Called by the timer."""
-        if self._running is not None:
-            self._apply_effects(self._running.fetch.tick(self._now()))
+        """Check a received chunk, store it, and continue the fetch. Chunks of other snapshots are ignored."""
+        running = self._running
+        if running is not None and message.digest == running.root.digest:
+            self.chunks_refused += not running.transfer.receive(peer, message.index, body)
 
     def unlinked(self, peer: PeerId) -> None:
         """Drop a holder whose link has ended."""
         if self._running is not None:
-            self._apply_effects(self._running.fetch.drop(peer, "gone", self._now()))
+            self._running.transfer.drop(peer, "gone")
 
-    def _apply_effects(self, effects: Sequence[RequestChunk | Dropped]) -> None:
-        """Carry out what `SnapshotFetch` has decided: send its requests, and report the holders that it has
-        dropped. Wake `_fetch_root` if the fetch has ended, and set the timer for the next stall."""
+    def _request(self, peer: PeerId, index: int) -> None:
+        """Request a chunk of the running fetch, over carriers if there are any."""
         running = self._running
         if running is None:
             return
-        fetch, root = running.fetch, running.root
-        for effect in effects:
-            match effect:
-                case RequestChunk(peer, index):
-                    known = self.neighbourhood.known().get(peer)
-                    if running.carriers is not None and known is not None:
-                        running.carriers.ask(peer, known.addresses, root.digest, index)
-                    else:
-                        self.neighbourhood.post(peer, "group", GetChunk(root.digest, index))
-                case Dropped(peer, code, reason):
-                    reason = reason or HOLDERS[code].meaning
-                    self.log_event(log_events.HolderDropped(peer=peer, code=code, reason=reason))
-                    left = len(fetch.holders)
-                    self.notify("holder", f"{peer} {reason}; it is asked no more, other holders: {left}")
-        if not fetch.missing or fetch.stuck:
-            running.ended.set()
-        self._timer.arm(fetch.next_deadline())
+        known = self.neighbourhood.known().get(peer)
+        if running.carriers is not None and known is not None:
+            running.carriers.ask(peer, known.addresses, running.root.digest, index)
+        else:
+            self.neighbourhood.post(peer, "group", GetChunk(running.root.digest, index))
+
+    def _report_dropped(self, dropped: Dropped) -> None:
+        reason = dropped.reason or HOLDERS[dropped.code].meaning
+        if dropped.code == "wrong_length":
+            self.neighbourhood.refused(dropped.peer, "malformed", reason)
+        self.log_event(log_events.HolderDropped(peer=dropped.peer, code=dropped.code, reason=reason))
+        left = len(self._running.transfer.fetch.holders) if self._running is not None else 0
+        self.notify("holder", f"{dropped.peer} {reason}; it is asked no more, other holders: {left}")

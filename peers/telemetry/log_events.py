@@ -67,8 +67,7 @@ class InStep(Event, frozen=True):
     settled: int = -1
 
 class ExpertsReassigned(Event, frozen=True):
-    """After its contribution to `round` this peer trains expert group `group`. `holders`: peers per group in
-    the newest two applied rounds."""
+    """This peer trains expert `group` after `round`. `holders`: peers per group in the newest two rounds."""
     round: int
     group: int
     holders: Sequence[int]
@@ -239,6 +238,16 @@ class MicrobatchFailed(Event, frozen=True):
     reason: str
     peer: str | None
 
+class AnswersCompared(Event, frozen=True):
+    """`peers` computed one microbatch. `likeness`: cosine of their tensors, and larger norm over smaller."""
+    sentence = "compared the answers of two peers"
+    codes = reasons.COMPARISONS
+    code: str
+    what: str
+    counter: int
+    peers: Sequence[str]
+    likeness: Sequence[float]
+
 class Waiting(Event, frozen=True):
     """These stages have no live peer and cannot be skipped."""
     sentence = "waits for stages {stages}"
@@ -403,9 +412,17 @@ class Fetched(Event, frozen=True):
     round: int
     bytes: int
 
+class TextFetched(Event, frozen=True):
+    """A file of the run's text came from other peers."""
+    sentence = "fetched {file} from {peers} peers"
+    file: str
+    bytes: int
+    seconds: float
+    peers: int
+
 class HolderDropped(Event, frozen=True):
-    """A source of the snapshot was dropped."""
-    sentence = "{peer} was dropped as a source of the state"
+    """A source of the snapshot, or of a file of text, was dropped."""
+    sentence = "{peer} was dropped as a source of a download"
     codes = reasons.HOLDERS
     peer: str
     code: str

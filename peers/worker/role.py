@@ -37,6 +37,7 @@ from peers.data.local_text import missing_text, unservable_stages
 from peers.process.role import Network, Process, Role
 from peers.runtime.control_server import Request
 from peers.runtime.supervision import report_memory_errors, unless_failed
+from peers.state.chunks.text_exchange import TextExchange
 from peers.state.start_fetch import model_here
 from peers.telemetry import log_events
 from peers.telemetry.console import StatusLine
@@ -240,7 +241,13 @@ class WorkerRole(Role):
         compute = self._computing()
         report_memory_errors(asyncio.get_running_loop(), compute.failed)
         process.pulse.fault = lambda: compute.failed.result() if compute.failed.done() else None
-        text = TextReader(process=process, signed=signed, opened=self._text_opened, ended=self._reading_ended)
+        text = TextReader(
+            process=process,
+            signed=signed,
+            exchange=self._exchange(signed, network),
+            opened=self._text_opened,
+            ended=self._reading_ended,
+        )
         context = WorkerContext(
             signed=signed,
             identity=process.identity,
@@ -296,6 +303,16 @@ class WorkerRole(Role):
             process.notify("ended", f"the run has ended at round {ended}: {hint}")
             return False
         return not process.stop.is_set()
+
+    def _exchange(self, signed: SignedManifest, network: Network) -> TextExchange:
+        return TextExchange(
+            config=self.process.config,
+            signed=signed,
+            transport=network.transport,
+            directory=network.directory,
+            log_event=self.process.log.record,
+            notify=self.process.notify,
+        )
 
     def _observer(self, worker: Worker, network: Network) -> WorkerSampler:
         process = self.process

@@ -23,7 +23,7 @@ from protocols.memory.conditions import Conditions, Direction, SimulatedLink, Ti
 from protocols.memory.directory import MemoryDirectory
 from protocols.messages.table import Lane, Message, encode
 from protocols.messages.terms import ANYTHING, Terms
-from protocols.ports import Arrived, FindChunk, Progressed, Receiver
+from protocols.ports import Arrived, FindChunk, FindText, Progressed, Receiver
 from protocols.signed.orders import SignedOrder
 from swarmnet.identifiers import PeerId, RunId
 
@@ -239,6 +239,9 @@ class MemoryTransport:
 
     def serve_chunks(self, find: FindChunk) -> None:
         """Do nothing: no peer has extra connections here that would request chunks."""
+
+    def serve_text(self, find: FindText) -> None:
+        """Do nothing, likewise."""
 
     async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> None:
         """Return None: one link already carries everything."""

@@ -1,10 +1,10 @@
-"""Download chunks of snapshots over separate connections, to use the full bandwidth of lossy links.
+"""Download chunks of snapshots and text over separate connections, to use the full bandwidth of lossy links.
 
 A snapshot is the group's weights, divided into chunks. A newcomer, which needs one, starts a few carriers:
 extra p2pd processes with connections of their own (carriers.py). A holder is a peer that serves chunks. A
 chunk is verified by its hash, so neither side needs to know the other's identity.
 
-    request   digest of the settled weights 32 | index u16
+    request   digest of the settled weights, or SHA-256 of a file of text, 32 | index u16
     answer    length u32 | the chunk; length 0: not held
 """
 
@@ -21,7 +21,7 @@ from protocols.errors import PeerGone, Unreachable
 from protocols.framing.upload_turns import Upload
 from protocols.messages.table import Chunk
 from protocols.p2pd.carriers import Carriers
-from protocols.ports import Arrived, FindChunk, Progressed
+from protocols.ports import Arrived, FindChunk, FindText, Progressed, find_no_text
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.address_ranges import public_ranges
 from swarmnet.run.schema import WIRE_VERSION
@@ -56,6 +56,7 @@ class ChunkService:
 
     def __init__(self) -> None:
         self.find: FindChunk = lambda digest, index: None
+        self.find_text: FindText = find_no_text
         self.upload: Upload | None = None
         self._open: dict[asyncio.StreamWriter, tuple[PeerId, frozenset[str]]] = {}
         """Maps each stream to the requesting peer and its public address ranges."""
@@ -74,9 +75,10 @@ class ChunkService:
             while True:
                 async with asyncio.timeout(REQUEST_SECONDS):
                     digest, index = _REQUEST.unpack(await reader.readexactly(_REQUEST.size))
-                chunk = self.find(digest, index) or memoryview(b"")
-                writer.write(_LENGTH.pack(len(chunk)))
                 async with asyncio.timeout(ANSWER_SECONDS):
+                    text = self.find(digest, index) or await self.find_text(digest, index)
+                    chunk = memoryview(text or b"")
+                    writer.write(_LENGTH.pack(len(chunk)))
                     await self._write(writer, chunk)
         except DAEMON_ERRORS:
             pass  # The requester has finished or has gone.

@@ -35,7 +35,7 @@ from protocols.p2pd.multipath_dialer import SUBFLOW_PROTOCOL, SubflowDialer
 from protocols.p2pd.multipath_link import ACKNOWLEDGED, P2pdLink
 from protocols.p2pd.reading import FIRST_MESSAGE_SECONDS, StreamReader
 from protocols.p2pd.speed_test import SpeedService
-from protocols.ports import Arrived, FindChunk, Progressed, Receiver
+from protocols.ports import Arrived, FindChunk, FindText, Progressed, Receiver
 from protocols.reachability.dial_back_service import DialBackService
 from protocols.reachability.relay_client import Relays
 from protocols.reachability.relay_service import RelayService
@@ -170,6 +170,9 @@ class P2pdTransport:
     def serve_chunks(self, find: FindChunk) -> None:
         self.chunks.close()
         self.chunks.find = find
+
+    def serve_text(self, find: FindText) -> None:
+        self.chunks.find_text = find
 
     async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> ChunkCarriers | None:
         """Start carriers to fetch chunks: `arrived` gets each, `progressed` each part. Raises CannotStart."""

@@ -26,7 +26,7 @@ from collections import Counter
 from pathlib import Path
 
 from processes import QUIET, until
-from swarm import TextProcess
+from swarm import TextProcess, exchange_alone
 
 from peers.config.peer_file import PeerFile
 from peers.config.run_file import publish
@@ -83,7 +83,13 @@ async def alone(folder: Path, size: int) -> dict[str, object]:
     await asyncio.to_thread(write_text, books, SHARDS, size // SHARDS)
     config = PeerFile(run=signed.run_id, state=folder / "state", data_paths={"books": str(books)})
     process, opened, read = TextProcess(config), asyncio.Event(), []
-    text = TextReader(process=process, signed=signed, opened=opened.set, ended=print)
+    text = TextReader(
+        process=process,
+        signed=signed,
+        exchange=exchange_alone(process, signed),
+        opened=opened.set,
+        ended=print,
+    )
     began, (before, _), warm, most, most_of_files = time.monotonic(), memory_of("self"), 0, 0, 0
     await text.open(frozenset())
     microbatches = 0

@@ -60,6 +60,11 @@ def following(reader: EpochReader, names: Collection[str], epoch: int, shard: st
     return epoch, nearest_name
 
 
+def reading_order(reader: EpochReader, names: Collection[str]) -> list[str]:
+    """Return the names of shards in the order in which the peer reads them in its first epoch."""
+    return [name for _, name in sorted(_distance(reader, 0, name) for name in names)]
+
+
 def _distance(reader: EpochReader, epoch: int, shard: str) -> tuple[int, str]:
     """Return a shard's distance from the peer's start on the circle, and its name to break ties."""
     position = _hash(f"shard/{reader.run}/{reader.seed}/{epoch}/{shard}")

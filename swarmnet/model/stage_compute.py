@@ -28,12 +28,19 @@ from swarmnet.model.flat_layout import NOTHING, Layout
 from swarmnet.run.manifest import Span
 from swarmnet.run.schema import ModelShape
 
-__all__ = ["LastStageResult", "StageCompute", "StageError", "Tiles", "copied"]
+__all__ = ["LastStageResult", "StageCompute", "StageError", "Tiles", "Uncounted", "copied"]
 
 
 class StageError(ValueError):
     """A microbatch cannot be computed. Anything that was added of it is finite and within the norm limit. The
     caller drops the microbatch and continues."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uncounted:
+    """Key of a microbatch that is computed to be compared: its gradient is not added to the sum."""
+
+    key: Hashable
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,11 +238,16 @@ class StageCompute:
     def _accumulate(
         self, key: Hashable, version: object, loss: Tensor, inputs: Tensor, rows: Rows
     ) -> Tensor | None:
-        """Run the backward pass from `loss`, and add the parameters' gradients to the sum. Returns the
-        gradient at `inputs`; None for tokens, and on a device whose result does not count. Raises StageError
-        if a gradient is not finite or too large on any device."""
+        """Run the backward pass from `loss`, and add the parameters' gradients to the sum, unless the key is
+        `Uncounted` (only if one device holds the stage). Returns the gradient at `inputs`; None for tokens,
+        and on a device whose result does not count. Raises StageError if a gradient is not finite or too
+        large on any device."""
         counted_loss = loss if rows.count else 0.0 * loss  # All devices must run the same backward pass.
-        is_good = self._weights.add_gradient_of(version, counted_loss, inputs)
+        if isinstance(key, Uncounted):
+            torch.autograd.backward(counted_loss, inputs=[inputs])
+            is_good = True
+        else:
+            is_good = self._weights.add_gradient_of(version, counted_loss, inputs)
         # The gradient at the inputs is sent to the stage before and is not summed here.
         input_gradient, inputs.grad = inputs.grad, None
         if input_gradient is not None:

@@ -30,6 +30,8 @@ from swarmnet.run.schema import (
 from swarmnet.run.sync_methods import MAX_RANK, METHOD_CONFIGS, OUTER_METHODS, PRESETS
 
 HEXADECIMAL = frozenset("0123456789abcdef")
+PRIVATE_KINDS = ("private", "licensed", "users")
+"""Kinds of text that peers never send to each other."""
 MAX_EXPERTS = 1024
 """Twice the number per layer in the largest published mixtures."""
 MAX_GROUPS = 256
@@ -47,6 +49,11 @@ MAX_STAGES = 4096
 MAX_BODY_BYTES = 32 << 20
 """Maximum bytes of a microbatch between stages. Two of them fill a link, which keeps up to 64 MiB until they
 are acknowledged and refuses more. A microbatch of 2,048 tokens of width 4096 takes 17 MB."""
+
+
+def is_sha256(text: str) -> bool:
+    """Return whether a text is a SHA-256 in hexadecimal."""
+    return len(text) == 64 and set(text) <= HEXADECIMAL
 
 
 def check(manifest: Manifest) -> None:
@@ -194,6 +201,10 @@ def _microbatch_rows(manifest: Manifest, model: ModelShape) -> list[Problem]:
             f"gradient_rounding: {manifest.effective_gradient_codec} supports only nearest; stochastic needs "
             "gradient_codec: int8, int4-tiles or int6-tiles",
         ),
+        (
+            not 0.0 <= manifest.compared_fraction <= 0.5,
+            f"compared_fraction is {manifest.compared_fraction:g}; it must lie in [0, 0.5]",
+        ),
     ]
 
 
@@ -336,8 +347,7 @@ def _initial_weights_rows(manifest: Manifest) -> list[Problem]:
             "init_checkpoint: sha256 and origin have no effect without a path; set init_checkpoint.path",
         ),
         (
-            any(len(digest) != 64 or not set(digest) <= HEXADECIMAL for digest in hashes)
-            or "" in init_checkpoint.digests,
+            not all(map(is_sha256, hashes)) or "" in init_checkpoint.digests,
             "init_checkpoint: sha256 is no SHA-256 (64 hexadecimal digits); leave it out, and publishing "
             "fills it in",
         ),
@@ -390,7 +400,32 @@ def _data_rows(data: Data) -> list[Problem]:
     has_library_index = any(source.index and source.path == STANDARD_LIBRARY for source in data.sources)
     return [
         (not data.sources, "data.sources is empty; name at least one"),
-        (any(source.bytes < 0 for source in data.sources), "data.sources: bytes cannot be negative"),
+        (
+            any(min(source.bytes, source.files, source.file_bytes) < 0 for source in data.sources),
+            "data.sources: bytes, files and file_bytes cannot be negative",
+        ),
+        (
+            any(
+                source.shared == "peers"
+                and (source.path == STANDARD_LIBRARY or source.licence in ("", "unknown"))
+                for source in data.sources
+            ),
+            "data.sources: shared: peers gives the text to anyone; state its licence (every peer has "
+            f"{STANDARD_LIBRARY} already)",
+        ),
+        (
+            any(source.shared == "peers" and source.kind in PRIVATE_KINDS for source in data.sources),
+            f"data.sources: shared: peers gives the text to anyone; leave it out with kind "
+            f"{', '.join(PRIVATE_KINDS)}",
+        ),
+        (
+            any(not source.column for source in data.sources),
+            "data.sources: column is empty; leave it out, or name the field that holds the text",
+        ),
+        (
+            bool(data.tokenizer_sha256) and not is_sha256(data.tokenizer_sha256),
+            "data.tokenizer_sha256 is no SHA-256 (64 hexadecimal digits); publishing fills it in",
+        ),
         (
             data.sampling == "random" and any(weights),
             "data.sampling is random, which ignores the weights in data.sources; set it to epoch, or leave "
@@ -405,7 +440,7 @@ def _data_rows(data: Data) -> list[Problem]:
             "data.sources: weight is for all sources or for none: a source of weight 0 would never be read",
         ),
         (
-            any(len(index) != 64 or not set(index) <= HEXADECIMAL for index in indexes),
+            not all(map(is_sha256, indexes)),
             "data.sources: index is no SHA-256 (64 hexadecimal digits); `swarmnet index FOLDER` prints it",
         ),
         (

@@ -177,6 +177,8 @@ STANDARD_LIBRARY = "python-stdlib"
 """Path of a source that every peer has: the modules of its own Python."""
 BYTES = "bytes"
 """Name of the tokenizer that needs no file: a token is a byte."""
+TokensName = Literal["", "uint16", "uint32"]
+SharedName = Literal["auto", "peers", "none"]
 SourceKind = Literal["public", "licensed", "private", "crawled", "users", "synthetic", "other"]
 
 
@@ -214,6 +216,24 @@ class TextSource:
     documents: int = field(default=0, metadata={ADDED: True})
     """Documents in the text. `0`: not stated. If the text is next to the run file, publishing fills in
     missing `documents`, `bytes` and `sha256`."""
+    column: str = field(default="text", metadata={ADDED: True})
+    """Field with a document's text in lines of JSON, CSV and Parquet. `a.b` is field b in field a."""
+    tokens: TokensName = field(default="", metadata={ADDED: True})
+    """Type of the tokens if the files (.bin, .npy) hold tokens of the run's tokenizer. Empty: they hold
+    text."""
+    shared: SharedName = field(default="auto", metadata={ADDED: True})
+    """`peers`: peers send this text to anyone who asks, so newcomers need no copy. `none`: each peer of the
+    first stage needs a copy. `auto`: publishing writes `peers` if the run is open, the licence is stated, and
+    the kind is `public`, `synthetic` or `other`."""
+    files: int = field(default=0, metadata={ADDED: True})
+    """Files of a shared text. Publishing fills it in."""
+    file_bytes: int = field(default=0, metadata={ADDED: True})
+    """Size of these files together, the most that a peer fetches. Publishing fills it in."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether peers send this text to each other."""
+        return self.shared == "peers" and bool(self.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +276,8 @@ class Data:
     sampling: SamplingName = field(default="random", metadata={ADDED: True})
     """`random`: sequences from random places of the text, of which a peer loads `max_data_bytes`. `epoch`:
     the whole text once per epoch, in each peer's own order."""
+    tokenizer_sha256: str = field(default="", metadata={ADDED: True})
+    """SHA-256 of the tokenizer.json, by which peers fetch it. Publishing fills it in if a text is shared."""
 
     @property
     def is_library_alone(self) -> bool:
@@ -418,6 +440,9 @@ class RunKeys:
     """Encoding of the gradients, which tolerate fewer bits less well. `same`: as `activation_codec`."""
     gradient_rounding: Rounding = field(default="nearest", metadata={ADDED: True})
     """Rounding of int8 and tile-encoded gradients. `stochastic`: unbiased."""
+    compared_fraction: float = field(default=0.02, metadata={ADDED: True})
+    """Fraction of microbatches whose answer is compared with that of a second peer of the next stage. `0`:
+    none. Peers avoid those that answer otherwise. Not in runs that skip stages."""
     wire_version: int = WIRE_VERSION
     """Version of the messages between all peers of the run."""
     access: Literal["open", "invite"] = "open"

@@ -37,6 +37,7 @@ from peers.data.documents import text_at
 from peers.data.tokenizer import open_tokenizer
 from peers.data.tokens import encoded
 from peers.lab.world.stub_stage import stub_part
+from peers.state.chunks.text_exchange import TextExchange
 from peers.telemetry import log_events
 from peers.telemetry.event import Event
 from peers.telemetry.event_fold import SettledRounds
@@ -169,6 +170,22 @@ class TextProcess(SimpleNamespace):
             notify=lambda _topic, line: self.lines.append(line),
             report=SimpleNamespace(notify=lambda _topic, line, level: self.lines.append(f"{level}: {line}")),
         )
+
+
+def exchange_alone(process, signed) -> TextExchange:
+    """A peer's exchange of text without any other peer."""
+
+    async def nobody(_run, _stage, _deadline):
+        return {}
+
+    return TextExchange(
+        config=process.config,
+        signed=signed,
+        transport=SimpleNamespace(peer=process.identity.peer_id, serve_text=lambda find: None),
+        directory=SimpleNamespace(look_up=nobody),
+        log_event=process.log.record,
+        notify=process.notify,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from functools import partial
 from random import Random
 
 from peers.config.remote_files import retry_until_reached
+from peers.data.documents import TextError
 from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.network.discovery.bootstrap import find_manifest
 from peers.network.discovery.claims import Claims, plain_name
@@ -26,6 +27,7 @@ from peers.stageless.archivist.sampler import ArchiveObserver
 from peers.stageless.archivist.serve import NewcomerService
 from peers.state.archive import Archive
 from peers.state.archive_store import StoreUnreachable, open_store
+from peers.state.chunks.text_exchange import TextExchange
 from peers.state.start_fetch import model_here
 from peers.state.start_folder import open_model
 from peers.telemetry.console import StatusLine
@@ -33,6 +35,8 @@ from protocols.signed.invites import prove_invite
 from protocols.signed.peer_record import NO_STAGE
 
 LOOK_SECONDS = 1.0
+TEXT_SECONDS = 30.0
+"""Interval at which text that is missing, or newly withdrawn, is looked for."""
 
 
 class ArchivistRole(Role):
@@ -107,6 +111,7 @@ class ArchivistRole(Role):
             process.notify("archive", f"archives the run {signed.manifest.name} in {archive.store.url}")
             await until_one_ends(
                 archivist=archivist.run(),
+                text=self._keep_text(book, network),
                 orders=keep_forever(book, directory, log_event),
                 excluded=until_excluded(book, gatekeeper, me),
                 announce=announcer.announce_forever(NO_STAGE, record),
@@ -114,6 +119,27 @@ class ArchivistRole(Role):
             )
         finally:
             links.close()
+
+    async def _keep_text(self, book: OrderBook, network: Network) -> None:
+        """Keep the run's text and send it to newcomers, without what the owner withdraws, until cancelled."""
+        exchange = TextExchange(
+            config=self.process.config,
+            signed=book.signed,
+            transport=network.transport,
+            directory=network.directory,
+            log_event=self.process.log.record,
+            notify=self.process.notify,
+        )
+        kept_without: frozenset[bytes] | None = None
+        while True:
+            withdrawn = book.order.documents()
+            if withdrawn != kept_without:
+                try:
+                    await exchange.keep(self.process.identity.public_key, withdrawn)
+                    kept_without = withdrawn
+                except TextError as error:
+                    self.process.notify("text", f"{error}; tries again in {TEXT_SECONDS:g} s")
+            await asyncio.sleep(TEXT_SECONDS)
 
     async def _show(self, archivist: Archivist) -> None:
         """Update the metrics and the status line once a second."""

@@ -21,7 +21,14 @@ from peers.config import line_file
 from peers.config.errors import UserError
 from peers.config.peer_file import PeerFile, run_id_of
 from peers.config.run_file import RunFileError, SignedManifest
-from peers.data.local_text import FIRST_STAGE, first_shard_here, missing_text, progress_lines
+from peers.data.local_text import (
+    FIRST_STAGE,
+    first_shard_here,
+    is_fetched,
+    missing_text,
+    places_here,
+    progress_lines,
+)
 from peers.network.addresses import Addresses, is_public_address
 from peers.network.discovery import mdns
 from peers.network.discovery.bootstrap import PeerCache, find_manifest
@@ -275,6 +282,10 @@ class NetworkChecks:
         missing = missing_text(manifest, config)
         if missing or wish not in (None, FIRST_STAGE) or "text" not in self.wanted:
             return judge_text(wish, missing)
+        if is_fetched(places_here(manifest, config)):
+            size = sum(source.file_bytes for source in manifest.data.sources if source.is_shared)
+            limit = f"at most max_text_bytes: {config.max_text_bytes:,}"
+            return CheckResult("text", "ok", f"other peers send it: {size:,} bytes, {limit}")
         if self.subject.running or not config.state.is_dir():
             config = config.model_copy(update={"state": self.subject.place})
         progress = progress_lines(lambda _event, line: print(line, file=sys.stderr), time.monotonic)

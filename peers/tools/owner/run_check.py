@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peers.config.atomic_files import is_file
+from peers.config.atomic_files import is_file, write_atomically
 from peers.config.errors import ConfigError, UserError
 from peers.config.explain import is_run_file
 from peers.config.peer_file import load
@@ -22,7 +22,7 @@ from peers.config.run_url import is_url, without_secret
 from peers.data.documents import LONGEST_CORPUS_BYTES, DocumentText, ReadSummary, TextError
 from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import BYTES, STANDARD_LIBRARY, InitCheckpoint, TextSource
+from swarmnet.run.schema import BYTES, STANDARD_LIBRARY, Data, InitCheckpoint, TextSource
 
 if TYPE_CHECKING:
     from peers.data.tokenizer import Tokenizer
@@ -40,6 +40,8 @@ MICROBATCHES_OF_A_ROUND = 4
 LONGEST_COUNTED_BYTES = 8 * 2**30
 """Maximum bytes of text that publishing reads to count it. This takes about a minute from a disk of 150
 MB/s."""
+FREE_KINDS = ("public", "synthetic", "other")
+"""Kinds of text that peers send to each other without a word of the owner, if a licence is stated."""
 
 
 def check_file(
@@ -196,10 +198,51 @@ def _text(manifest: Manifest, folder: Path, reads: Tokenizer | None) -> Iterator
         yield from _require_a_window(manifest, places, reads)
 
 
-def counted_sources(manifest: Manifest, folder: Path) -> tuple[TextSource, ...]:
-    """Return the sources, with missing sizes, hashes and document counts filled in from the text in `folder`.
-    Reads that text. Raises TextError."""
-    return tuple(_counted(manifest, source, folder) for source in manifest.data.sources)
+def counted_data(manifest: Manifest, folder: Path, tokenizer: Path | None) -> Data:
+    """Return the run's `data`, with missing sizes, hashes and document counts filled in from the text in
+    `folder`. For a text that peers may send to each other, write its index, and fill in its hash, the
+    number and size of its files, and the hash of the `tokenizer`. Reads the text. Raises TextError."""
+    data = manifest.data
+    sources = tuple(_counted(manifest, _indexed(manifest, source, folder), folder) for source in data.sources)
+    file = None if data.tokenizer == BYTES else tokenizer or beside(folder, data.tokenizer)
+    is_sent = file is not None and any(source.is_shared for source in sources)
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest() if is_sent and file is not None else ""
+    return replace(data, sources=sources, tokenizer_sha256=data.tokenizer_sha256 or sha256)
+
+
+def _indexed(manifest: Manifest, source: TextSource, folder: Path) -> TextSource:
+    """Return a source with what peers need to send its text to each other, if they may (`TextSource.shared`).
+    Writes the index of the text if there is none. Raises TextError."""
+    is_free = source.kind in FREE_KINDS and source.licence not in ("", "unknown")
+    wanted = source.shared == "peers" or (source.shared == "auto" and manifest.access == "open" and is_free)
+    place = find_source_text(folder, source)
+    if not wanted or source.path == STANDARD_LIBRARY or (source.files and source.index):
+        return source
+    if place is None:
+        if source.shared == "auto":
+            return source
+        raise TextError(
+            f"data.sources: {source.name}: shared: peers needs the text next to the run file when it is "
+            f"published: put {source.path} into {folder.absolute()}"
+        )
+    from peers.data.shards import index_of, index_of_place, parsed
+
+    path = index_of_place(Path(place))
+    try:
+        index = index_of(Path(place), ReadSummary(), lambda done, total: None, source.tokens)
+    except TextError:
+        if source.shared == "auto":  # For example, the name of a file is not one for every system.
+            return source
+        raise
+    sha256, entries = hashlib.sha256(index).hexdigest(), parsed(index)
+    if source.index not in ("", sha256) or (is_file(path) and path.read_bytes() != index):
+        raise TextError(
+            f"{path} is not the index of the files that are there now: `swarmnet index {place} --replace` "
+            "makes a new one"
+        )
+    write_atomically(path, index)
+    size = sum(entry.bytes for entry in entries)
+    return replace(source, shared="peers", index=sha256, files=len(entries), file_bytes=size)
 
 
 def _counted(manifest: Manifest, source: TextSource, folder: Path) -> TextSource:
@@ -232,7 +275,13 @@ def _read_as(
     others, sources = ReadSummary(), [one for one in manifest.data.sources if one.name in places]
     found = [source_files(source, places[source.name], others) for source in sources]
     files = [file for some in found for _, file in some]
-    return DocumentText(files, others, longest_bytes=longest_bytes, places=", ".join(places.values()))
+    return DocumentText(
+        files,
+        others,
+        longest_bytes=longest_bytes,
+        places=", ".join(places.values()),
+        vocabulary=manifest.model.vocab_size,
+    )
 
 
 def _require_a_window(
@@ -257,7 +306,9 @@ def _require_a_window(
 def _counts(text: DocumentText, reads: Tokenizer | None) -> Iterator[int]:
     """Yield the number of tokens, a part of the text at a time."""
     if reads is None:
-        yield from (len(block) for _, block in text.blocks())
+        from peers.data.forms import RawTokens
+
+        yield from (len(each) // 4 if isinstance(each, RawTokens) else len(each) for _, each in text.blocks())
         return
     from peers.data.tokens import encoded
 

@@ -16,7 +16,7 @@ from protocols.errors import WireError
 from protocols.fields import Body
 from protocols.messages.table import Bye, GetManifest, Hello, Lane, ManifestResponse, Message
 from protocols.messages.terms import Terms
-from protocols.ports import Transport
+from protocols.ports import Transport, find_no_text
 from protocols.signed.envelope import run_bytes
 from protocols.signed.peer_record import NO_STAGE
 from swarmnet.identifiers import PeerId
@@ -89,6 +89,7 @@ async def rest(process: Process, signed: SignedManifest, network: Network, told:
     door = PausedReceiver(network.transport, signed, record)
     network.transport.listen(door, Terms({}, lambda peer: False))
     network.transport.serve_chunks(lambda digest, index: None)
+    network.transport.serve_text(find_no_text)
     process.report.status(StatusLine(told))
     try:
         await presence.announce_forever(NO_STAGE, record)

@@ -13,7 +13,7 @@ needed and not open yet.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -23,15 +23,16 @@ from torch import Tensor
 
 from peers.config.atomic_files import write_atomically
 from peers.config.errors import UserError
-from peers.config.remote_files import retry_until_reached
+from peers.config.remote_files import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, retry_until_reached
 from peers.config.run_file import SignedManifest
-from peers.config.run_url import without_secret
 from peers.data.documents import ReadSummary, TextError
-from peers.data.files import TextUnreachable
+from peers.data.files import TextUnreachable, shown_place
 from peers.data.local_text import places_here, progress_lines, shards_here, text_line, tokenizer_here
 from peers.data.shards import Shard
+from peers.data.shared_text import fetched_bytes
 from peers.data.tokens import FOLDER, ShardCache, ShardTokens
 from peers.process.role import Process
+from peers.state.chunks.text_exchange import TextExchange
 from peers.telemetry import log_events
 from swarmnet.identifiers import MicrobatchId
 from swarmnet.model.epochs import (
@@ -39,6 +40,7 @@ from swarmnet.model.epochs import (
     TextPosition,
     following,
     mixed,
+    reading_order,
     window_count,
     window_token_start,
 )
@@ -148,13 +150,15 @@ class TextReader:
         *,
         process: Process,
         signed: SignedManifest,
+        exchange: TextExchange,
         opened: Callable[[], None],
         ended: Callable[[asyncio.Task[None]], None],
     ) -> None:
-        """`opened()` is called when a shard that was waited for may be open; `ended` receives failed
-        tasks."""
+        """`exchange` gets from other peers what is not here. `opened()` is called when a shard that was
+        waited for may be open; `ended` receives failed tasks."""
         self._process = process
         self._signed = signed
+        self._exchange = exchange
         self._opened = opened
         self._ended = ended
         self._path = process.config.state / FOLDER / PLACE
@@ -164,10 +168,15 @@ class TextReader:
         self._waiting: list[Tensor] = []
         """Windows of a microbatch that is not complete yet."""
         self._wanted = asyncio.Event()
-        self._ahead: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        """Tasks that read ahead and fetch the text; none with random sampling."""
         self._whole = b""
         self._saved = b""
         """Position after the newest complete microbatch, and the position that is on disk."""
+
+    @property
+    def _reader(self) -> EpochReader:
+        return EpochReader(self._signed.run_id, self._signed.manifest.seed, self._process.identity.peer_id)
 
     @property
     def _data(self) -> Data:
@@ -178,13 +187,15 @@ class TextReader:
         await self.close()
         process, config, manifest = self._process, self._process.config, self._signed.manifest
         sources = places_here(manifest, config).items()
-        places = ", ".join(f"{name} from {without_secret(place)}" for name, place in sources)
+        places = ", ".join(f"{name} from {shown_place(place)}" for name, place in sources)
         tokenizer = tokenizer_here(manifest, config) or BYTES
         process.notify("text", f"reads the run's text: {places}; tokens: {tokenizer}")
+        await self._patiently(self._exchange.prepare)
         shards, self._cache, reading = await self._patiently(
-            lambda: shards_here(manifest, config, process.identity.public_key, withdrawn)
+            lambda: asyncio.to_thread(shards_here, manifest, config, process.identity.public_key, withdrawn)
         )
         try:
+            await self._patiently(lambda: self._exchange.share(shards, withdrawn))
             if self._data.sampling == "random":
                 await self._open_drawn(shards[""][0])
                 return self
@@ -197,8 +208,11 @@ class TextReader:
         except BaseException:
             await self.close()
             raise
-        self._ahead = asyncio.create_task(self._read_ahead(), name="read ahead")
-        self._ahead.add_done_callback(self._ended)
+        self._tasks = [asyncio.create_task(self._read_ahead(), name="read ahead")]
+        if any(fetched_bytes(some) for some in shards.values()):
+            self._tasks.append(asyncio.create_task(self._fetch_all(shards), name="fetch text"))
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
         there, size = self._covered(), sum(each.bytes for some in shards.values() for each in some)
         process.notify(
             "text",
@@ -211,11 +225,13 @@ class TextReader:
         """Close the text and save the position to disk."""
         if self._cache is not None:
             self._cache.stopped = True
-        if self._ahead is not None:
-            self._ahead.cancel()
-            await asyncio.gather(self._ahead, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
             await self._save()
-        self._ahead = None
+        await self._exchange.close()
+        self._tasks = []
         self._waiting.clear()
 
     def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor] | None:
@@ -266,8 +282,7 @@ class TextReader:
 
     def _circles(self, shards: Mapping[str, list[Shard]]) -> list[EndlessText]:
         """Return the circles, each at this peer's saved position if there is one."""
-        manifest, weights = self._signed.manifest, {one.name: one.weight for one in self._data.sources}
-        reader = EpochReader(self._signed.run_id, manifest.seed, self._process.identity.peer_id)
+        weights, reader = {one.name: one.weight for one in self._data.sources}, self._reader
         if not any(weights.values()):
             shards = {"": [each for some in shards.values() for each in some]}
         kept = self._kept()
@@ -294,6 +309,26 @@ class TextReader:
                     await self._wanted.wait()
             await self._save()
 
+    async def _fetch_all(self, shards: Mapping[str, list[Shard]]) -> None:
+        """Fetch all shards that other peers send, so that this peer can send them on. Shards that no peer
+        sends now are tried again later. Raises UserError."""
+        by_name = {shard.name: shard for some in shards.values() for shard in some}
+        left, pause = reading_order(self._reader, by_name), FIRST_PAUSE_SECONDS
+        while left:
+            failed = []
+            for name in left:
+                try:
+                    await self._exchange.fetch(by_name[name])
+                except TextUnreachable:  # Reading reports it when the shard is needed.
+                    failed.append(name)
+                except TextError as error:
+                    raise UserError(str(error)) from None
+            await self._exchange.close()
+            if failed:
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
+            left = failed
+
     async def _open_ahead(self) -> None:
         for circle in self.circles:
             while circle.ahead is None:
@@ -308,16 +343,16 @@ class TextReader:
         def progress(done: int, all: int) -> None:
             loop.call_soon_threadsafe(said_here, done, all)
 
-        opened = await self._patiently(lambda: cache.open(shard, progress))
+        await self._patiently(lambda: self._exchange.fetch(shard))
+        opened = await self._patiently(lambda: asyncio.to_thread(cache.open, shard, progress))
         self._warn(opened.reading)
         return opened
 
-    async def _patiently(self, read: Callable[[], Result]) -> Result:
-        """Run `read` in a thread, and retry while the text's server does not respond. Raises UserError."""
+    async def _patiently(self, read: Callable[[], Awaitable[Result]]) -> Result:
+        """Return the result of `read`, repeated while the text's server, or all peers with text, do not
+        respond. Raises UserError."""
         try:
-            return await retry_until_reached(
-                lambda: asyncio.to_thread(read), TextUnreachable, self._report_problem
-            )
+            return await retry_until_reached(read, TextUnreachable, self._report_problem)
         except TextError as error:
             raise UserError(str(error)) from None
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from swarm import TextProcess, sign, tiny_manifest
+from swarm import TextProcess, exchange_alone, sign, tiny_manifest
 from tokenizers import Tokenizer
 
 from peers.config.peer_file import PeerFile
@@ -59,8 +59,13 @@ async def digest_of(
     signed, origin = replace(sign(manifest), run_id=RunId("ab" * 32)), Identity.from_seed(peer)
     config = PeerFile(run="ab" * 32, state=tmp_path / "state", data_paths=places, tokenizer=tokenizer)
     config = config.model_copy(update={"max_data_bytes": limit})
+    process = TextProcess(config, origin)
     reader = TextReader(
-        process=TextProcess(config, origin), signed=signed, opened=pytest.fail, ended=pytest.fail
+        process=process,
+        signed=signed,
+        exchange=exchange_alone(process, signed),
+        opened=pytest.fail,
+        ended=pytest.fail,
     )
     text, digest = await reader.open(withdrawn), hashlib.sha256()
     for counter in range(4):

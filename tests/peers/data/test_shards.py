@@ -207,7 +207,8 @@ def test_a_link_that_leads_out_of_the_folder_is_not_followed_though_the_index_na
 )  # fmt: skip
 def test_an_index_names_no_place_outside_of_its_folder(name):
     assert not is_plain(name)
-    told = {"form": "swarmnet index 1", "files": [{"name": name, "bytes": 1, "sha256": "a" * 64}]}
+    entry = {"name": name, "bytes": 1, "sha256": "a" * 64, "chunks": "b" * 64}
+    told = {"form": "swarmnet index 2", "files": [entry]}
     with pytest.raises(Unreadable, match="names a file outside of its folder"):
         parsed(json.dumps(told).encode())
 
@@ -220,7 +221,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
-FILES = JSON.map(lambda files: {"form": "swarmnet index 1", "files": files})
+FILES = JSON.map(lambda files: {"form": "swarmnet index 2", "files": files})
 
 
 @given(st.one_of(st.binary(max_size=50), st.one_of(JSON, FILES).map(lambda told: json.dumps(told).encode())))

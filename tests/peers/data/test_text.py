@@ -102,7 +102,7 @@ def test_missing_text_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_with_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_bytes(b"not text")
-    with pytest.raises(TextError, match=r"holds no text: put \.txt, \.md, .*, \.parquet files there"):
+    with pytest.raises(TextError, match=r"holds no text: put \.txt, \.md, .* and \.parquet files there"):
         text_of(tmp_path)
     (tmp_path / "empty.txt").write_bytes(b" \n")
     with pytest.raises(TextError, match=r"no text in .*picture\.png"):

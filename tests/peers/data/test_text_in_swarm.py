@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 
 import pytest
-from swarm import TextProcess, tiny_manifest
+from swarm import TextProcess, exchange_alone, tiny_manifest
 from watched import Watched
 
 from peers.config.peer_file import PeerFile
@@ -46,7 +46,13 @@ def test_every_shard_is_trained_on_once_an_epoch_and_everybody_can_see_how_far_i
             if "a" in swarm.members and (services := swarm.members["a"].worker.services) is not None:
                 services.pipeline_service.pump()
 
-        text = TextReader(process=process, signed=swarm.signed, opened=pump, ended=lambda _: None)
+        text = TextReader(
+            process=process,
+            signed=swarm.signed,
+            exchange=exchange_alone(process, swarm.signed),
+            opened=pump,
+            ended=lambda _: None,
+        )
         await text.open(frozenset())
         swarm.text = text
         for name, stage in {"a": 0, "b": 1, "c": 2}.items():

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from swarm import TextProcess, sign, tiny_manifest
+from swarm import TextProcess, exchange_alone, sign, tiny_manifest
 
 from peers.config.errors import UserError
 from peers.config.peer_file import PeerFile
@@ -62,7 +62,11 @@ class Peer:
             Identity.from_seed(origin.encode()),
         )
         self.text = TextReader(
-            process=self.process, signed=signed, opened=self.opened.set, ended=lambda _: self.ended.set()
+            process=self.process,
+            signed=signed,
+            exchange=exchange_alone(self.process, signed),
+            opened=self.opened.set,
+            ended=lambda _: self.ended.set(),
         )
         self.start = partial(self.text.open, self.withdrawn)
 
@@ -88,13 +92,14 @@ class Peer:
                 each.cancel()
             assert done
             if self.ended.is_set():
-                await self.text._ahead
+                await asyncio.gather(*self.text._tasks)
         return taken
 
     async def kill(self):
         """It ends without a word."""
-        self.text._ahead.cancel()
-        await asyncio.gather(self.text._ahead, return_exceptions=True)
+        for task in self.text._tasks:
+            task.cancel()
+        await asyncio.gather(*self.text._tasks, return_exceptions=True)
 
 
 def windows(taken):

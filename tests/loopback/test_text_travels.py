@@ -1,0 +1,126 @@
+"""The run's text comes from other peers: by hash, from several, past those that lie or die."""
+
+import asyncio
+
+import pytest
+from on_p2pd import DEADLINE, transports
+from travelling import Directory, lying, newcomer, published, record_of, shelf_of, write_shards
+
+from peers.data.files import TextUnreachable
+from peers.data.local_text import missing_text, shards_here
+from peers.data.shards import read_index
+from peers.telemetry import log_events
+from peers.worker.pipeline.text_reader import TextReader
+from protocols.signed.identity import load
+from swarmnet.identifiers import MicrobatchId
+
+pytestmark = pytest.mark.loopback
+SHARD_BYTES = 1_200_000
+"""Ten chunks."""
+
+
+@pytest.fixture
+async def start(tmp_path):
+    async with transports(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture
+def run(tmp_path):
+    write_shards(tmp_path / "books", 4, SHARD_BYTES)
+    return published(tmp_path)
+
+
+async def holder(start, tmp_path, directory, signed, find=None, **record):
+    transport = await start()
+    identity = load(tmp_path / f"identity{len(directory.records)}")
+    transport.serve_text(find or shelf_of(signed, tmp_path).find)
+    directory.records[transport.peer] = (
+        record.get("stage", 0),
+        record_of(transport, identity, signed, **record),
+    )
+    return transport
+
+
+def fetched(peer):
+    return [event for event in peer.process.events if isinstance(event, log_events.TextFetched)]
+
+
+def dropped(peer):
+    events = [event for event in peer.process.events if isinstance(event, log_events.HolderDropped)]
+    return {(event.peer, event.code) for event in events}
+
+
+async def test_a_newcomer_gets_its_text_from_others_past_one_that_lies_and_one_that_dies(
+    start, tmp_path, run
+):
+    directory = Directory()
+    shelf = shelf_of(run, tmp_path)
+    archivist = await holder(start, tmp_path, directory, run, role="archivist", stage=-1)
+    liar = await holder(start, tmp_path, directory, run, lying(shelf, run))
+    dies = await holder(start, tmp_path, directory, run)
+    peer = newcomer(run, await start(), directory, tmp_path / "new")
+    assert missing_text(run.manifest, peer.process.config) == "", "it may hold the first stage"
+    reader = TextReader(
+        process=peer.process, signed=run, exchange=peer.exchange, opened=lambda: None, ended=print
+    )
+    async with asyncio.timeout(DEADLINE):
+        await reader.open(frozenset())
+        assert reader.microbatch(MicrobatchId("me", 7)) is not None
+        await dies.daemon.stop()
+        for shard in reader.circles[0].shards.values():
+            await peer.exchange.fetch(shard)
+        await reader.close()
+    folder = tmp_path / "new" / "text" / "fetched"
+    books = {path.read_bytes() for path in (tmp_path / "books").glob("*.txt")}
+    assert {path.read_bytes() for path in folder.iterdir() if path.stat().st_size == SHARD_BYTES} == books
+    assert not list(folder.glob("*.part"))
+    assert (liar.peer, "wrong_hash") in dropped(peer)
+    assert not {archivist.peer} & {one for one, _ in dropped(peer)}
+    assert sum(event.bytes for event in fetched(peer)) == 4 * SHARD_BYTES
+    assert any("other peers send 4 files, 4.8 MB of 4.8 MB" in line for line in peer.process.lines)
+
+
+async def test_a_download_goes_on_where_it_was_and_a_withdrawn_file_is_neither_fetched_nor_sent(
+    start, tmp_path, run
+):
+    directory = Directory()
+    shelf = shelf_of(run, tmp_path)
+    given = []
+
+    async def half(digest, index):
+        """Two files, and the first half of the others."""
+        if digest in shelf._files and index >= 5:
+            return None
+        given.append((digest, index))
+        return await shelf.find(digest, index)
+
+    first = await holder(start, tmp_path, directory, run, half)
+    peer = newcomer(run, await start(), directory, tmp_path / "new")
+    manifest, config = run.manifest, peer.process.config
+    gone = bytes.fromhex(read_index(manifest.data.sources[0], str(tmp_path / "books"))[1].sha256)
+    async with asyncio.timeout(DEADLINE):
+        await peer.exchange.prepare()
+        shards, _, _ = shards_here(manifest, config, peer.process.identity.public_key, frozenset({gone}))
+        assert [shard.name for shard in shards["books"]] == [
+            f"books/{name}.txt" for name in ("000", "002", "003")
+        ]
+        await peer.exchange.share(shards, {gone})
+        with pytest.raises(
+            TextUnreachable, match=r"books/000.txt is not complete: 5 of 10 chunks are missing"
+        ):
+            await peer.exchange.fetch(shards["books"][0])
+        before = len(given)
+        first.serve_text(shelf.find)
+        await peer.exchange.fetch(shards["books"][0])
+        await peer.exchange.close()
+    assert peer.exchange.fetched_bytes == SHARD_BYTES, "what had come was not fetched again"
+    assert before >= 5
+    assert await peer.exchange.shelf.find(gone, 0) is None
+    sent = bytes.fromhex(shards["books"][0].files[0].sha256)
+    assert (
+        await peer.exchange.shelf.find(sent, 0) == (tmp_path / "books" / "000.txt").read_bytes()[: 128 * 1024]
+    )
+    withdrawn = shelf_of(run, tmp_path, {gone})
+    assert await withdrawn.find(gone, 0) is None
+    assert await withdrawn.find(sent, 9) is not None
