@@ -28,6 +28,7 @@ from swarmnet.run.sync_methods import (
     MethodName,
     SelectionName,
     TransformName,
+    WeightsName,
     meaning_of_methods,
 )
 
@@ -254,6 +255,7 @@ class InitCheckpoint:
 
 
 SamplingName = Literal["random", "epoch"]
+FormatName = Literal["text", "messages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +280,9 @@ class Data:
     the whole text once per epoch, in each peer's own order."""
     tokenizer_sha256: str = field(default="", metadata={ADDED: True})
     """SHA-256 of the tokenizer.json, by which peers fetch it. Publishing fills it in if a text is shared."""
+    format: FormatName = field(default="text", metadata={ADDED: True})
+    """`messages`: .jsonl lines with `messages`, or `prompt` and `completion`, rendered by the chat template
+    next to the tokenizer. Only the assistant's tokens are learned."""
 
     @property
     def is_library_alone(self) -> bool:
@@ -390,6 +395,9 @@ class Sync:
     up to 64 x 64, as in DeMo's paper; not with hadamard."""
     shards: int = field(default=16, metadata={ADDED: True})
     """sharded-reduce: slices per contribution. Each has its own reducers."""
+    weights: WeightsName = field(default="equal", metadata={ADDED: True})
+    """sign-muon: weight of each peer's votes. `equal`: all count in full. `agreement`: votes that disagree
+    with those of others count less or not at all, and copies share one vote."""
     trainable: tuple[str, ...] = field(default=(), metadata={ADDED: True})
     """Parameters to train, as Hugging Face names or patterns (`*.mlp.*`); the rest are frozen and not sent.
     Empty: all. With LoRA, the factors are trained, and these in addition."""

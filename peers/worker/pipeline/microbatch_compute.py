@@ -70,6 +70,8 @@ class MicrobatchState:
     likenesses: dict[frozenset[PeerId], Likeness] = field(default_factory=dict)
     loss_sum: float = 0.0
     tokens: int = 0
+    loss_tokens: int = 0
+    """Tokens over which `loss_sum` is summed; the others are context."""
     seconds: float = 0.0
     """Compute seconds spent here and on later stages."""
     own_seconds: float = 0.0

@@ -32,6 +32,7 @@ from peers.worker.pipeline.reservation_client import open_pipeline
 from peers.worker.pipeline.validate_act import ActForm, Arrival, checked_act
 from protocols.messages.table import NO_ATTEMPT, Act, Busy, Cancel, Credit, Grad, Nack, Path
 from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.model.sampling import learned
 from swarmnet.pipeline import events
 from swarmnet.pipeline.flow_control import Flow, graphs_that_fit
 from swarmnet.pipeline.ledger import RecentLoss, ServiceTime
@@ -272,6 +273,7 @@ class PipelineService:
                 self.ways.arrive(key, came.header),
                 NormSource(peer, visited[-2], len(visited)),
                 text=came.text,
+                loss_tokens=learned(came.text.labels),
                 output=came.hidden,
                 shape=act.shape,
                 arrived_at=self.clock.time(),
@@ -338,7 +340,7 @@ class PipelineService:
             kept.answer, kept.loss_sum, kept.tokens = result.encoded, result.loss_sum, result.tokens
             kept.seconds, kept.output, kept.text = seconds, b"", None
             self.service.add(seconds)
-            loss = self._loss(result.loss_sum, result.tokens)
+            loss = self._loss(result.loss_sum, kept.loss_tokens)
             self.log_event(log_events.Committed(*key, result.tokens, loss))
             self.reservations.done(key)
             self.feed(events.LastDone(key, result.tokens))
@@ -363,7 +365,7 @@ class PipelineService:
             kept.seconds += seconds + kept.own_seconds
             below = kept.seconds - seconds - kept.own_seconds
             self.service.add(seconds + kept.own_seconds)
-            tokens, loss = kept.tokens, self._loss(kept.loss_sum, kept.tokens)
+            tokens, loss = kept.tokens, self._loss(kept.loss_sum, kept.loss_tokens)
             answered, queued, under_way = kept.answered, kept.queued_below, self.pipeline.started_here
             self.log_event(log_events.Committed(*key, tokens, loss, answered, below, queued, under_way))
             live, stage = self.neighbourhood.membership.live, self.ways.stage
@@ -392,7 +394,8 @@ class PipelineService:
             self.neighbourhood.part_from(peer, "outlier", reason)
 
     def _loss(self, loss_sum: float, tokens: int) -> float | None:
-        """Record the loss of a committed microbatch and return its mean per token; None without tokens."""
+        """Record the loss of a committed microbatch, summed over `tokens`, and return its mean; None without
+        tokens."""
         self.losses.add(loss_sum, tokens)
         return loss_sum / tokens if tokens else None
 

@@ -100,6 +100,10 @@ def test_every_field_of_the_manifest_can_be_typed(run_yaml):
             "3: sync.topology: sharded-reduce does not work with this method; set sync.method to one of "
             "sign-muon, local-steps, diloco, streaming-diloco, sparse-loco, sparta",
         ),
+        (
+            "sync:\n  method: demo\n  weights: agreement\n",
+            "3: sync.weights: agreement does not work with this method; set sync.method to sign-muon",
+        ),
         ("sync:\n  shards: 0\n", "2: sync.shards is 0; it must lie in 1 to 64"),
         ("sync:\n  shards: 65\n", "2: sync.shards is 65; it must lie in 1 to 64"),
         (
