@@ -55,7 +55,7 @@ _VOTE = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RoundAgreement:
     """What one round says of its contributors."""
 
     ratios: Integers
@@ -71,7 +71,9 @@ def base_weights(ratios: Integers) -> Integers:
     return np.clip(weights, 0, FULL_WEIGHT)
 
 
-def compare(signs_CN: NDArray[np.int8], bases_C: Integers, known_C: NDArray[np.bool_]) -> Comparison | None:
+def compare(
+    signs_CN: NDArray[np.int8], bases_C: Integers, known_C: NDArray[np.bool_]
+) -> RoundAgreement | None:
     """Compare contributors by their votes, +1 or -1. None if the round says nothing of them.
 
     `bases_C` are their weights so far, 0 to `FULL_WEIGHT`. Only contributors in `known_C` are asked whom they
@@ -108,7 +110,7 @@ def compare(signs_CN: NDArray[np.int8], bases_C: Integers, known_C: NDArray[np.b
         weights_C = np.minimum(bases_C * known_C, base_weights(ratios_C))
     voters = max(1, int(votes_C.sum()) // _VOTE)
     noise = NOISE_ERRORS * ONE // isqrt(numbers * voters)
-    return Comparison(ratios_C, shared_C) if median > noise else None
+    return RoundAgreement(ratios_C, shared_C) if median > noise else None
 
 
 def _usual_limit(correlations_CC: Integers, asked_C: NDArray[np.bool_]) -> int:

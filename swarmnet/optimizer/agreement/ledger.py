@@ -27,8 +27,8 @@ from swarmnet.optimizer.agreement.comparison import (
     FULL_WEIGHT,
     MIN_CONTRIBUTORS,
     RATIO,
-    Comparison,
     Integers,
+    RoundAgreement,
     base_weights,
     compare,
 )
@@ -107,12 +107,12 @@ class AgreementLedger:
         used_EF[:, WEIGHTS + 1] = self._rows_EF[:, WEIGHTS] >> HALF_BITS
         return numbers_EF.reshape(-1)
 
-    def compare(self, tags: Sequence[bytes], signs_CN: NDArray[np.int8]) -> Comparison | None:
+    def compare(self, tags: Sequence[bytes], signs_CN: NDArray[np.int8]) -> RoundAgreement | None:
         """Compare the contributors of a round by their votes, +1 or -1, and by their weights so far."""
         rows_CF = self._rows(tags)
         return compare(signs_CN, base_weights(rows_CF[:, STANDING]), _are_known(rows_CF))
 
-    def record(self, round: int, tags: Sequence[bytes], found: Comparison | None) -> None:
+    def record(self, round: int, tags: Sequence[bytes], found: RoundAgreement | None) -> None:
         """Add a settled round, the next one. `found`: what its votes say of its contributors."""
         if found is not None:
             rows_CF = self._rows(tags)

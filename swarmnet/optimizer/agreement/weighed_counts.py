@@ -28,7 +28,7 @@ from torch import Tensor
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout, Plane
-from swarmnet.optimizer.agreement.comparison import FULL_WEIGHT, MAX_RATIO, RATIO, Comparison, compare
+from swarmnet.optimizer.agreement.comparison import FULL_WEIGHT, MAX_RATIO, RATIO, RoundAgreement, compare
 from swarmnet.optimizer.agreement.ledger import HISTORY, NEWCOMER, AgreementLedger, counted
 from swarmnet.optimizer.agreement.weighed_tally import drawn_places
 from swarmnet.optimizer.index_code import ContributionError
@@ -144,7 +144,7 @@ class WeighedCountTally(CountTally):
         tags = sorted(found)
         ratios = np.array([median_low(ratio for ratio, _ in found[tag]) for tag in tags], np.int64)
         sharing = np.array([median_low(shared for _, shared in found[tag]) for tag in tags], np.int64)
-        compared = Comparison(np.clip(ratios, -RATIO, MAX_RATIO), np.maximum(sharing, FULL_WEIGHT))
+        compared = RoundAgreement(np.clip(ratios, -RATIO, MAX_RATIO), np.maximum(sharing, FULL_WEIGHT))
         self._weighed.ledger.record(self._round, tags, compared if tags else None)
 
     def _members(self) -> dict[PeerId, tuple[bytes, Table]]:
