@@ -21,7 +21,6 @@ LogEvent = Callable[[Event], None]
 # fmt: off
 
 # -- the process ------------------------------------------------------------------------------------------
-
 class Started(Event, frozen=True):
     """The process has started."""
     sentence = "started"
@@ -53,7 +52,6 @@ class LogRewritten(Event, frozen=True):
     lost: int
 
 # -- serving a stage --------------------------------------------------------------------------------------
-
 class Assembled(Event, frozen=True):
     """A worker for a stage is built."""
     sentence = "serves stage {stage}"
@@ -95,7 +93,6 @@ class StageChangeRefused(Event, frozen=True):
     reason: str
 
 # -- neighbours -------------------------------------------------------------------------------------------
-
 class Linked(Event, frozen=True):
     """A neighbour has completed the handshake."""
     peer: str
@@ -171,7 +168,6 @@ class ClientNotReached(Event, frozen=True):
     reason: str
 
 # -- the directory ----------------------------------------------------------------------------------------
-
 class LookUpFailed(Event, frozen=True, kw_only=True):
     """A look-up failed: records of a stage, or `what`."""
     sentence = "the directory did not answer"
@@ -196,7 +192,6 @@ class UpkeepFailed(Event, frozen=True):
     reason: str
 
 # -- microbatches -----------------------------------------------------------------------------------------
-
 class Committed(Event, frozen=True):
     """A microbatch is committed here. If later stages computed it: seconds until the gradient, their compute
     and queue time, own microbatches in flight."""
@@ -262,7 +257,6 @@ class WaitingOver(Event, frozen=True):
     is_printed = True
 
 # -- rounds -----------------------------------------------------------------------------------------------
-
 class ContributionMade(Event, frozen=True):
     """Own contribution to a round."""
     round: int
@@ -378,7 +372,6 @@ class ReceiptNotKept(Event, frozen=True):
     reason: str
 
 # -- state ------------------------------------------------------------------------------------------------
-
 class Saved(Event, frozen=True):
     """A checkpoint was written."""
     sentence = "checkpoint of round {round} written"
@@ -433,7 +426,6 @@ class NoCarriers(Event, frozen=True):
     reason: str
 
 # -- the run's owner --------------------------------------------------------------------------------------
-
 class Order(Event, frozen=True):
     """A newer order of the owner was received."""
     sequence: int
@@ -448,7 +440,6 @@ class OrderUnknown(Event, frozen=True):
     reason: str
 
 # -- archivists and bootstraps ----------------------------------------------------------------------------
-
 class Archived(Event, frozen=True):
     """A stage's settled weights were archived, signed by `signers` peers."""
     stage: int
@@ -482,7 +473,6 @@ class Circuits(Event, frozen=True):
     bytes: int
 
 # -- counters, now and then -------------------------------------------------------------------------------
-
 class Traffic(Event, frozen=True):
     """Bytes by kind of message, refusals by code, links by state; since the worker was built."""
     sent: dict[str, int]
@@ -501,7 +491,6 @@ class Ledger(Event, frozen=True):
     late_answers: int = 0
 
 # -- lines for people: shown as it happens, also in the log -------------------------------------------------
-
 class Notice(Event, frozen=True):
     """A line for people, as it was shown."""
     text: str

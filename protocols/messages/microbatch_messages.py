@@ -117,7 +117,7 @@ class Check(Message, frozen=True, tag=90):
     compares the hidden states with those that came first, and sends the same gradient again."""
 
 
-class Checked(Message, frozen=True, tag=91):
+class CheckAnswer(Message, frozen=True, tag=91):
     """Answer to `Check`. Body: the gradient of its hidden states, as in `Grad` from the peer `via`, else as
     `int4-tiles`; none with a `code`."""
 
@@ -131,7 +131,7 @@ class Checked(Message, frozen=True, tag=91):
     agree: bool
     """Whether the peer `via` found the hidden states alike; true on the last stage."""
     digest: Identifier
-    """As in `Grad`."""
+    """Digest of the gradient from `via`, as in `Grad`."""
 
 
 class Credit(Message, frozen=True, tag=15):

@@ -1,7 +1,7 @@
 """Compare the answers of two peers to one microbatch: as its sender, the second peer, and the peer below.
 
     sender  -- Check -->  second peer  -- Check -->  the peer below that the first peer had used
-            <- Checked -               <- Checked -
+            <- CheckAnswer -               <- CheckAnswer -
 
 Everything is extra: the first answer goes on at once, and no gradient of a check is counted. See `Comparison`
 in swarmnet/pipeline/answer_comparison.py. All methods run on the event loop.
@@ -30,7 +30,7 @@ from peers.worker.pipeline.microbatch_compute import (
     Outcome,
 )
 from peers.worker.pipeline.validate_act import ActForm, Arrival, checked_act, unfit_way
-from protocols.messages.table import Check, Checked, Grad, Path
+from protocols.messages.table import Check, CheckAnswer, Grad, Path
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.model.stage_compute import Uncounted
 from swarmnet.pipeline.answer_comparison import (
@@ -205,7 +205,7 @@ class AnswerChecks:
         numbers = round(like.cosine, 6), round(min(like.ratio, 1e9), 6)
         self._links.log_event(log_events.AnswersCompared(code, what, key.counter, sorted(pair), numbers))
 
-    def _answer_came(self, key: MicrobatchId, peer: PeerId, checked: Checked, body: bytes) -> None:
+    def _answer_came(self, key: MicrobatchId, peer: PeerId, checked: CheckAnswer, body: bytes) -> None:
         """Handle the answer of a peer that computed a microbatch again for this sender."""
         sent = self._sent[key]
         sent.comparison.asked = None
@@ -247,7 +247,7 @@ class AnswerChecks:
             self._compare(peer, key, body)
 
     def _decline(self, peer: PeerId, key: MicrobatchId, code: str) -> None:
-        self._links.post(peer, "data", Checked(*key, code, True, b""))
+        self._links.post(peer, "data", CheckAnswer(*key, code, True, b""))
 
     def _help(self, peer: PeerId, came: Arrival, check: Check) -> None:
         """Compute a microbatch again that another peer of this stage has answered."""
@@ -283,7 +283,7 @@ class AnswerChecks:
             if not self._links.post(helped.via, "data", check, result.encoded):
                 self._end_help(helped, "busy")
 
-    def _gradient_came(self, helped: _Helped, checked: Checked, body: bytes) -> None:
+    def _gradient_came(self, helped: _Helped, checked: CheckAnswer, body: bytes) -> None:
         """Compute on with the gradient that the peer below had sent to the first peer, too."""
         if checked.code or len(body) != self._form.gradient_bytes:
             self._end_help(helped, checked.code or "malformed")
@@ -301,7 +301,7 @@ class AnswerChecks:
     def _end_help(self, helped: _Helped, code: str, gradient: bytes = b"", agree: bool = True) -> None:
         """Answer a sender that is still waiting, and free the graph."""
         if self._helped.pop((helped.sender, helped.key), None) is not None:
-            answer = Checked(*helped.key, code, agree, helped.kept.digest)
+            answer = CheckAnswer(*helped.key, code, agree, helped.kept.digest)
             self._links.post(helped.sender, "data", answer, gradient)
             self._arm()
         drop = partial(self._work.stage_compute.drop, helped.graph)
@@ -323,7 +323,7 @@ class AnswerChecks:
         def compared(found: dict[PeerId, Likeness], _seconds: float) -> None:
             kept.likenesses.update({frozenset((peer, one)): like for one, like in found.items()})
             agree = self._judge_hidden(peer, key, kept)
-            self._links.post(peer, "data", Checked(*key, "", agree, b""), kept.answer)
+            self._links.post(peer, "data", CheckAnswer(*key, "", agree, b""), kept.answer)
 
         work = partial(self._work.compare, peer, hidden, COMPARED_CODEC, kept.samples, sampled=True)
         self._compute.submit(FORWARD, work, compared)
@@ -351,8 +351,8 @@ class AnswerChecks:
 
     # -- answers and deadlines --------------------------------------------------------------------------
 
-    @handles(Checked)
-    def _checked(self, peer: PeerId, checked: Checked, body: bytes) -> None:
+    @handles(CheckAnswer)
+    def _checked(self, peer: PeerId, checked: CheckAnswer, body: bytes) -> None:
         """Handle the answer of a peer of the next stage: to this sender, or to one that this peer helps."""
         key = MicrobatchId(PeerId(checked.origin), checked.counter)
         sent = self._sent.get(key)
