@@ -200,6 +200,20 @@ DemoReportsOption: TypeAlias = Annotated[
 ]
 
 
+LateOption: TypeAlias = Annotated[
+    float,
+    typer.Option(min=0, max=1, help="Fraction of contributions that arrive after the end of their round."),
+]
+LiarsOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        metavar="N:KIND",
+        help="Peers that lie, with sign-muon: flip, noise, zero, repeat, copy, collude, covert, lazy or "
+        "honest-first. [default: none]",
+    ),
+]
+
+
 def learning(
     run_files: Annotated[
         list[Path], typer.Argument(metavar="RUN.yaml...", help="Run files of several sizes.")
@@ -220,12 +234,8 @@ def learning(
         int, typer.Option(min=0, max=16, help="Rounds until a round is applied. In a swarm: 1.")
     ] = 1,
     away: Annotated[int, typer.Option(min=0, help="Number of peers that pause in the middle third.")] = 0,
-    late: Annotated[
-        float,
-        typer.Option(
-            min=0, max=1, help="Fraction of contributions that arrive after the end of their round."
-        ),
-    ] = 0.0,
+    late: LateOption = 0.0,
+    liars: LiarsOption = "",
     rate: Annotated[
         float | None, typer.Option(min=0, help="Learning rate of all methods. [default: searched]")
     ] = None,
@@ -269,6 +279,7 @@ def learning(
                 tokenizer=tokenizer,
                 away=away,
                 late=late,
+                liars=liars,
                 rate=rate,
                 local_steps=local_steps,
                 device=device_of(device),

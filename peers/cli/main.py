@@ -90,6 +90,7 @@ def application() -> typer.Typer:
     app = _group("Train one language model together over the internet, without a server.")
     commands: dict[str, Callable[..., None]] = {
         "run": run.run,
+        "new": making.new,
         "tokenizer": making.tokenizer,
         "text": making.inspect_text,
         "index": making.index,

@@ -100,6 +100,52 @@ def inspect_text(
     typer.echo(f"makes  {count:,} tokens of {of_what}; {reading.bytes / max(1, count):.2f} bytes each")
 
 
+def new(
+    name: Annotated[Path, typer.Argument(metavar="NAME", help="Name of the run, and folder to write.")],
+    text: Annotated[
+        str, typer.Option(metavar="PATH", help="Text to train on: a folder, a file, or python-stdlib.")
+    ],
+    model: Annotated[
+        Path | None, typer.Option("--from", metavar="DIR", help="Model to fine-tune (Hugging Face folder).")
+    ] = None,
+    lora: Annotated[
+        int, typer.Option(min=0, max=256, help="With --from: rank of LoRA adapters. 0: train all weights.")
+    ] = 0,
+    peers: Annotated[
+        str,
+        typer.Option(help="Number of machines such as this one, or classes of peers as for `plan`."),
+    ] = "3",
+    hours: Annotated[float, typer.Option(min=0.01, help="Without --from: hours that may pass.")] = 24.0,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST[:PORT]", help="Where others reach the bootstrap. [default: this machine's address]"
+        ),
+    ] = None,
+) -> None:
+    """Propose a run for a text, a model and machines, and write its folder with a README of all commands."""
+    import time
+
+    from peers.data.documents import TextError
+    from peers.data.local_text import progress_lines
+    from peers.lab.planner.new_run.new_folder import NewRun, create
+
+    progress = progress_lines(
+        lambda _event, line: typer.echo(line, err=True), time.monotonic, "reads the text"
+    )
+    with as_user_errors(TextError):
+        made = create(
+            NewRun(name, text, model, lora, peers, hours, address),
+            lambda word, line: typer.echo(f"{word:<7}{line}"),
+            progress,
+        )
+    for note in made.notes:
+        typer.echo(f"note   {note}")
+    typer.echo(f"wrote  {name / 'README.md'}, {name / f'{name.name}.yaml'}, {name / 'bootstrap.yaml'}")
+    for command in made.commands:
+        typer.echo(f"next   {command}")
+
+
 def index(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of text.")],
     replace: Annotated[bool, typer.Option("--replace", help="Replace the index if it exists.")] = False,

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +14,7 @@ from peers.cli.run import text_or_file, warn
 from peers.config.errors import UserError, as_user_errors, how_to_install
 
 if TYPE_CHECKING:
+    from peers.data.tokenizer import Tokenizer
     from peers.tools.model.evaluate import Score
     from swarmnet.run.manifest import Manifest
     from swarmnet.run.schema import ModelShape
@@ -101,10 +103,9 @@ def _write_export(
     """Write the Hugging Face folder `hf` from the newest checkpoints in `source`. If transformers is
     installed, check that it computes the same logits. Prints what was done. Raises UserError."""
     from peers.data.documents import TextError
-    from peers.data.tokenizer import open_tokenizer, tokenizer_file
+    from peers.data.tokenizer import open_reader, open_tokenizer, tokenizer_file
     from peers.state import checkpoint_file
     from peers.tools.model import hf_parity
-    from peers.tools.model.evaluate import score_weights
     from peers.tools.model.export import MANIFEST_FILE
     from peers.tools.model.export import export as write
     from peers.tools.model.export_folder import ExportError
@@ -114,7 +115,7 @@ def _write_export(
     with as_user_errors(ExportError, TextError):
         model = checkpoint_file.newest(source)
         manifest, shape = model.manifest, model.manifest.model
-        text = _text_for_card(manifest, eval_text, score)
+        is_scored = _is_scored(manifest, eval_text, score)
         weights = model.whole()
         file = tokenizer_file(manifest.data, tokenizer_path)
         tokenizer = open_tokenizer(file, shape.vocab_size, manifest.data.eos_token)
@@ -122,8 +123,9 @@ def _write_export(
         end = (manifest.data.eos_token, eos_id) if eos_id is not None else None
         provenance = facts(source, manifest)
         scored = None
-        if text is not None:
-            scored = score_weights(weights, shape, text, tokenizer, window=manifest.data.seq_len)
+        if is_scored:
+            reads = open_reader(manifest.data, file, shape.vocab_size)
+            scored = score_local(weights, shape, reads, eval_text, manifest.data.seq_len)
         unchecked_reason = hf_parity.missing()
 
         def finish(folder: Path, exported: ModelShape) -> None:
@@ -239,10 +241,16 @@ def evaluate(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="With --tasks: documents per task.")] = None,
     tokenizer: TokenizerFile = None,
+    answers: Annotated[
+        bool | None,
+        typer.Option(
+            "--answers/--no-answers",
+            help="Score only the answers in conversations. [default: if the run was trained on some]",
+        ),
+    ] = None,
 ) -> None:
     """Score a trained model, or a run's live peers, on held-out text: perplexity and bits per byte."""
     from peers.data.documents import TextError
-    from peers.tools.model.evaluate import score_weights
     from peers.tools.model.export_folder import ExportError
     from peers.tools.model.local_model import held
 
@@ -257,8 +265,9 @@ def evaluate(
             )
         _evaluate_tasks(source, tasks, tasks_folder, limit, tokenizer)
         return
+    if answers and (is_live or eval_text is None):
+        raise UserError("--answers scores a model on this disk: add --from FOLDER --eval-text FILE.jsonl")
     with as_user_errors(ExportError, TextError):
-        text = _text_to_score(eval_text)
 
         def warn_if_trained_on(is_library_alone: bool) -> None:
             """Warn if the run may have trained on the default text: it read more than Python's library."""
@@ -269,27 +278,52 @@ def evaluate(
             from peers.cli.swarm_model import evaluate as through_swarm
 
             assert run is not None
+            text = _text_to_score(eval_text)
             score = through_swarm(run, bootstrap or [], invite, text, tokenizer, found=warn_if_trained_on)
         else:
-            model = held(source, warn, tokenizer)
-            warn_if_trained_on(model.is_library_alone)
+            model = held(source, warn, tokenizer, answers)
+            if model.tokenizer.parse_line is None:
+                warn_if_trained_on(model.is_library_alone)
             window = model.window or DEFAULT_WINDOW
-            score = score_weights(model.weights, model.shape, text, model.tokenizer, window=window)
+            score = score_local(model.weights, model.shape, model.tokenizer, eval_text, window)
     _print_score(score)
 
 
-def _text_for_card(manifest: Manifest, chosen: Path | None, score: bool | None) -> bytes | None:
-    """Return the text on which an export is scored for its model card (README.md); None if it is not scored.
+def score_local(
+    weights: Mapping[str, Any],
+    shape: ModelShape,
+    tokenizer: Tokenizer,
+    eval_text: Path | None,
+    window: int,
+) -> Score:
+    """Return the score of a model on a text, or on the answers in it if the tokenizer reads conversations.
+    `weights` maps global name to tensor. Raises TextError or UserError."""
+    from peers.data.documents import text_at
+    from peers.tools.model.evaluate import score_answers, score_weights
+
+    if tokenizer.parse_line is None:
+        return score_weights(weights, shape, _text_to_score(eval_text), tokenizer, window=window)
+    if eval_text is None:
+        raise UserError("the model answers: name conversations that it was not trained on: --eval-text FILE")
+    text = text_at([str(eval_text)], parse_line=tokenizer.parse_line)
+    score = score_answers(weights, shape, text, tokenizer, window=window)
+    for warning in text.reading.warnings():
+        warn(warning)
+    typer.echo(f"loss {score.loss:.4f} nats per token of the answers")
+    return score
+
+
+def _is_scored(manifest: Manifest, chosen: Path | None, score: bool | None) -> bool:
+    """Return whether an export is scored for its model card (README.md).
 
     `score` is the user's choice, or None. An export is then scored if a text was `chosen`, or if the run
     trains only on Python's standard library. Held-out modules of that library are the default text. Warns if
-    the run may have trained on the default text. Raises TextError."""
+    the run may have trained on the default text."""
     trained_on_stdlib_only = manifest.data.is_library_alone  # The held-out modules are no part of that text.
     wanted = score if score is not None else chosen is not None or trained_on_stdlib_only
-    text = _text_to_score(chosen) if wanted else None
     if chosen is None and score is not False and not trained_on_stdlib_only:
         warn(OWN_TEXT if wanted else f"not scored: {OWN_TEXT}")
-    return text
+    return wanted
 
 
 def _text_to_score(chosen: Path | None) -> bytes:

@@ -71,6 +71,7 @@ class HasReplica(Protocol):
 
     settled_round: int
     applied_round: int
+    weighed_again: int
 
     @property
     def size(self) -> int: ...
@@ -87,7 +88,7 @@ class HasReplica(Protocol):
 
     def vote_agreement(self, round: int, me: PeerId) -> VoteAgreement | None: ...
 
-    def settle(self, round: int, hashed: bool = True) -> bytes: ...
+    def settle(self, round: int, hashed: bool = True, chain: bytes = b"") -> bytes: ...
 
     def settled_units(self) -> Tensor: ...
 

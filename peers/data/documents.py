@@ -165,6 +165,10 @@ Block = tuple[bool, bytes]
 """Whether the block starts a document, and some of the document's bytes."""
 
 
+ParseLine = Callable[[bytes], tuple[bytes, bytes]]
+"""Returns the document in a .jsonl line, and the bytes whose SHA-256 names it. Raises ValueError."""
+
+
 class DocumentText:
     """The documents of some files, without those that the run's owner has withdrawn. A withdrawn document is
     named by the SHA-256 of the file's bytes, or of the line's or row's text as UTF-8."""
@@ -180,13 +184,14 @@ class DocumentText:
         check: Callable[[], None] = lambda: None,
         places: str = "",
         vocabulary: int = sys.maxsize,
+        parse_line: ParseLine | None = None,
     ) -> None:
         """Prepare to read `files`; `others` counts what was skipped besides them.
 
         From a text over `longest_bytes` only a part is read, chosen by `seed`: give each peer its own seed.
         `check` is called with each block; an error that it raises ends the reading. `places` is named in the
         error about a text without documents; empty: such a text is no error. Files of tokens hold ids below
-        `vocabulary`."""
+        `vocabulary`. With `parse_line`, only .jsonl files are read, line by line."""
         self.reading = ReadSummary()
         """Summary of the newest pass over the blocks."""
         self.whole = True
@@ -201,6 +206,7 @@ class DocumentText:
         self._withdrawn = withdrawn
         self._check = check
         self._vocabulary = vocabulary
+        self._parse_line = parse_line
         self._all_bytes = sum(file.bytes for file in files)
         self.total_bytes = min(self._all_bytes, longest_bytes)
         """Approximate number of bytes that a pass reads."""
@@ -271,6 +277,8 @@ class DocumentText:
     ) -> Iterator[Block]:
         """Return the blocks of an opened file by its format. From a file larger than `room` bytes, documents
         in lines or rows are skipped at random, and plain text is read from a random byte."""
+        if self._parse_line is not None and content.form != LINES:
+            raise Unreadable("holds no lines of JSON, in which a run of conversations has them")
         if content.form:
             read_share = min(1.0, room / max(1, file.bytes))
             stream, is_skipped = content.stream, lambda: chance.random() >= read_share
@@ -366,11 +374,14 @@ class DocumentText:
             if not line.strip() or is_skipped():
                 continue
             try:
-                text = text_of_line(line, file.column)
+                if self._parse_line is None:
+                    text = named = text_of_line(line, file.column)
+                else:
+                    text, named = self._parse_line(line)
             except ValueError as error:
                 self.reading.leave_out(f"{file.name}:{number}: {error}", str(error).partition(":")[0])
                 continue
-            yield from self._yield_document(text)
+            yield from self._yield_document(text, named)
 
     def _read_rows(
         self, file: str, rows: Iterator[str | Unreadable], is_skipped: Callable[[], bool]
@@ -382,11 +393,12 @@ class DocumentText:
             if isinstance(text, Unreadable):
                 self.reading.leave_out(f"{file}: row {number}: {text}", "row")
             else:
-                yield from self._yield_document(text.encode("utf-8", "replace"))
+                encoded = text.encode("utf-8", "replace")
+                yield from self._yield_document(encoded, encoded)
 
-    def _yield_document(self, text: bytes) -> Iterator[Block]:
-        """Yield a document as one block, unless it is empty or withdrawn."""
-        if text and hashlib.sha256(text).digest() not in self._withdrawn:
+    def _yield_document(self, text: bytes, named: bytes) -> Iterator[Block]:
+        """Yield a document as one block, unless it is empty or withdrawn by the SHA-256 of `named`."""
+        if text and hashlib.sha256(named).digest() not in self._withdrawn:
             yield True, text
 
 
@@ -397,14 +409,23 @@ def text_at(
     column: str = "text",
     tokens: str = "",
     vocabulary: int = sys.maxsize,
+    parse_line: ParseLine | None = None,
 ) -> DocumentText:
     """Return the text at some places, at most `longest_bytes` of it, read as a source with this `column` and
-    type of `tokens`. Raises TextError if there is no file, and during reading if there is no document."""
+    type of `tokens`. `parse_line` as in DocumentText. Raises TextError if there is no file, and during
+    reading if there is no document."""
     place_list, skipped = list(places), ReadSummary()
     found = [each for place in place_list for each in files_at(place, skipped, suffixes_of(tokens))]
     files = [replace(file, column=column, tokens=tokens) for _, file in found]
     shown = ", ".join(map(without_secret, place_list))
-    return DocumentText(files, skipped, longest_bytes=longest_bytes, places=shown, vocabulary=vocabulary)
+    return DocumentText(
+        files,
+        skipped,
+        longest_bytes=longest_bytes,
+        places=shown,
+        vocabulary=vocabulary,
+        parse_line=parse_line,
+    )
 
 
 def joined(text: DocumentText) -> bytes:

@@ -125,7 +125,7 @@ def shards_here(
         tokenizer=tokenizer_here(manifest, config),
         vocabulary=manifest.model.vocab_size,
         state=config.state,
-        eos_token=data.eos_token,
+        data=data,
         withdrawn=withdrawn,
     )
     reading.tokenizer = cache.warning

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from peers.config.errors import how_to_install
-from peers.data.documents import BETWEEN_DOCUMENTS, TextError
+from peers.data.documents import BETWEEN_DOCUMENTS, ParseLine, TextError
 from swarmnet.run.schema import BYTES, Data
 
 PIECE_BYTES = 64 * 1024
@@ -56,6 +56,15 @@ class Tokenizer(ABC):
     warning = ""
     """Settings of the file that were switched off; empty: none."""
     end = DocumentSeparator()
+    form = ""
+    """What else the tokens depend on, besides the file and `end`."""
+    parse_line: ParseLine | None = None
+    """Returns the document in a .jsonl line; None: its field `text`. With it, a piece is a whole document."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of a text's tokens."""
+        return dtype_for(self.vocabulary)
 
     @abstractmethod
     def encode_pieces(self, pieces: Sequence[bytes]) -> list[Tensor]:
@@ -152,8 +161,9 @@ class FileTokenizer(Tokenizer):
 
     Special tokens that occur in a text are encoded as plain text; the end of text only by its id."""
 
-    def __init__(self, path: Path, eos_token: str = "") -> None:
-        """Raises TextError."""
+    def __init__(self, path: Path, eos_token: str = "", *, reads_special_tokens: bool = False) -> None:
+        """Read a tokenizer.json. With `reads_special_tokens`, those in a text are encoded as what they are.
+        Raises TextError."""
         self._path = path
         try:
             from tokenizers import Tokenizer as Loaded
@@ -169,7 +179,7 @@ class FileTokenizer(Tokenizer):
         def load(text: str) -> None:
             """Load and try a tokenizer.json. Raises TextError."""
             self._loaded: Any = self._call_package(lambda: Loaded.from_str(text), "is not a tokenizer.json")
-            self._loaded.encode_special_tokens = True
+            self._loaded.encode_special_tokens = not reads_special_tokens
             self.vocabulary = max(self._loaded.get_vocab().values(), default=-1) + 1
             """Largest id plus 1; ids may have gaps."""
             if not 0 < self.vocabulary <= MAX_TOKENS:
@@ -202,6 +212,20 @@ class FileTokenizer(Tokenizer):
             ids = [token for _ in piece_parts for token in next(encoded).ids]  # `encoded` has one per part.
             tokens_of_pieces.append(torch.tensor(ids, dtype=dtype))
         return tokens_of_pieces
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Return the tokens of each text, and of each token its first character and the one behind its last.
+        Raises TextError."""
+        encoded = self._call_package(
+            lambda: self._loaded.encode_batch(list(texts), add_special_tokens=False),
+            f"cannot encode a text of {sum(map(len, texts)):,} characters",
+        )
+        return [(each.ids, each.offsets) for each in encoded]
+
+    @property
+    def special_tokens(self) -> list[str]:
+        added = self._loaded.get_added_tokens_decoder().values()
+        return [token.content for token in added if token.special]
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         text = str(self._loaded.decode(list(tokens), skip_special_tokens=False))
@@ -279,6 +303,19 @@ def open_tokenizer(file: Path | None, vocabulary: int, eos_token: str = "") -> T
             f"tokens: set model.vocab_size: {tokenizer.vocabulary}"
         )
     return tokenizer
+
+
+def open_reader(data: Data, file: Path | None, vocabulary: int) -> Tokenizer:
+    """Return the tokenizer of a run's text: `open_tokenizer`, or one of conversations if the run's text has
+    that format. Raises TextError."""
+    tokenizer = open_tokenizer(file, vocabulary, data.eos_token)
+    if data.format != "messages":
+        return tokenizer
+    from peers.data.conversations import ChatTokenizer  # Loads Jinja.
+
+    if file is None:
+        raise TextError("conversations need the model's tokenizer.json: --tokenizer FILE")
+    return ChatTokenizer(file, data.eos_token)
 
 
 def tokenizer_file(data: Data, given: Path | None) -> Path | None:

@@ -32,7 +32,8 @@ from peers.data.documents import Block, DocumentText, ReadSummary, TextError
 from peers.data.files import ReadingStopped
 from peers.data.forms import RawTokens
 from peers.data.shards import Shard
-from peers.data.tokenizer import BATCH_BYTES, Tokenizer, dtype_for, open_tokenizer, pieces_of
+from peers.data.tokenizer import BATCH_BYTES, Tokenizer, open_reader, pieces_of
+from swarmnet.run.schema import Data
 
 FOLDER = "text"
 SHARDS = "shards"
@@ -77,17 +78,18 @@ class ShardCache:
         tokenizer: Path | None,
         vocabulary: int,
         state: Path,
-        eos_token: str = "",
+        data: Data | None = None,
         withdrawn: Collection[bytes] = (),
     ) -> None:
         """Make tokens by a tokenizer.json, or of bytes if `tokenizer` is None, and store them in a peer's
         `state` folder. Raises TextError for a tokenizer that does not fit."""
-        self._tokenizer: Tokenizer = open_tokenizer(tokenizer, vocabulary, eos_token)
-        self._dtype = dtype_for(self._tokenizer.vocabulary)
+        self._tokenizer: Tokenizer = open_reader(data or Data(), tokenizer, vocabulary)
+        self._dtype = self._tokenizer.dtype
         self._folder = state / FOLDER / SHARDS
         self._withdrawn = frozenset(withdrawn)
         tokenizer_id = "bytes" if tokenizer is None else hashlib.sha256(tokenizer.read_bytes()).hexdigest()
-        self._encoding_id = json.dumps([FORM, tokenizer_id, self._tokenizer.end.text.hex()])
+        parts = [FORM, tokenizer_id, self._tokenizer.end.text.hex()]
+        self._encoding_id = json.dumps(parts + [self._tokenizer.form] * bool(self._tokenizer.form))
         self._withdrawn_hash = hashlib.sha256(b"".join(sorted(self._withdrawn))).hexdigest()
         self.stopped = False
         """Set from another thread to end the reading with its next block."""
@@ -125,6 +127,7 @@ class ShardCache:
             withdrawn=self._withdrawn,
             check=self._raise_if_stopped,
             vocabulary=self._tokenizer.vocabulary,
+            parse_line=self._tokenizer.parse_line,
         )
         try:
             if tokens is not None:
@@ -207,7 +210,7 @@ def encoded(text: DocumentText, tokenizer: Tokenizer, progress: Progress) -> Ite
     `text.reading` counts what tokenizing loses. `progress` is called after each tensor but the last."""
     batch: list[bytes | None] = []
     batch_bytes = 0
-    for piece in _pieces_and_ends(text):
+    for piece in _pieces_and_ends(text, keeps_whole=tokenizer.parse_line is not None):
         batch.append(piece)
         batch_bytes += len(piece or b"")
         if batch_bytes >= BATCH_BYTES:
@@ -226,7 +229,7 @@ def _encode_batch(batch: Sequence[bytes | None], tokenizer: Tokenizer, reading: 
     reading.encoded_bytes += text_bytes
     reading.lost_bytes += lost
     reading.ends_in_text += sum(map(tokenizer.end.count, pieces))
-    dtype = dtype_for(tokenizer.vocabulary)
+    dtype = tokenizer.dtype
     if tokenizer.end.token is None:
         end = tokenizer.encode(tokenizer.end.text)
     else:
@@ -241,8 +244,9 @@ def _encode_batch(batch: Sequence[bytes | None], tokenizer: Tokenizer, reading: 
     return torch.cat([torch.empty(0, dtype=dtype), *map(encoded_piece, batch)])
 
 
-def _pieces_and_ends(text: DocumentText) -> Iterator[bytes | None]:
-    """Yield the text in pieces to tokenize, and None between two documents. A short document is one piece."""
+def _pieces_and_ends(text: DocumentText, keeps_whole: bool) -> Iterator[bytes | None]:
+    """Yield the text in pieces to tokenize, and None between two documents. A short document is one piece.
+    With `keeps_whole` each document is one, and nothing is between two."""
     documents_begun = 0
 
     def document_of(block: Block) -> tuple[int, bool]:
@@ -255,6 +259,9 @@ def _pieces_and_ends(text: DocumentText) -> Iterator[bytes | None]:
         return documents_begun, isinstance(content, RawTokens)
 
     for (number, is_tokens), blocks in groupby(text.blocks(), key=document_of):
+        if keeps_whole:
+            yield b"".join(block for _, block in blocks)
+            continue
         if number > 1:
             yield None
         contents = (content for _, content in blocks)

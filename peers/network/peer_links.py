@@ -229,6 +229,7 @@ class PeerLinks:
             sender,
             invited,
             record.up_bytes_per_second,
+            record.uploads_seen,
         )
         if is_news:
             self.membership.peers[signed.peer].started = record.started

@@ -27,7 +27,7 @@ from swarmnet.identifiers import ContributionId, PeerId, RunId
 from swarmnet.model.decoder import scaled
 from swarmnet.model.fixed_point import UNIT, to_floats, to_units
 from swarmnet.model.flat_layout import Layout
-from swarmnet.model.state_layout import MOMENTUM, state_layout
+from swarmnet.model.state_layout import BESIDE_WEIGHTS, state_layout
 from swarmnet.placement.standstill import OnDisk
 from swarmnet.rounds.events import Reference, Sets
 from swarmnet.rounds.history import START, Earlier
@@ -361,7 +361,7 @@ def newest(source: Path | None) -> Model:
         {
             name: tensor.to(torch.float32)
             for name, tensor in found[stage].tensors.items()
-            if not name.startswith(MOMENTUM)
+            if not name.startswith(BESIDE_WEIGHTS)
         }
         for stage in sorted(found)
     )

@@ -7,12 +7,12 @@ are seconds, losses nats per token, ids and digests hexadecimal. `code` is one o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import UNSET, UnsetType, field
 
 from peers.telemetry import reasons
-from peers.telemetry.event import Event
+from peers.telemetry.event import Event, Topic
 
 LogEvent = Callable[[Event], None]
 """Appends an event to the peer's event log."""
@@ -67,8 +67,7 @@ class InStep(Event, frozen=True):
     settled: int = -1
 
 class ExpertsReassigned(Event, frozen=True):
-    """After its contribution to `round` this peer trains expert group `group`. `holders`: peers per group in
-    the newest two applied rounds."""
+    """This peer trains expert `group` after `round`. `holders`: peers per group in the newest two rounds."""
     round: int
     group: int
     holders: Sequence[int]
@@ -238,6 +237,16 @@ class MicrobatchFailed(Event, frozen=True):
     counter: int
     reason: str
     peer: str | None
+
+class AnswersCompared(Event, frozen=True):
+    """`peers` computed one microbatch. `likeness`: cosine of their tensors, and larger norm over smaller."""
+    sentence = "compared the answers of two peers"
+    codes = reasons.COMPARISONS
+    code: str
+    what: str
+    counter: int
+    peers: Sequence[str]
+    likeness: Sequence[float]
 
 class Waiting(Event, frozen=True):
     """These stages have no live peer and cannot be skipped."""
@@ -497,19 +506,6 @@ class Notice(Event, frozen=True):
     """A line for people, as it was shown."""
     text: str
 
-Topic = Literal[
-    "archive", "archived", "behind", "bootstraps_found", "bootstraps_lost",
-    "busy", "checkpoint", "checkpoint_failed", "checkpoint_unusable",
-    "chunks_not_kept", "clock", "compiled", "compiles", "devices", "devices_lost", "directory_split",
-    "directory_whole", "elsewhere", "ended", "experts", "found", "height_not_kept", "holder",
-    "identity_shared", "joined", "kept",
-    "lan", "line", "look_up_failed", "machine", "missing", "moves", "no_manifest", "no_text",
-    "no_weights", "not_evaluated", "not_ready", "notsaved", "order", "order_not_kept", "order_unusable",
-    "p2pd_ended", "p2pd_not_started", "pause_cut", "restored", "run", "set_aside", "slow_upload", "stage",
-    "state", "swarm", "text", "text_left_out", "tokenizing", "trains", "turned_away", "unreachable",
-    "weights",
-]
-"""Topics of lines that have no fields of their own."""
 Notify = Callable[[Topic, str], None]
 """Shows one line to people and appends it to the event log."""
 

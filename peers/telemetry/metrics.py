@@ -19,6 +19,7 @@ from prometheus_client import (
 from peers.telemetry.machine_metrics import EXPERTS, GPU, PEAK, ComputeSeconds
 from peers.telemetry.metric_kinds import FAST, SLOW, Declare, Declared, Label, OptionalGauges, only, table
 from peers.telemetry.reasons import AUDITS, CONTRIBUTIONS, DEPARTURES, DROPS, REFUSALS, REQUESTS, REROUTES
+from peers.telemetry.reasons import COMPARISONS as COMPARED
 from peers.telemetry.reasons import ROUNDS as ROUND_ENDS
 from peers.telemetry.storage_metrics import ArchiveMetrics, CheckpointMetrics, RelayMetrics
 
@@ -140,6 +141,14 @@ class MicrobatchMetrics:
             "Microbatches by outcome; repeated: sent again after it was committed; refused: no free slot; "
             "late_answers: gradients no longer needed.",
             Label("outcome", ("committed", "repeated", "refused", "late_answers")),
+        )
+        self.compared = declare.counters(
+            "comparisons_total",
+            "Microbatches whose answer was compared with a second peer's, by outcome (docs/watching.md).",
+            Label("outcome", tuple(COMPARED)),
+        )
+        self.avoided = declare.gauge(
+            "avoided_peers", "Peers that get no work because their values differ from those of others."
         )
         self.rerouted = declare.counters(
             "microbatches_rerouted_total", "Microbatches sent to another peer, by reason.",

@@ -93,6 +93,7 @@ REFUSALS = Codes("Refused", "refused_total", {
         NOTHING,
     ),
     "outlier": DEPARTURES["outlier"],
+    "differs": Reason("its answers differ from those of others: it gets no work for a while", BAN, "warning"),
     "invalid_reduction": Reason(
         "it is proven that its published sums do not follow from its slices",
         f"your own peer: memory or device is faulty, {DOCTOR}; another: {BAN}",
@@ -177,6 +178,14 @@ REROUTES = Codes("A microbatch went to another peer", "microbatches_rerouted_tot
         "its values differed far in size from those of others", f"if one peer often: {BAN}", "warning"
     ),
     "other": REFUSALS["other"],
+})  # fmt: skip
+
+COMPARISONS = Codes("The answers of two peers to a microbatch were compared", "comparisons_total", {
+    "agreed": Reason("both are alike", NOTHING, "none"),
+    "differed": Reason("one peer answered otherwise than others", BAN, "warning"),
+    "undecided": Reason("answers differ, and no majority agrees", f"{TOP}: is the stage thin?", "warning"),
+    "alone": Reason("the next stage has one peer, so its answers are not compared", NOTHING),
+    "unanswered": Reason("no second peer could compute the microbatch again", NOTHING),
 })  # fmt: skip
 
 DROPS = Codes("A microbatch was dropped", "microbatches_dropped_total", {
@@ -318,7 +327,7 @@ RELAYING = Codes("A relay refused a slot or circuit", "relay_refused_total", {
 })  # fmt: skip
 
 TABLES = (
-    DEPARTURES, REFUSALS, LINKS, REROUTES, DROPS, ROUNDS,
+    DEPARTURES, REFUSALS, LINKS, REROUTES, COMPARISONS, DROPS, ROUNDS,
     CONTRIBUTIONS, AUDITS, RESYNCHRONISATIONS, MOVES, HOLDERS, WAITS,
     ENDS, REQUESTS, ARCHIVING, RELAYING,
 )  # fmt: skip

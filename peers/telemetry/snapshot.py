@@ -209,6 +209,10 @@ class SwarmSnapshot:
     """Number of microbatches by outcome."""
     rounds: Mapping[str, int] = field(default_factory=dict)
     """Number of rounds by outcome."""
+    comparisons: Mapping[str, int] = field(default_factory=dict)
+    """Number of microbatches whose answer was compared with that of a second peer, by outcome."""
+    not_compared: int | None = None
+    """The next stage, if it has one peer, whose answers cannot be compared with another's."""
     contributions_decided: int = 0
     """Own contributions of which it is known whether they count."""
     contributions_late: int = 0

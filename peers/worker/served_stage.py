@@ -18,6 +18,7 @@ from peers.telemetry.snapshot import IN_STEP
 from peers.worker.inference.server import Inference
 from peers.worker.lifecycle import Lifecycle
 from peers.worker.order_enforcement import OrderEnforcer
+from peers.worker.pipeline.answer_checks import AnswerChecks
 from peers.worker.pipeline.pipeline_service import PipelineService
 from peers.worker.pipeline.reservation_client import ReservationClient
 from peers.worker.pipeline.text_reader import coverage_of
@@ -39,6 +40,7 @@ from swarmnet.rounds.events import ProcessSuspended
 
 SERVICES = (
     PipelineService,
+    AnswerChecks,
     ReservationClient,
     RoundService,
     ReducerPath,
@@ -282,6 +284,7 @@ def claims_of(services: StageServices, load: HeartbeatLoad) -> Claims:
         line=settings.line,
         experts_group=held.group if held is not None else -1,
         experts_trained=held.trained if held is not None else (),
+        uploads_seen=service.report_uploads(),
     )
 
 

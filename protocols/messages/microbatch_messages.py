@@ -7,7 +7,19 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from protocols.fields import BodyLimit, Message, Name, Nats, Number, Path, Reason, Seconds, Shape, StageNumber
+from protocols.fields import (
+    BodyLimit,
+    Identifier,
+    Message,
+    Name,
+    Nats,
+    Number,
+    Path,
+    Reason,
+    Seconds,
+    Shape,
+    StageNumber,
+)
 
 
 class Act(Message, frozen=True, tag=10):
@@ -48,6 +60,10 @@ class Grad(Message, frozen=True, tag=11):
     queue_seconds: Seconds
     """Time that the microbatch waited for compute on these stages, in seconds."""
     shape: Shape
+    via: Name = ""
+    """The peer of the next stage whose gradient the sender used; empty on the last stage."""
+    digest: Identifier = b""
+    """BLAKE2b of that gradient's bytes."""
 
 
 class Busy(Message, frozen=True, tag=12):
@@ -81,6 +97,41 @@ class Cancel(Message, frozen=True, tag=14):
     counter: Number
     attempt: Number
     """The newest attempt that is cancelled. `NO_ATTEMPT` cancels only the reservation."""
+
+
+class Check(Message, frozen=True, tag=90):
+    """Compute a microbatch again that another peer of the stage has answered, and count nothing of it. Body
+    as of `Act`. The peer `via` gets the computed hidden states, as `int4-tiles` alone."""
+
+    kind: ClassVar[str] = "activation"
+    priority: ClassVar[int] = 3
+    body: ClassVar[BodyLimit] = lambda run: run.manifest.body_bytes
+    origin: Name
+    counter: Number
+    stage: StageNumber
+    deadline_seconds: Seconds
+    shape: Shape
+    path: Path
+    via: Name
+    """The peer of the stage after the receiver's that the first peer used; empty if there is none. It
+    compares the hidden states with those that came first, and sends the same gradient again."""
+
+
+class Checked(Message, frozen=True, tag=91):
+    """Answer to `Check`. Body: the gradient of its hidden states, as in `Grad` from the peer `via`, else as
+    `int4-tiles`; none with a `code`."""
+
+    kind: ClassVar[str] = "gradient"
+    priority: ClassVar[int] = 3
+    body: ClassVar[BodyLimit] = lambda run: run.manifest.gradient_bytes
+    origin: Name
+    counter: Number
+    code: Name
+    """Why there is no answer; empty if there is one."""
+    agree: bool
+    """Whether the peer `via` found the hidden states alike; true on the last stage."""
+    digest: Identifier
+    """As in `Grad`."""
 
 
 class Credit(Message, frozen=True, tag=15):

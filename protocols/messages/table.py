@@ -32,6 +32,8 @@ from protocols.messages.microbatch_messages import NO_ATTEMPT as NO_ATTEMPT
 from protocols.messages.microbatch_messages import Act as Act
 from protocols.messages.microbatch_messages import Busy as Busy
 from protocols.messages.microbatch_messages import Cancel as Cancel
+from protocols.messages.microbatch_messages import Check as Check
+from protocols.messages.microbatch_messages import Checked as Checked
 from protocols.messages.microbatch_messages import Credit as Credit
 from protocols.messages.microbatch_messages import Grad as Grad
 from protocols.messages.microbatch_messages import Nack as Nack

@@ -8,6 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from protocols.fields import Invite, Name, Number, NumberOrNone, RoundNumber, StageNumber
+from swarmnet.rounds.upload_meter import MAX_REPORTS, REPORT_BYTES
 
 NAME_CHARACTERS = 64
 """Maximum number of characters of `name`, as in the peer file."""
@@ -21,6 +22,7 @@ Device = Annotated[str, Meta(max_length=16, pattern=r"^[a-z]*\Z")]
 """cpu, cuda, or a word of a newer version; empty if the peer does not say."""
 Loss = Annotated[float, Meta(ge=0.0, le=1e6)]
 ExpertGroup = Annotated[int, Meta(ge=-1, lt=256)]
+UploadReports = Annotated[bytes, Meta(max_length=MAX_REPORTS * REPORT_BYTES)]
 TOLD_GROUPS = 64
 """Maximum number of expert groups in a record; each takes at most five bytes."""
 
@@ -89,3 +91,6 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     experts_trained: Annotated[tuple[RoundNumber, ...], Meta(max_length=TOLD_GROUPS)] = ()
     """For each of the first groups, the newest settled round in which its experts were trained. -1 if the
     peer has seen none settle."""
+    uploads_seen: UploadReports = b""
+    """What the peer has measured of the uploads of others, in runs with reducers
+    (swarmnet/rounds/upload_meter.py)."""

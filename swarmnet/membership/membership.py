@@ -132,10 +132,11 @@ class Membership:
         teller: PeerId | None = None,
         invited: bool = False,
         upload: int = 0,
+        uploads_seen: bytes = b"",
     ) -> bool:
         """Store a verified record that a peer (`teller`) or the directory (None) sent. `invited`: the owner's
-        invite for the peer was seen. `upload`: in bytes per second, 0 if unknown. Returns True if the record
-        is news and was stored.
+        invite for the peer was seen. `upload`: in bytes per second, 0 if unknown. `uploads_seen`: what it has
+        measured of others. Returns True if the record is news and was stored.
 
         A record that is not newer than the known one is stored only if the peer itself sends it, for another
         stage or after a goodbye: its clock was set back. A new peer's record is stored only if there is room
@@ -165,7 +166,7 @@ class Membership:
                 self._remember_former(peer)
             known.stage, known.role, known.addresses = stage, role, addresses
             known.sequence, known.record, known.recorded_at = sequence, record, now
-        known.upload = upload
+        known.upload, known.uploads_seen = upload, uploads_seen
         known.outdated = outdated if sequence <= outdated else -1
         is_known_peer = newest >= 0
         if is_known_peer or len(self.peers) <= MANY:  # With many peers, choosing links takes long.

@@ -51,6 +51,9 @@ class PeerInfo:
     """When its first record came."""
     upload: int = 0
     """Its upload in bytes per second, by its newest record; 0: unknown."""
+    uploads_seen: bytes = b""
+    """What it has measured of the uploads of others, by its newest record
+    (swarmnet/rounds/upload_meter.py)."""
     started: int = 0
     """When its process started, by its newest record; 0: unknown."""
     worked: bool = False

@@ -6,6 +6,8 @@ stage then needs the tokens of the hidden states, and labels are those tokens sh
 therefore [B, T + 1]: each sequence, and the one token that follows it. A token has as few bytes as the
 vocabulary needs, least significant first.
 
+A label may be `IGNORE_INDEX` where the run's text has tokens that are only context.
+
 No input is trusted: `decode` refuses a wrong length and tokens outside the vocabulary.
 """
 
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from swarmnet.model.activation_codec import HiddenError
+from swarmnet.model.sampling import IGNORE_INDEX
 from swarmnet.run.activation_sizes import token_bytes
 from swarmnet.run.manifest import Manifest
 
@@ -31,7 +34,7 @@ class CarriedText:
     encoded: bytes
     """The bytes that every stage passes on unchanged."""
     labels: Tensor
-    """int64 [B, T], each below the vocabulary."""
+    """int64 [B, T], each below the vocabulary, or `IGNORE_INDEX`."""
     tokens: Tensor | None = None
     """int64 [B, T]: the tokens of the hidden states; None if boundaries are not narrow."""
 
@@ -47,6 +50,7 @@ class TextCodec:
         self._vocabulary = manifest.model.vocab_size
         self._token_bytes = token_bytes(self._vocabulary)
         self._is_narrow = manifest.model.boundary.is_narrow
+        self._has_context = manifest.data.format == "messages"
 
     def encode(self, tokens: Tensor, labels: Tensor) -> CarriedText:
         """Encode the text of a new microbatch from its tokens and labels, both int64 [B, T]. Labels travel as
@@ -75,6 +79,7 @@ class TextCodec:
 
     def _checked(self, values: np.ndarray, what: str) -> Tensor:
         """Return the values as int64. Raises HiddenError if one is outside the vocabulary."""
-        if values.min() < 0 or values.max() >= self._vocabulary:
+        tokens = np.where(values == IGNORE_INDEX, 0, values) if self._has_context else values
+        if tokens.min() < 0 or tokens.max() >= self._vocabulary:
             raise HiddenError(f"{what} outside the vocabulary")
         return torch.from_numpy(values.astype(np.int64))

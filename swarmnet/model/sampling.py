@@ -1,7 +1,8 @@
 """Choose the text of a microbatch by a pure function, so that every peer can compute it and none has to send
 it.
 
-Windows are drawn uniformly and independently; two peers may draw overlapping ones.
+Windows are drawn uniformly and independently; two peers may draw overlapping ones. A token that is only
+context, such as a prompt, has a negative number in a text. It is an input, and its label is `IGNORE_INDEX`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from torch import Tensor
 from swarmnet.identifiers import MicrobatchId, RunId
 from swarmnet.run.schema import Data
 
+IGNORE_INDEX = -100
+"""Label without a loss, as in torch's cross entropy."""
 _DRAW_BYTES = 16
 """128 bits modulo the corpus size: for 2**64 tokens probabilities differ by at most 2**-64."""
 
@@ -55,6 +58,19 @@ def windows(corpus: Tensor, starts: Sequence[int], seq_len: int) -> tuple[Tensor
 
 
 def inputs_and_labels(windows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return inputs_BT and labels_BT (int64): the windows, and the same one token later."""
+    """Return inputs_BT and labels_BT (int64): the windows, and the same one token later. A token that is only
+    context has the label `IGNORE_INDEX`."""
     window_BT = torch.stack(list(windows)).long()
-    return window_BT[:, :-1].contiguous(), window_BT[:, 1:].contiguous()
+    labels_BT = torch.where(window_BT < 0, IGNORE_INDEX, window_BT)[:, 1:]
+    tokens_BT = torch.where(window_BT < 0, as_context(window_BT), window_BT)
+    return tokens_BT[:, :-1].contiguous(), labels_BT.contiguous()
+
+
+def as_context(tokens: Tensor) -> Tensor:
+    """Return tokens of a signed type as context, by negative numbers; and such numbers as tokens."""
+    return -1 - tokens
+
+
+def learned(labels: Tensor) -> int:
+    """Return the number of labels with a loss."""
+    return int((labels != IGNORE_INDEX).sum())

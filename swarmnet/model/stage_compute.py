@@ -25,10 +25,11 @@ from swarmnet.model.computing.gradient_sum import Used
 from swarmnet.model.computing.whole_weights import Rows, StageWeights, Tiles, WholeWeights
 from swarmnet.model.experts.load import Routed
 from swarmnet.model.flat_layout import NOTHING, Layout
+from swarmnet.model.sampling import IGNORE_INDEX
 from swarmnet.run.manifest import Span
 from swarmnet.run.schema import ModelShape
 
-__all__ = ["LastStageResult", "StageCompute", "StageError", "Tiles", "copied"]
+__all__ = ["LastStageResult", "StageCompute", "StageError", "Tiles", "Uncounted", "copied"]
 
 
 class StageError(ValueError):
@@ -37,12 +38,20 @@ class StageError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Uncounted:
+    """Key of a microbatch that is computed to be compared: its gradient is not added to the sum."""
+
+    key: Hashable
+
+
+@dataclass(frozen=True, slots=True)
 class LastStageResult:
     """Result of a microbatch on the last stage."""
 
     loss_sum: float
-    """Cross entropy in nats, summed over the tokens."""
+    """Cross entropy in nats, summed over the labels that are not `IGNORE_INDEX`."""
     tokens: int
+    """All tokens of the microbatch."""
     hidden_gradient: Tensor | None
     """Gradient of the summed loss at the stage's input, in its shape; None if the input is tokens."""
 
@@ -179,7 +188,9 @@ class StageCompute:
         inputs, tokens_BT = self._local_leaf(inputs, rows), _local_tokens(tokens_BT, rows)
         with torch.enable_grad():
             logits_BTV = self._weights.run(version, inputs, tokens_BT, branch_scale=1.0, rows=rows)
-            loss = functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum")
+            loss = functional.cross_entropy(
+                logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum", ignore_index=IGNORE_INDEX
+            )
         self._require_finite(key, "loss", loss)
         hidden_gradient_BTD = self._accumulate(key, version, loss, inputs, rows)
         if not rows.count:  # This device only made the same calls as the others.
@@ -231,11 +242,16 @@ class StageCompute:
     def _accumulate(
         self, key: Hashable, version: object, loss: Tensor, inputs: Tensor, rows: Rows
     ) -> Tensor | None:
-        """Run the backward pass from `loss`, and add the parameters' gradients to the sum. Returns the
-        gradient at `inputs`; None for tokens, and on a device whose result does not count. Raises StageError
-        if a gradient is not finite or too large on any device."""
+        """Run the backward pass from `loss`, and add the parameters' gradients to the sum, unless the key is
+        `Uncounted` (only if one device holds the stage). Returns the gradient at `inputs`; None for tokens,
+        and on a device whose result does not count. Raises StageError if a gradient is not finite or too
+        large on any device."""
         counted_loss = loss if rows.count else 0.0 * loss  # All devices must run the same backward pass.
-        is_good = self._weights.add_gradient_of(version, counted_loss, inputs)
+        if isinstance(key, Uncounted):
+            torch.autograd.backward(counted_loss, inputs=[inputs])
+            is_good = True
+        else:
+            is_good = self._weights.add_gradient_of(version, counted_loss, inputs)
         # The gradient at the inputs is sent to the stage before and is not summed here.
         input_gradient, inputs.grad = inputs.grad, None
         if input_gradient is not None:
@@ -273,7 +289,7 @@ class StageCompute:
             raise StageError(
                 f"microbatch {key}: labels are {_describe(labels_BT)}, need int64 {list(inputs.shape[:2])}"
             )
-        self._require_vocabulary(key, "labels", labels_BT)
+        self._require_vocabulary(key, "labels", labels_BT.masked_fill(labels_BT == IGNORE_INDEX, 0))
         return labels_BT.to(self._weights.device)
 
     def _local_leaf(self, inputs: Tensor, rows: Rows) -> Tensor:

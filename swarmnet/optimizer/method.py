@@ -15,6 +15,7 @@ from torch import Tensor
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
+from swarmnet.optimizer.agreement.weighed_counts import WeighedVotes
 from swarmnet.optimizer.float_demo import FloatMethod
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.local_steps.expert_steps import ExpertShardSteps
@@ -262,7 +263,8 @@ def method_of(manifest: Manifest, layout: Layout, device: torch.device | str = "
     """Return the manifest's method, with fresh state on `device`."""
     mixed, sharded = manifest.model.experts.groups > 1, manifest.sync.topology == "sharded-reduce"
     if sharded and manifest.sync.local_steps is None:
-        return ReducedVotes(manifest, layout, torch.device(device))
+        weighs = manifest.sync.config.weighs_by_agreement
+        return (WeighedVotes if weighs else ReducedVotes)(manifest, layout, torch.device(device))
     if sharded:
         return (ReducedExperts if mixed else ReducedSteps)(manifest, layout, torch.device(device))
     if mixed:

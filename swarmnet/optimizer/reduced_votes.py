@@ -1,16 +1,22 @@
 """Votes of `sign-muon` with sharded reduction: a few reducers count the votes and publish the counts.
 
 The chunks of every plane are divided into `sync.shards` shards. A contribution is cut into one slice per
-shard. The reducer of a shard counts for each number how many of its contributors vote negative. A count of k
-contributors takes the bits of k: two for three contributors, four for fifteen. Counts are exact, so a round
-whose contributors are all in its results makes the same step as without reducers.
+shard. The reducer of a shard counts for each number how many of its contributors vote negative. Counts are
+exact, so a round whose contributors are all in its results makes the same step as without reducers.
 
-Shapes: C chunks of a plane or of a shard of it, M numbers of a chunk that a round covers, B bits of a count.
+A count of k contributors is a digit in base k + 1, and words of up to eight bytes hold some digits each. Bits
+of its own would take a quarter more for eight contributors, and ten times as long to read.
+
+Shapes: C chunks of a plane or of a shard of it, M numbers of a chunk that a round covers, W words, D digits
+of a word.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -18,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarmnet.model.flat_layout import Layout, Plane
-from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
+from swarmnet.optimizer.index_code import ContributionError, pack
 from swarmnet.optimizer.result_parts import ResultParts, ResultTally
 from swarmnet.optimizer.sign_muon import SignMuon
 from swarmnet.optimizer.step import SignStep
@@ -29,6 +35,63 @@ from swarmnet.run.rates import WHOLE
 
 Counts = NDArray[np.uint16]
 """Numbers of negative votes [C, M]."""
+WORD_BYTES = 8
+"""Longest word, which numpy divides at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountCode:
+    """Code for counts from 0 to `most`. Any counts have one form, and `read` refuses all others."""
+
+    most: int
+    word_bytes: int
+    digits: int
+    """Counts in a word, the first lowest. The last word may have fewer, and then zeros."""
+
+    def bytes_of(self, count: int) -> int:
+        """Return the encoded bytes of so many counts."""
+        return -(-count // self.digits) * self.word_bytes
+
+    def write(self, counts_CM: Counts) -> bytes:
+        flat = counts_CM.reshape(-1)
+        digits_WD = np.zeros((-(-len(flat) // self.digits), self.digits), np.uint64)
+        digits_WD.reshape(-1)[: len(flat)] = flat
+        words_W = np.zeros(len(digits_WD), "<u8")
+        for digit_W in digits_WD.T[::-1]:
+            words_W *= np.uint64(self.most + 1)
+            words_W += digit_W
+        return words_W.view(np.uint8).reshape(-1, WORD_BYTES)[:, : self.word_bytes].tobytes()
+
+    def read(self, data: memoryview, chunks: int, width: int) -> Counts:
+        """Return counts [chunks, width]. Raises ContributionError if `write` cannot have returned `data`."""
+        count, base = chunks * width, np.uint64(self.most + 1)
+        if len(data) != self.bytes_of(count):
+            raise ContributionError(f"{len(data)} bytes of counts where {self.bytes_of(count)} belong")
+        bytes_WB = np.frombuffer(data, np.uint8).reshape(-1, self.word_bytes)
+        words_W = np.pad(bytes_WB, ((0, 0), (0, WORD_BYTES - self.word_bytes))).view("<u8").reshape(-1)
+        digits_WD = np.empty((len(words_W), self.digits), np.uint16)
+        for place in range(self.digits):
+            rest_W = words_W // base
+            digits_WD[:, place] = words_W - rest_W * base
+            words_W = rest_W
+        flat = digits_WD.reshape(-1)
+        if np.any(words_W) or np.any(flat[count:]):
+            raise ContributionError(f"a word of counts is too large for counts up to {self.most}")
+        return flat[:count].reshape(chunks, width)
+
+
+@lru_cache(MAX_CONTRIBUTORS)
+def count_code(most: int) -> CountCode:
+    """Return the code of counts up to `most` with the fewest bytes for each, and of those with the shortest
+    words."""
+    codes = []
+    for word_bytes in range(1, WORD_BYTES + 1):
+        digits = 0
+        while (most + 1) ** (digits + 1) <= 256**word_bytes:
+            digits += 1
+        if digits:
+            codes.append(CountCode(most, word_bytes, digits))
+    return min(codes, key=lambda code: Fraction(code.word_bytes, code.digits))
 
 
 class ReducedVotes(ResultParts):
@@ -69,7 +132,8 @@ class ReducedVotes(ResultParts):
     def sums(self, shard: int, slices: Mapping[Contributor, bytes]) -> bytes:
         by_slice = [self._counts(shard, 1, memoryview(data)) for data in slices.values()]
         totals: list[Counts] = [sum(of_plane[1:], of_plane[0]) for of_plane in zip(*by_slice, strict=True)]
-        return b"".join(pack(_to_bits(total_CM, len(slices))) for total_CM in totals)
+        code = count_code(len(slices))
+        return b"".join(map(code.write, totals))
 
     def sums_bytes(self, shard: int, contributors: int, sums: memoryview) -> int:
         return self._bytes(shard, contributors)
@@ -96,26 +160,22 @@ class ReducedVotes(ResultParts):
         """Return each plane of the votes with its chunks in a shard."""
         return [(plane, rows_of(plane, shard, self.shards)) for plane in self.voted.planes]
 
-    def _bytes(self, shard: int, contributors: int) -> int:
-        """Return the bytes of the counts of a shard."""
-        bits = contributors.bit_length()
-        cut = self._rows(shard)
-        return sum(packed_bytes(rows.stop - rows.start, bits * plane.chunk) for plane, rows in cut)
+    def _bytes(self, shard: int, most: int) -> int:
+        """Return the bytes of the counts of a shard, each of which is `most` or less."""
+        code = count_code(most)
+        return sum(code.bytes_of((rows.stop - rows.start) * plane.chunk) for plane, rows in self._rows(shard))
 
-    def _counts(self, shard: int, contributors: int, data: memoryview) -> list[Counts]:
-        """Decode the counts of each plane in a shard. A slice is the counts of one contributor. Raises
-        ContributionError."""
-        size, bits = self._bytes(shard, contributors), contributors.bit_length()
+    def _counts(self, shard: int, most: int, data: memoryview) -> list[Counts]:
+        """Decode the counts of each plane in a shard, each of which is `most` or less. A slice is the counts
+        of one contributor. Raises ContributionError."""
+        size, code = self._bytes(shard, most), count_code(most)
         if len(data) != size:
             raise ContributionError(f"{len(data)} bytes of votes in shard {shard} where {size} belong")
         start, found = 0, []
         for plane, rows in self._rows(shard):
             chunks = rows.stop - rows.start
-            stop = start + packed_bytes(chunks, bits * plane.chunk)
-            count_CM = _from_bits(unpack(data[start:stop], chunks, bits * plane.chunk), bits)
-            if count_CM.max(initial=0) > contributors:
-                raise ContributionError(f"a count of {count_CM.max()} votes by {contributors} contributors")
-            found.append(count_CM)
+            stop = start + code.bytes_of(chunks * plane.chunk)
+            found.append(code.read(data[start:stop], chunks, plane.chunk))
             start = stop
         return found
 
@@ -136,17 +196,3 @@ class CountTally(ResultTally):
                     for plane, rows, sum_CM in of_planes:
                         plane_of(sums, plane)[rows] += sum_CM.to(method.device)
         return method.votes_method.step_of(torch.sign(sums).to(torch.int8), self._round, factor)
-
-
-def _to_bits(counts_CM: Counts, contributors: int) -> NDArray[np.uint8]:
-    """Return the bits of the counts of some contributors, lowest first, [C, M * B]."""
-    bits_B = np.arange(contributors.bit_length(), dtype=np.uint16)
-    bits_CMB = (counts_CM[:, :, None] >> bits_B & 1).astype(np.uint8)
-    return bits_CMB.reshape(len(counts_CM), counts_CM.shape[1] * len(bits_B))
-
-
-def _from_bits(bits: NDArray[np.uint8], width: int) -> Counts:
-    """Return the counts [C, M] from bits [C, M * B]."""
-    bits_CMB = bits.reshape(len(bits), bits.shape[1] // width, width).astype(np.uint16)
-    counts_CM: Counts = (bits_CMB << np.arange(width, dtype=np.uint16)).sum(axis=2, dtype=np.uint16)
-    return counts_CM

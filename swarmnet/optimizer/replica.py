@@ -5,6 +5,10 @@
 All sums are integers. A late contribution corrects the live weights to exactly what they would be if it had
 been in time. Settled weights depend only on the sets of contributions. The open rounds are always replayed in
 order from the settled state, because with a group momentum a late contribution changes later rounds, too.
+
+In a run with `sync.weights: agreement`, a round's step also depends on the agreement ledger after an earlier
+round. Open rounds are weighed by the ledger as it is, and again whenever a round settles. When a round
+settles itself, all before it have, so its weights are exact.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.experts.merging import ExpertMerging
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout
+from swarmnet.optimizer.agreement.ledger import KeepsLedger, Weighable
 from swarmnet.optimizer.method import Method, RoundAggregate
 from swarmnet.optimizer.step import Step, add_step
 from swarmnet.optimizer.tiling import all_tiles
@@ -74,12 +79,20 @@ class Replica:
         self._merging = merging
         self._settled = units.clone()
         self._weights = self._settled[: layout.size]
-        self._momentum = self._settled[layout.size :] if size > layout.size else None
+        beside = self._settled[layout.size :] if size > layout.size else None
+        """What is settled besides weights: a momentum or a ledger, never both."""
+        self._ledger = method.ledger if isinstance(method, KeepsLedger) else None
+        self._beside = beside
+        self._momentum = beside if self._ledger is None else None
+        if self._ledger is not None and beside is not None:
+            self._ledger.load(beside.cpu().numpy())
         self._frozen = frozen if frozen is not None and len(frozen) else None
         self._open: dict[int, _OpenRound] = {}
         self.settled_round = settled_round
         self.applied_round = settled_round
         """The newest round in the live weights."""
+        self.weighed_again = 0
+        """Applied rounds whose step was corrected because weights changed when another round settled."""
         self._contributors = 1
         """Number of contributors of that round, as it was applied."""
 
@@ -93,19 +106,19 @@ class Replica:
         invalid."""
         open_round = self._opened(round)
         open_round.tally.add(peer, payload)
-        self._correct(open_round)
+        self._correct(round, open_round)
 
     def remove(self, round: int, peer: PeerId) -> None:
         """Remove a contribution. Raises KeyError if it is not in the set."""
         open_round = self._opened(round)
         open_round.tally.remove(peer)
-        self._correct(open_round)
+        self._correct(round, open_round)
 
     def rate(self, round: int, factor: int) -> None:
         """Set the factor on the round's learning rate, before or after the round is applied."""
         open_round = self._opened(round)
         open_round.factor = factor
-        self._correct(open_round)
+        self._correct(round, open_round)
 
     def apply(self, round: int) -> None:
         """Add the round's step to the live weights. Without contributions the step is zero. Raises
@@ -113,6 +126,7 @@ class Replica:
         open_round = self._opened(round)
         if open_round.applied is not None:
             raise ReplicaError(f"round {round} is applied already")
+        self._weigh(round, open_round)
         open_round.applied = open_round.tally.step(open_round.factor)
         self.applied_round = max(self.applied_round, round)
         self._contributors = open_round.tally.contributors
@@ -127,12 +141,13 @@ class Replica:
         open_round.tally.rest()
         return found
 
-    def settle(self, round: int, hashed: bool = True) -> bytes:
-        """Settle the oldest open round and return the digest of the settled state, or `NOT_HASHED`."""
-        self.close(round)
+    def settle(self, round: int, hashed: bool = True, chain: bytes = b"") -> bytes:
+        """Settle the oldest open round and return the digest of the settled state, or `NOT_HASHED`. `chain`
+        is the value of the chain of settled sets after it; only the agreement ledger needs it."""
+        self.close(round, chain)
         return self.digest() if hashed else NOT_HASHED
 
-    def close(self, round: int) -> None:
+    def close(self, round: int, chain: bytes = b"") -> None:
         """Settle the oldest open round without computing a digest. Raises ReplicaError if it is another round
         or is not applied."""
         if round != self.settled_round + 1:
@@ -147,6 +162,14 @@ class Replica:
             self._method.held.settled(round)
         del self._open[round]
         self.settled_round = round
+        if self._ledger is not None and self._beside is not None:
+            assert isinstance(open_round.tally, Weighable), "of a method with a ledger"
+            open_round.tally.record(chain)
+            self._beside.copy_(torch.from_numpy(self._ledger.numbers()))
+            for number, later in self._open.items():
+                if later.applied is not None and self._weigh(number, later):
+                    later.applied = later.tally.step(later.factor)
+                    self.weighed_again += 1
 
     def digest(self) -> bytes:
         """Return the SHA-256 over the settled round (8 bytes, signed), the settled state and the frozen
@@ -214,9 +237,17 @@ class Replica:
             self._open[round] = _OpenRound(self._method.tally(round))
         return self._open[round]
 
-    def _correct(self, open_round: _OpenRound) -> None:
+    def _weigh(self, round: int, open_round: _OpenRound) -> bool:
+        """Set the weights of a round's contributors by the ledger. Returns whether one has changed."""
+        if self._ledger is None:
+            return False
+        assert isinstance(open_round.tally, Weighable), "of a method with a ledger"
+        return open_round.tally.weigh(round - self.settled_round)
+
+    def _correct(self, round: int, open_round: _OpenRound) -> None:
         """Compute the step of an applied round again."""
         if open_round.applied is not None:
+            self._weigh(round, open_round)
             open_round.applied = open_round.tally.step(open_round.factor)
 
 

@@ -143,9 +143,14 @@ class ResultTally:
     def vote_agreement(self, me: PeerId) -> None:
         """Return None: a result does not say how a single peer voted."""
 
+    def _members(self) -> Mapping[PeerId, tuple[bytes, Table]]:
+        """Return the results that may count."""
+        return self._results
+
     def _counted(self) -> Iterator[tuple[bytes, Set[int]]]:
         """Yield each result with the shards in which it counts."""
-        tables = {peer: table for peer, (_, table) in self._results.items()}
+        members = self._members()
+        tables = {peer: table for peer, (_, table) in members.items()}
         counted = counting(tables, self._reduced.draw, self._round)
-        for peer, (payload, table) in self._results.items():
+        for peer, (payload, table) in members.items():
             yield payload, {shard for shard in table.shards if peer in counted[shard]}

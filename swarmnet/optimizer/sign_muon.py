@@ -34,12 +34,16 @@ from math import log2
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Entry, Layout, Plane
 from swarmnet.model.fragments import FragmentPart, cut_fragments
 from swarmnet.model.parameters import trains_with_muon
+from swarmnet.model.state_layout import state_of
+from swarmnet.optimizer.agreement.ledger import AgreementLedger
+from swarmnet.optimizer.agreement.weighed_tally import WeighedTally
 from swarmnet.optimizer.device_groups.device_group import ALONE, DeviceGroup
 from swarmnet.optimizer.device_groups.payload import Sections
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
@@ -75,7 +79,8 @@ class SignMuon:
         self._run_id = manifest.run_id()
         self._fragments = config.fragments
         self._decay = config.momentum
-        self.state = layout
+        self.state = state_of(layout, manifest.sync)
+        self.ledger = AgreementLedger() if config.weighs_by_agreement else None
         self._layout = layout
         self._device = device
         self._clip = BlockClip(layout, manifest.sync.max_grad_norm, device)
@@ -119,7 +124,11 @@ class SignMuon:
             pass
 
     def tally(self, round: int) -> VoteTally:
-        return VoteTally(method=self, layout=self.voted, device=self._device, round=round)
+        if self.ledger is None:
+            return VoteTally(method=self, layout=self.voted, device=self._device, round=round)
+        return WeighedTally(
+            method=self, layout=self.voted, device=self._device, round=round, ledger=self.ledger
+        )
 
     def lookahead(self, round: int, factor: int = WHOLE, contributors: int = 1) -> StepSum | None:
         """Return the steps of this peer's own votes in all rounds from `round` on, which are not applied, as
@@ -135,6 +144,16 @@ class SignMuon:
             raise ContributionError(f"payload of {len(payload)} bytes where {self.payload_bytes} belong")
         bits_CM = unpack(payload, self._plane.chunks, VOTE_CHUNK)
         yield Votes(None, torch.from_numpy(1 - 2 * bits_CM.view(np.int8)))
+
+    def votes_in(self, round: int) -> int:
+        votes: int = max(turn.votes.stop for turn in self._turns[round % self._fragments])
+        return votes
+
+    def signs_at(self, payload: bytes, places: NDArray[np.int64]) -> NDArray[np.int8]:
+        bytes_at = np.frombuffer(payload, np.uint8)[places >> 3]
+        negative = bytes_at >> (places & 7).astype(np.uint8) & 1
+        signs: NDArray[np.int8] = 1 - 2 * negative.view(np.int8)
+        return signs
 
     def own_votes(self, round: int) -> list[Votes] | None:
         signs = self._own.get(round)

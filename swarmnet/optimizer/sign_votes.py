@@ -222,13 +222,17 @@ class VoteTally:
         if peer in self._payloads:
             raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
         votes = list(self._method.votes_of(payload))
-        self._count(votes, 1, self._summed())
+        self._count(votes, self.weight(peer), self._summed())
         self._payloads[peer] = payload
 
     def remove(self, peer: PeerId) -> None:
         payload = self._payloads[peer]
-        self._count(self._method.votes_of(payload), -1, self._summed())
+        self._count(self._method.votes_of(payload), -self.weight(peer), self._summed())
         del self._payloads[peer]
+
+    def weight(self, peer: PeerId) -> int:
+        """Return how many votes a contribution of `peer` counts for."""
+        return 1
 
     @property
     def contributors(self) -> int:
@@ -240,10 +244,11 @@ class VoteTally:
 
     def step(self, factor: int = WHOLE) -> SignStep:
         signs = torch.empty(self._layout.size, dtype=torch.int8, device=self._device)
+        voters = sum(map(self.weight, self._payloads))
         for index, plane in enumerate(self._layout.planes):
             targets, sums = tiles_of(plane_of(signs, plane)), tiles_of(plane_of(self._summed(), plane))
             for target_CN, sums_CN in zip(targets, sums, strict=True):
-                inverse_CN = self._method.invert(index, sums_CN, len(self._payloads))
+                inverse_CN = self._method.invert(index, sums_CN, voters)
                 target_CN.copy_(torch.sign(inverse_CN))
         return self._method.step_of(signs, self._round, factor)
 
@@ -254,15 +259,15 @@ class VoteTally:
             return None
         found = VoteAgreement(0, 0, 0)
         for plane, own in zip(self._layout.planes, sent, strict=True):
-            found += vote_agreement(own.signs, own.at(plane_of(self._summed(), plane)))
+            found += vote_agreement(own.signs, own.at(plane_of(self._summed(), plane)), self.weight(me))
         return found
 
     def _summed(self) -> Tensor:
         """Return the sums of all votes, int16 [layout.size]."""
         if self._sums is None:
             self._sums = torch.zeros(self._layout.size, dtype=torch.int16, device=self._device)
-            for payload in self._payloads.values():
-                self._count(self._method.votes_of(payload), 1, self._sums)
+            for peer, payload in self._payloads.items():
+                self._count(self._method.votes_of(payload), self.weight(peer), self._sums)
         return self._sums
 
     def _count(self, votes: Iterable[Votes], weight: int, sums: Tensor) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.membership.overlay import choose_some
 from swarmnet.rounds.events import Reference, RequestContributions
+from swarmnet.rounds.upload_meter import UploadMeter
 
 PULL_SECONDS = 1.0
 """A contribution that has not arrived this long after the request is requested from another holder."""
@@ -72,6 +73,8 @@ class FetchScheduler:
         self.fair_share = float("inf")
         self.helpers: Collection[PeerId] = ()
         """The helpers of the group. They are asked before all others, without a limit."""
+        self.meter = UploadMeter()
+        """How fast neighbours send what was requested from them."""
         self._me = me
         self._neighbours = neighbours
         self._asked: Counter[tuple[int, PeerId]] = Counter()
@@ -123,18 +126,20 @@ class FetchScheduler:
                 self._due = min(self._due, pull.due)
         return [RequestContributions(peer, tuple(wanted))] if wanted else []
 
-    def arrived(self, identity: ContributionId) -> tuple[PeerId, ...]:
-        """End the download of a contribution that arrived. Returns its known holders; none if there was no
-        download of it."""
-        pull = self._pulls.get(identity)
+    def arrived(self, reference: Reference, sender: PeerId, now: float) -> tuple[PeerId, ...]:
+        """End the download of a contribution that `sender` has sent. Returns its known holders; none if there
+        was no download of it."""
+        pull = self._pulls.get(reference.id)
         if pull is None:
             return ()
-        self._end(identity)
+        self.meter.arrived(reference.id, sender, reference.size, now)
+        self._end(reference.id, now)
         return tuple(pull.holders)
 
     def left(self, peer: PeerId, now: float) -> None:
         """Remove a neighbour that left from all holders. What was requested from it is due at once from
         another holder; a download without another one ends."""
+        self.meter.left(peer)
         for identity, pull in list(self._pulls.items()):
             if peer not in pull.holders:
                 continue
@@ -143,13 +148,13 @@ class FetchScheduler:
                 self._due = min(self._due, pull.due)
             pull.holders.remove(peer)
             if not pull.holders:
-                self._end(identity)
+                self._end(identity, now)
 
-    def forget_until(self, round: int) -> None:
+    def forget_until(self, round: int, now: float) -> None:
         """Drop the downloads of settled rounds, up to `round`."""
         for identity, pull in list(self._pulls.items()):
             if pull.reference.round <= round:
-                self._end(identity)
+                self._end(identity, now)
         for of_round, holder in list(self._asked):
             if of_round <= round:
                 del self._asked[of_round, holder]
@@ -167,7 +172,7 @@ class FetchScheduler:
             if now < pull.due:
                 continue
             if pull.asks >= MAX_ASKS or not wanted(pull.reference):
-                self._end(identity)
+                self._end(identity, now)
             else:
                 if pull.asks:
                     last_asked = pull.holders.pop(0)
@@ -199,6 +204,7 @@ class FetchScheduler:
 
     def _record_request(self, pull: _Pull, holder: PeerId, now: float) -> None:
         """Record a request to `holder`, which moves to the front of the holders."""
+        self.meter.requested(pull.reference.id, holder, now)
         pull.holders.remove(holder)
         pull.holders.insert(0, holder)
         pull.asks += 1
@@ -216,8 +222,9 @@ class FetchScheduler:
         """Return the counts by round that include this download."""
         return self._doubted if pull.doubted else self._of_round
 
-    def _end(self, identity: ContributionId) -> None:
+    def _end(self, identity: ContributionId, now: float) -> None:
         pull = self._pulls.pop(identity)
+        self.meter.ended(identity, now)
         _decrement(self._counts_with(pull), pull.reference.round)
         if not self._pulls:
             self._due = float("inf")

@@ -336,7 +336,7 @@ class GroupRounds:
 
     def _handle_arrival(self, peer: PeerId, reference: events.Reference, now: float) -> None:
         """Add a verified contribution that `peer` sent, and announce it to neighbours that may lack it."""
-        announcers = self.pulls.arrived(reference.id)  # Ends its download.
+        announcers = self.pulls.arrived(reference, peer, now)  # Ends its download.
         if not self.takes(reference):
             return
         self._add_to_set(reference)
@@ -465,7 +465,7 @@ class GroupRounds:
             case events.ResultRead(identity, table):
                 self.offers.read(identity, table)
             case events.UnknownPeersNamed(peer, reference, strangers):
-                self.pulls.arrived(reference.id)  # Ends its download.
+                self.pulls.arrived(reference, peer, now)  # Ends its download.
                 self.admission.waiting.record_unknown_in_result(peer, reference, strangers)
         if self.reducing is not None:
             self.reducing.take(event, self.settled, self.current, now)
@@ -519,7 +519,7 @@ class GroupRounds:
         state.seal(now)
         self.histories.suspension.took_up(number, now)  # While it follows others, there may be more to adopt.
         self.history.pop(number - kept_rounds(self.rules), None)
-        self.pulls.forget_until(number)
+        self.pulls.forget_until(number, now)
         self.admission.forget_until(number)
         if self.reducing is not None:
             self.reducing.forget_until(number)

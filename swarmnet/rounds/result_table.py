@@ -221,20 +221,24 @@ def counting(tables: Mapping[PeerId, Table], draw: Draw, round: int) -> dict[int
 
 @dataclass(frozen=True, slots=True)
 class ReducerClass:
-    """What a peer's signed record says about it as a reducer."""
+    """What a group knows of a peer as a reducer."""
 
     level: int = 0
     """Its upload, as the number of `UPLINK_LEVELS` that it reaches."""
     is_helper: bool = False
-    """True if it only reduces, and does not train. Helpers reduce before all others."""
+    """True if it only reduces, and does not train, and its upload is not known to be slow. Helpers reduce
+    before all others."""
 
 
 NO_CLASS = ReducerClass()
 
 
-def class_of(up_bytes_per_second: float, is_helper: bool) -> ReducerClass:
-    """Return the class of a peer with this upload; 0 if it is unknown."""
-    return ReducerClass(sum(up_bytes_per_second >= least for least in UPLINK_LEVELS), is_helper)
+def class_of(claimed: float, measured: float, is_helper: bool) -> ReducerClass:
+    """Return the class of a peer that claims one upload (0 if none), where others measured another (infinite
+    if none). A helper that was measured below the lowest level is drawn like a worker, because all peers
+    would wait for it in each round."""
+    level = sum(min(claimed, measured) >= least for least in UPLINK_LEVELS)
+    return ReducerClass(level, is_helper and measured >= UPLINK_LEVELS[0])
 
 
 @dataclass(frozen=True, slots=True)

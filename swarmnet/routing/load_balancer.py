@@ -73,7 +73,7 @@ class Estimate:
     refusals: int = 0
     """Number of BUSY replies in a row."""
     shuns: int = 0
-    """Number of times that the peer's values were found to be outliers."""
+    """Number of times that the peer's values were found to be outliers, or to differ from others'."""
     failed_until: float = 0.0
     busy_until: float = 0.0
     shunned_until: float = 0.0
@@ -221,12 +221,22 @@ class Router:
         estimate.failed_until = now + pause * self.chance.uniform(0.8, 1.2)
         estimate.failures += 1
 
-    def shun(self, peer: PeerId, now: float) -> None:
-        """Pause sends for long to a peer whose values are outliers, in either direction of the pipeline. Each
-        further occurrence doubles the pause."""
+    def shun(self, peer: PeerId, now: float) -> float:
+        """Pause sends for long to a peer whose values are outliers or differ from those of others, in either
+        direction of the pipeline. Each further occurrence doubles the pause. Returns its seconds."""
         estimate = self._estimate(peer)
-        estimate.shunned_until = now + doubled(FIRST_SHUN_SECONDS, estimate.shuns, LONGEST_SHUN_SECONDS)
+        seconds = doubled(FIRST_SHUN_SECONDS, estimate.shuns, LONGEST_SHUN_SECONDS)
+        estimate.shunned_until = now + seconds
         estimate.shuns += 1
+        return seconds
+
+    def forgive(self, peer: PeerId) -> None:
+        """Halve the number of pauses by which the next one is longer: the peer's values agree again."""
+        self._estimate(peer).shuns //= 2
+
+    def shunned(self, now: float) -> dict[PeerId, float]:
+        """Return the peers in such a pause, with the seconds until it ends."""
+        return {peer: one.shunned_until - now for peer, one in self.peers.items() if one.shunned_until > now}
 
     def is_shunned(self, peer: PeerId, now: float) -> bool:
         estimate = self.peers.get(peer)

@@ -66,6 +66,12 @@ class Manifest(RunKeys):
         """Bytes of a microbatch's gradient that is sent to the previous stage."""
         return encoded_bytes(self.hidden_shape, self.effective_gradient_codec)
 
+    @property
+    def compares_answers(self) -> bool:
+        """Whether answers of several peers to one microbatch are compared. Where stages may be skipped, two
+        peers rarely send a microbatch to the same next stage."""
+        return self.compared_fraction > 0.0 and not self.path_rules().skips
+
     def neighbour_stages(self, stage: int) -> tuple[int, ...]:
         """Return the stages whose peers exchange microbatches directly with peers of `stage`. These are the
         two adjacent stages, and farther ones if microbatches may skip stages."""

@@ -182,6 +182,11 @@ def _microbatch_rows(manifest: Manifest, model: ModelShape) -> list[Problem]:
             f"model.vocab_size is {model.vocab_size}; with data.tokenizer: bytes it must be at least 256",
         ),
         (
+            manifest.data.format == "messages" and model.boundary.is_narrow,
+            f"model.boundary.kind is {model.boundary.kind}, with which labels do not travel, as data.format: "
+            "messages needs; set kind: full",
+        ),
+        (
             manifest.data.seq_len > model.max_position_embeddings,
             f"data.seq_len is {manifest.data.seq_len}; it must be at most model.max_position_embeddings, "
             f"{model.max_position_embeddings}",
@@ -200,6 +205,10 @@ def _microbatch_rows(manifest: Manifest, model: ModelShape) -> list[Problem]:
             manifest.gradient_rounding != "nearest" and manifest.effective_gradient_codec in ("fp32", "bf16"),
             f"gradient_rounding: {manifest.effective_gradient_codec} supports only nearest; stochastic needs "
             "gradient_codec: int8, int4-tiles or int6-tiles",
+        ),
+        (
+            not 0.0 <= manifest.compared_fraction <= 0.5,
+            f"compared_fraction is {manifest.compared_fraction:g}; it must lie in [0, 0.5]",
         ),
     ]
 
@@ -423,6 +432,15 @@ def _data_rows(data: Data) -> list[Problem]:
             "data.tokenizer_sha256 is no SHA-256 (64 hexadecimal digits); publishing fills it in",
         ),
         (
+            data.format == "messages" and data.tokenizer == BYTES,
+            "data.format: messages needs the model's own tokenizer.json; name it as data.tokenizer",
+        ),
+        (
+            data.format == "messages" and any(source.shared == "peers" for source in data.sources),
+            "data.sources: shared: peers sends no chat template, which data.format: messages needs; leave it "
+            "out",
+        ),
+        (
             data.sampling == "random" and any(weights),
             "data.sampling is random, which ignores the weights in data.sources; set it to epoch, or leave "
             "them out",
@@ -470,6 +488,11 @@ def _sync_rows(sync: Sync) -> list[Problem]:
             sync.topology == "sharded-reduce" and not config.can_shard,
             "sync.topology: sharded-reduce does not work with this method; set sync.method to one of "
             f"{', '.join(name for name, each in METHOD_CONFIGS.items() if each.can_shard)}",
+        ),
+        (
+            sync.weights == "agreement" and not config.can_weigh,
+            "sync.weights: agreement does not work with this method; set sync.method to "
+            f"{', '.join(name for name, each in METHOD_CONFIGS.items() if each.can_weigh)}",
         ),
         (sync.learning_rate <= 0, f"sync.learning_rate is {sync.learning_rate:g}; it must be positive"),
     ]

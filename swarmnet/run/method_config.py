@@ -53,6 +53,8 @@ class MethodConfig:
     """Whether the method reads `outer_momentum`."""
     can_shard: ClassVar[bool] = False
     """Whether the method works with `sync.topology: sharded-reduce`."""
+    can_weigh: ClassVar[bool] = False
+    """Whether the method works with `sync.weights: agreement`."""
     orthogonalizes_gradients: ClassVar[bool] = False
     """Whether a contribution takes Newton-Schulz steps on the matrices of layers."""
     loss_law: ClassVar[LossLaw] = LossLaw(scale=1.055)
@@ -60,6 +62,11 @@ class MethodConfig:
     have no law of their own."""
     preset_keys: ClassVar[tuple[str, ...]] = ()
     """Keys that may be `method` or 0, which stands for the method's own value."""
+
+    @property
+    def weighs_by_agreement(self) -> bool:
+        """Whether votes weigh by their contributor's agreement with the others (`sync.weights`)."""
+        return False
 
     def read(self, keys: Mapping[str, Any]) -> Self:
         """Return this configuration with the values of the keys of `sync` that it has."""

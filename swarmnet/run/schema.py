@@ -28,10 +28,11 @@ from swarmnet.run.sync_methods import (
     MethodName,
     SelectionName,
     TransformName,
+    WeightsName,
     meaning_of_methods,
 )
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 MEANING = "meaning"
 """Marks the meaning of a key that is composed by the program instead of written below the key."""
 
@@ -254,6 +255,7 @@ class InitCheckpoint:
 
 
 SamplingName = Literal["random", "epoch"]
+FormatName = Literal["text", "messages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +280,9 @@ class Data:
     the whole text once per epoch, in each peer's own order."""
     tokenizer_sha256: str = field(default="", metadata={ADDED: True})
     """SHA-256 of the tokenizer.json, by which peers fetch it. Publishing fills it in if a text is shared."""
+    format: FormatName = field(default="text", metadata={ADDED: True})
+    """`messages`: .jsonl lines with `messages`, or `prompt` and `completion`, rendered by the chat template
+    next to the tokenizer. Only the assistant's tokens are learned."""
 
     @property
     def is_library_alone(self) -> bool:
@@ -390,6 +395,9 @@ class Sync:
     up to 64 x 64, as in DeMo's paper; not with hadamard."""
     shards: int = field(default=16, metadata={ADDED: True})
     """sharded-reduce: slices per contribution. Each has its own reducers."""
+    weights: WeightsName = field(default="equal", metadata={ADDED: True})
+    """sign-muon: weight of each peer's votes. `equal`: all count in full. `agreement`: votes that disagree
+    with those of others count less or not at all, and copies share one vote."""
     trainable: tuple[str, ...] = field(default=(), metadata={ADDED: True})
     """Parameters to train, as Hugging Face names or patterns (`*.mlp.*`); the rest are frozen and not sent.
     Empty: all. With LoRA, the factors are trained, and these in addition."""
@@ -440,6 +448,9 @@ class RunKeys:
     """Encoding of the gradients, which tolerate fewer bits less well. `same`: as `activation_codec`."""
     gradient_rounding: Rounding = field(default="nearest", metadata={ADDED: True})
     """Rounding of int8 and tile-encoded gradients. `stochastic`: unbiased."""
+    compared_fraction: float = field(default=0.02, metadata={ADDED: True})
+    """Fraction of microbatches whose answer is compared with that of a second peer of the next stage. `0`:
+    none. Peers avoid those that answer otherwise. Not in runs that skip stages."""
     wire_version: int = WIRE_VERSION
     """Version of the messages between all peers of the run."""
     access: Literal["open", "invite"] = "open"

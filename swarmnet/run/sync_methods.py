@@ -17,6 +17,7 @@ from swarmnet.run.method_config import CHUNK, FLOAT_BYTES, MethodConfig, Problem
 SelectionName = Literal["top-k", "group"]
 TransformName = Literal["hadamard", "dct", "fine-dct"]
 ChunkingName = Literal["flat", "tiled"]
+WeightsName = Literal["equal", "agreement"]
 MAX_RANK = 1024
 """Maximum rank for which a step's exact sums do not overflow (`swarmnet/optimizer/low_rank/exact.py`)."""
 CUT_BYTES = FLOAT_BYTES
@@ -99,6 +100,7 @@ class SignMuonConfig(MethodConfig):
     momentum: float = 0.95
     topology: TopologyName = "all-gather"
     small_model_rate: float = 1.6e-2
+    weights: WeightsName = "equal"
 
     can_shard: ClassVar[bool] = True
     orthogonalizes_gradients: ClassVar[bool] = True
@@ -107,6 +109,11 @@ class SignMuonConfig(MethodConfig):
     )
     """Fitted to trials whose rounds are applied one round late."""
     preset_keys: ClassVar[tuple[str, ...]] = ("fragments",)
+    can_weigh: ClassVar[bool] = True
+
+    @property
+    def weighs_by_agreement(self) -> bool:
+        return self.weights == "agreement"
 
     def contribution_bytes(self, sizes: StageSizes) -> float:
         return MethodConfig.contribution_bytes(self, sizes) / self.fragments

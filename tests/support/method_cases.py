@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 
@@ -67,3 +68,11 @@ def bent(honest, data):
     for place in data.draw(st.lists(st.integers(0, 8 * len(payload) - 1), max_size=4)):
         payload[place // 8] ^= 1 << (place % 8)
     return data.draw(st.sampled_from([bytes(payload), bytes(payload[:-1]), bytes(payload) + b"\0"]))
+
+
+def correlated_votes(honest, numbers=4096, errors=0.3, seed=0):
+    """Votes of honest peers, int8 [honest, numbers]. Each has some wrong. Then the right votes."""
+    generator = np.random.default_rng(seed)
+    right_N = generator.choice(np.array([-1, 1], np.int8), numbers)
+    wrong_CN = generator.random((honest, numbers)) < errors
+    return np.where(wrong_CN, -right_N, right_N).astype(np.int8), right_N

@@ -95,6 +95,8 @@ def not_divisible(manifest: Manifest) -> str:
     sync = manifest.sync
     if sync.chunking == "tiled":
         return "the run cuts matrices in tiles (sync.chunking), which do not lie on one device"
+    if sync.config.weighs_by_agreement:
+        return "the agreement ledger (sync.weights) is not held share by share"
     if sync.topology == "sharded-reduce":
         return "what goes to reducers (sync.topology: sharded-reduce) is not made share by share yet"
     if has_frozen(manifest):
@@ -281,6 +283,7 @@ class SpreadReplica:
         self.size = self._shares.whole.size
         self.settled_round = settled_round
         self.applied_round = settled_round
+        self.weighed_again = 0
         self._factors: dict[int, int] = {}
         each: list[list[Tensor]] = [[] for _ in range(self._shares.devices)]
         for device, start, stop in self._device_ranges():
@@ -324,7 +327,7 @@ class SpreadReplica:
             counts = counts[:1]  # Every device has counted all votes.
         return sum(counts, VoteAgreement(0, 0, 0)) if counts else None
 
-    def settle(self, round: int, hashed: bool = True) -> bytes:
+    def settle(self, round: int, hashed: bool = True, chain: bytes = b"") -> bytes:
         """Settle a round on all devices. Returns the digest of the settled state. Without `hashed`, returns
         NOT_HASHED and does not read the state from the devices."""
         digest = digest_of(round)

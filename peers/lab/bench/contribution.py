@@ -1,4 +1,4 @@
-"""Benchmark of contributions: bytes and time of each selection, compared with a straightforward float DeMo.
+"""Benchmark of contributions: bytes and time of methods with votes, compared with a plain float DeMo.
 
 All timings are medians over interleaved repeats in one process with one thread. The ratios therefore hold on
 other machines, unlike the nanoseconds. On a GPU both run there; contributions are copied to and from host
@@ -34,16 +34,19 @@ CASES = (
     Sync(selection="top-k", topk_per_chunk=128, transform="hadamard"),
     Sync(selection="group", topk_per_chunk=128, transform="dct"),
     Sync(selection="group", topk_per_chunk=128, transform="hadamard"),
+    Sync(method="sign-muon", fragments=4),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ContributionRow:
-    """One selection. Times in nanoseconds per parameter; `decode` is for all peers together."""
+    """One method. Times in nanoseconds per parameter; `decode` is for all peers together."""
 
     selection: str
+    """How `demo-sign` selects, or the name of another method."""
     transform: str
     kept: int
+    """Votes for 4096 parameters, on average over rounds."""
     payload_bytes: int
     """Bytes of a contribution, overhead included."""
     bits_per_vote: float
@@ -52,7 +55,7 @@ class ContributionRow:
     encode: float
     decode: float
     baseline_encode: float
-    """Time of the float DeMo with as many coefficients, measured between the repeats of this row."""
+    """Time of the float DeMo with `topk_per_chunk` coefficients, measured between the repeats of this row."""
     baseline_decode: float
 
     @property
@@ -214,10 +217,11 @@ def _measure(
         for column, size in zip(zip(*times[1:], strict=True), sizes, strict=True)
     ]
     total = method.payload_bytes + overhead_bytes
+    kind: tuple[str, str, int] = sync.selection, sync.transform, sync.topk_per_chunk
+    if sync.method == "sign-muon":
+        kind = sync.method, "polar", CHUNK // sync.fragments
     return ContributionRow(
-        sync.selection,
-        sync.transform,
-        sync.topk_per_chunk,
+        *kind,
         total,
         8 * total / method.votes,
         4 * layout.parameters / total,

@@ -1,8 +1,8 @@
 """Benchmark of how fast contributions reach a whole group, and their traffic: hundreds of `GroupRounds`.
 
 The state machines and the sizes of their messages are the product's. Peers, contributions, links and time are
-stubs. A link has a delay, no loss and no limit, so that hops and timeouts are measured and not bandwidth. The
-result depends only on the seed.
+stubs. Results have the size of counts of votes. A link has a delay, no loss and no limit, so that hops and
+timeouts are measured and not bandwidth. The result depends only on the seed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from peers.lab.planner.exchange import RESULT_CONTRIBUTIONS
 from peers.worker.rounds.wire_events import read_progress, read_reference, write_announces, write_progress
 from protocols.framing.frames import wire_bytes
 from protocols.messages.table import Contribution, Message, Slices, encode
@@ -25,6 +24,7 @@ from protocols.signed.slices import head_bytes
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.membership.membership import SILENT_SECONDS
 from swarmnet.membership.overlay import choose_helpers, choose_neighbours, hops
+from swarmnet.optimizer.reduced_votes import count_code
 from swarmnet.rounds import events
 from swarmnet.rounds.contributors import HasWeight
 from swarmnet.rounds.group_rounds import GroupRounds
@@ -399,10 +399,11 @@ class StubGroup:
             return
         assert self.draw is not None
         table = Table({shard: frozenset(held) for shard, held in kept.items()})
-        sums = RESULT_CONTRIBUTIONS * self.contribution_bytes * len(kept) / self.draw.shards
+        numbers = 8 * self.contribution_bytes // self.draw.shards  # A contribution has a bit for each.
+        sums = sum(count_code(len(held)).bytes_of(numbers) for held in kept.values())
         identity = self.name(me, round, "result")
         self.record.tables[identity] = table
-        self.publish(me, round, identity, ENVELOPE_BYTES + len(head_of(table, b"")) + int(sums), table)
+        self.publish(me, round, identity, ENVELOPE_BYTES + len(head_of(table, b"")) + sums, table)
         if self.lies and fails:
             self.liars[me] = round
 

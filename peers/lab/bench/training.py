@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
+from random import Random
 from typing import Literal, Protocol
 
 import torch
@@ -354,7 +355,7 @@ class StagesInOneThread:
         data = self._manifest.data
         part.compute.warm_up(data.micro_batch_size, data.seq_len)
         replica = part.replica(part.first_units(), -1)
-        work = MicrobatchWork(self._manifest, stage, part.compute)
+        work = MicrobatchWork(self._manifest, stage, part.compute, Random(0))
         update = UpdateWork(
             run_id=self._manifest.run_id(),
             stage=stage,

@@ -26,12 +26,6 @@ from swarmnet.run.local_step_config import TopologyName
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.sync_methods import COUNT_BITS
 
-RESULT_CONTRIBUTIONS = 4.0
-"""Bytes of all results of a round, divided by the bytes of one contribution.
-
-A result has four bits for each number where a contribution has one
-(swarmnet/optimizer/local_steps/reduced_steps.py), and covers the whole stage. With expert shards a
-contribution covers less of the stage; `result_bytes` is exact there."""
 ALONE_BYTES = 16
 """Memory per parameter of a peer that trains alone: weights, gradient and two moments, 4 bytes each."""
 MAX_OF_A_LINE = 0.9

@@ -26,7 +26,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.gradient_sum import Used
 from swarmnet.model.experts.load import Routed
 from swarmnet.model.flat_layout import Layout, layout_of
-from swarmnet.model.stage_compute import LastStageResult, Tiles
+from swarmnet.model.stage_compute import LastStageResult, Tiles, Uncounted
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.tiling import Tile
 from swarmnet.rounds.result_table import (
@@ -256,12 +256,12 @@ class StubCompute:
     def finish(
         self, key: Hashable, inputs: Tensor, labels_BT: Tensor, tokens_BT: Tensor | None = None
     ) -> LastStageResult:
-        self._gathered += 1
+        self._gathered += not isinstance(key, Uncounted)
         return LastStageResult(float(self._tokens), self._tokens, self._hidden)
 
     def backward(self, key: Hashable, hidden_gradient: Tensor) -> Tensor | None:
         self._open.remove(key)
-        self._gathered += 1
+        self._gathered += not isinstance(key, Uncounted)
         return self._hidden
 
     def drop(self, key: Hashable) -> None:

@@ -134,6 +134,7 @@ class RecordAnnouncer:
             *bandwidth_fields(claims.line),
             claims.experts_group,
             claims.experts_trained[:TOLD_GROUPS],
+            claims.uploads_seen,
         )
         return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
 

@@ -35,6 +35,7 @@ class Claims:
     line: LinkBandwidth = UNKNOWN
     experts_group: int = -1
     experts_trained: tuple[int, ...] = ()
+    uploads_seen: bytes = b""
 
 
 def plain_name(name: str) -> str:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from peers.data.documents import TextError, excerpt, fingerprint
+from peers.data.documents import DocumentText, TextError, excerpt, fingerprint
 from peers.data.tokenizer import ByteTokenizer, Tokenizer
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
+from swarmnet.model.sampling import IGNORE_INDEX, as_context, inputs_and_labels, learned
 from swarmnet.run.schema import ModelShape
 
 SCORED_BYTES = 64 * 1024
@@ -59,7 +60,7 @@ class Windows:
 
     @property
     def tokens(self) -> int:
-        """Number of labels in all windows."""
+        """Number of labels in all windows, without those of context."""
         return labels_of(self.pairs)
 
     def score(self, nats: float) -> Score:
@@ -87,21 +88,37 @@ def bits_per_byte(
     return windows.score(nats_of(logits_of, windows.pairs))
 
 
+def score_answers(
+    weights: Mapping[str, Tensor],
+    shape: ModelShape,
+    text: DocumentText,
+    tokenizer: Tokenizer,
+    *,
+    window: int = 128,
+) -> Score:
+    """Return the score of the answers in the conversations of a text. The bytes are those of the answers.
+    Raises TextError if there are none."""
+    windows = cut_answers(text, tokenizer, window=min(window, shape.max_position_embeddings))
+    return windows.score(
+        nats_of(lambda tokens_BT: forward(weights, shape, whole(shape), tokens_BT), windows.pairs)
+    )
+
+
 def nats_of(logits_of: LogitsOf, pairs: Sequence[Pair]) -> float:
-    """Return the loss in nats, summed over all labels."""
+    """Return the loss in nats, summed over all labels but `IGNORE_INDEX`."""
     nats = 0.0
     with torch.no_grad():
         for inputs_BT, labels_BT in pairs:
             logits_BTV = logits_of(inputs_BT)
             nats += functional.cross_entropy(
-                logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum"
+                logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum", ignore_index=IGNORE_INDEX
             ).item()
     return nats
 
 
 def labels_of(pairs: Sequence[Pair]) -> int:
-    """Return the number of labels."""
-    return sum(labels_BT.numel() for _, labels_BT in pairs)
+    """Return the number of labels but `IGNORE_INDEX`."""
+    return sum(learned(labels_BT) for _, labels_BT in pairs)
 
 
 def cut(
@@ -121,6 +138,39 @@ def cut(
     if full * window < len(tokens) - 1:
         pairs.append((tokens[None, full * window : -1], tokens[None, full * window + 1 :]))
     return Windows(scored, window, tuple(pairs))
+
+
+def cut_answers(
+    text: DocumentText, tokenizer: Tokenizer, *, window: int, batch: int = 8, limit: int = SCORED_BYTES
+) -> Windows:
+    """Return a window for each conversation of a text, as `open_reader` encodes it, until they have `limit`
+    tokens. Of a longer conversation it has the first `window` tokens. Raises TextError if no answer is
+    within them."""
+    rows, scored, left = list[Tensor](), list[bytes](), limit
+    for starts, block in text.blocks():
+        assert starts, "a conversation is one block"
+        (tokens_T,) = tokenizer.encode_pieces([block])
+        row_T = tokens_T[: window + 1]
+        answers_N = row_T[1:][row_T[1:] >= 0]
+        if len(answers_N):
+            rows.append(row_T)
+            scored.append(tokenizer.decode(answers_N.tolist()))
+        left -= len(row_T)
+        if left <= 0:
+            break
+    if not rows:
+        raise TextError(f"no answer begins within the first {window} tokens{text.reading.reason()}")
+    pairs = []
+    for at in range(0, len(rows), batch):
+        some = rows[at : at + batch]
+        length = max(map(len, some))
+        padding = as_context(torch.tensor(0))  # Behind the text, where it changes no prediction.
+        pairs.append(
+            inputs_and_labels(
+                [functional.pad(row, (0, length - len(row)), value=int(padding)) for row in some]
+            )
+        )
+    return Windows(b"".join(scored), window, tuple(pairs))
 
 
 def score_weights(

@@ -138,10 +138,12 @@ def _tied(
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of an exported model (global name -> float32). Raises ExportError that names the
-    file."""
+    """Return the tensors of an exported model, or of a public one of the same form (global name -> float32).
+    Raises ExportError that names the file."""
     shape = load_shape(folder)
-    places = _read_json(folder / INDEX).get("weight_map")
+    places: Any = {file.name: file.name for file in folder.glob("*.safetensors")}
+    if len(places) != 1 or is_file(folder / INDEX):  # A small public model is one file without an index.
+        places = _read_json(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise ExportError(f"{folder / INDEX} has no weight_map")
     weights: dict[str, Tensor] = {}
@@ -155,6 +157,8 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     for name, projector in projectors(shape).items():
         if not torch.equal(weights.pop(name, torch.empty(0)), projector):
             raise ExportError(f"{name} is missing or not the one that {BOUNDARY} draws: {folder} was changed")
+    if len(weights) < shape.num_hidden_layers:  # Any number may be in a config.json.
+        raise ExportError(f"{folder} has {len(weights)} tensors for {shape.num_hidden_layers} layers")
     _require_complete(shape, [weights])
     return weights
 

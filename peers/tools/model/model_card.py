@@ -60,7 +60,7 @@ def card(
             "",
             "## Score",
             "",
-            *_score(score, text),
+            *_score(score, text, manifest.data.format == "messages"),
             "",
             "## Check",
             "",
@@ -208,10 +208,12 @@ def _number(count: int) -> str:
     return f"{count:,}" if count else "-"
 
 
-def _score(score: Score | None, text: Path | None) -> list[str]:
+def _score(score: Score | None, text: Path | None, of_answers: bool) -> list[str]:
     if score is None:
         return ["Not scored."]
     description = "held-out text" if text is None else plain(text.absolute().name)
+    if of_answers:
+        description = f"the answers in {description}"
     lines = [
         f"{score.bits_per_byte:.4f} bits per byte, perplexity {score.perplexity:.4f} per token, on "
         f"{score.bytes:,} bytes of {description} (SHA-256 `{score.sha256}`, windows of {score.window} "

@@ -96,7 +96,7 @@ def tokenizer_beside(manifest: Manifest, folder: Path, given: Path | None) -> To
     data = manifest.data
     if data.tokenizer == BYTES and given is None and not data.eos_token:
         return None  # Avoids importing torch, which takes seconds.
-    from peers.data.tokenizer import open_tokenizer, tokenizer_file
+    from peers.data.tokenizer import open_reader, tokenizer_file
 
     file = None if data.tokenizer == BYTES else given or beside(folder, data.tokenizer)
     if data.tokenizer != BYTES and file is None:
@@ -104,7 +104,7 @@ def tokenizer_beside(manifest: Manifest, folder: Path, given: Path | None) -> To
             f"data.tokenizer: {data.tokenizer} is not next to the run file, in {folder.absolute()}: put it "
             "there, or say where it is: --tokenizer FILE (`swarmnet tokenizer TEXT` makes one)"
         )
-    return open_tokenizer(tokenizer_file(data, file or given), manifest.model.vocab_size, data.eos_token)
+    return open_reader(data, tokenizer_file(data, file or given), manifest.model.vocab_size)
 
 
 def start_beside(
@@ -191,7 +191,7 @@ def _text(manifest: Manifest, folder: Path, reads: Tokenizer | None) -> Iterator
             )
             continue
         places[source.name] = place
-        text = _read_as(manifest, {source.name: place})
+        text = _read_as(manifest, {source.name: place}, reads)
         next(text.blocks(), None)  # Raises TextError where there is nothing in it.
         yield from (f"data.sources: {source.name}: {warning}" for warning in text.reading.warnings())
     if len(places) == len(manifest.data.sources):
@@ -203,7 +203,10 @@ def counted_data(manifest: Manifest, folder: Path, tokenizer: Path | None) -> Da
     `folder`. For a text that peers may send to each other, write its index, and fill in its hash, the
     number and size of its files, and the hash of the `tokenizer`. Reads the text. Raises TextError."""
     data = manifest.data
-    sources = tuple(_counted(manifest, _indexed(manifest, source, folder), folder) for source in data.sources)
+    reads = tokenizer_beside(manifest, folder, tokenizer) if data.format == "messages" else None
+    sources = tuple(
+        _counted(manifest, _indexed(manifest, source, folder), folder, reads) for source in data.sources
+    )
     file = None if data.tokenizer == BYTES else tokenizer or beside(folder, data.tokenizer)
     is_sent = file is not None and any(source.is_shared for source in sources)
     sha256 = hashlib.sha256(file.read_bytes()).hexdigest() if is_sent and file is not None else ""
@@ -213,7 +216,11 @@ def counted_data(manifest: Manifest, folder: Path, tokenizer: Path | None) -> Da
 def _indexed(manifest: Manifest, source: TextSource, folder: Path) -> TextSource:
     """Return a source with what peers need to send its text to each other, if they may (`TextSource.shared`).
     Writes the index of the text if there is none. Raises TextError."""
-    is_free = source.kind in FREE_KINDS and source.licence not in ("", "unknown")
+    is_free = (
+        source.kind in FREE_KINDS
+        and source.licence not in ("", "unknown")
+        and manifest.data.format == "text"  # Conversations need a chat template, which peers do not send.
+    )
     wanted = source.shared == "peers" or (source.shared == "auto" and manifest.access == "open" and is_free)
     place = find_source_text(folder, source)
     if not wanted or source.path == STANDARD_LIBRARY or (source.files and source.index):
@@ -245,11 +252,11 @@ def _indexed(manifest: Manifest, source: TextSource, folder: Path) -> TextSource
     return replace(source, shared="peers", index=sha256, files=len(entries), file_bytes=size)
 
 
-def _counted(manifest: Manifest, source: TextSource, folder: Path) -> TextSource:
+def _counted(manifest: Manifest, source: TextSource, folder: Path, reads: Tokenizer | None) -> TextSource:
     place = find_source_text(folder, source)
     if place is None or source.path == STANDARD_LIBRARY:
         return source
-    text = _read_as(manifest, {source.name: place}, sys.maxsize)
+    text = _read_as(manifest, {source.name: place}, reads, sys.maxsize)
     if text.total_bytes > LONGEST_COUNTED_BYTES:
         return source
     for _ in text.blocks():
@@ -267,9 +274,12 @@ def _counted(manifest: Manifest, source: TextSource, folder: Path) -> TextSource
 
 
 def _read_as(
-    manifest: Manifest, places: Mapping[str, str], longest_bytes: int = LONGEST_CORPUS_BYTES
+    manifest: Manifest,
+    places: Mapping[str, str],
+    reads: Tokenizer | None,
+    longest_bytes: int = LONGEST_CORPUS_BYTES,
 ) -> DocumentText:
-    """Return the text of these sources. Raises TextError."""
+    """Return the text of these sources, as the tokenizer `reads` it. Raises TextError."""
     from peers.data.shards import source_files
 
     others, sources = ReadSummary(), [one for one in manifest.data.sources if one.name in places]
@@ -281,6 +291,7 @@ def _read_as(
         longest_bytes=longest_bytes,
         places=", ".join(places.values()),
         vocabulary=manifest.model.vocab_size,
+        parse_line=None if reads is None else reads.parse_line,
     )
 
 
@@ -291,7 +302,7 @@ def _require_a_window(
     sequence."""
     needed = manifest.data.seq_len + 1  # swarmnet/model/sampling.py
     there = 0
-    text = _read_as(manifest, places)
+    text = _read_as(manifest, places, reads)
     for count in _counts(text, reads):
         there += count
         if there >= needed:

@@ -58,6 +58,7 @@ def frame(snapshot: SwarmSnapshot, console: Console, foot: str = "", rows: int |
         _traffic("down", snapshot.received),
         _counts("microbatches", snapshot.microbatches),
         _counts("rounds", snapshot.rounds),
+        _comparisons(snapshot),
         _computing(snapshot),
         _memory(snapshot),
     )
@@ -217,6 +218,13 @@ def _traffic(direction: str, counts: Mapping[str, int]) -> Text | None:
 def _counts(title: str, counts: Mapping[str, int]) -> Text | None:
     parts = "  ".join(f"{name} {count:,}" for name, count in counts.items() if count)
     return Text(f"{title:<13}{printable(parts)}") if parts else None
+
+
+def _comparisons(snapshot: SwarmSnapshot) -> Text | None:
+    """Return how the comparisons of answers ended, or that the next stage has one peer."""
+    if snapshot.not_compared is not None:
+        return Text(f"{'comparisons':<13}none: stage {snapshot.not_compared} has one peer")
+    return _counts("comparisons", snapshot.comparisons)
 
 
 def _computing(snapshot: SwarmSnapshot) -> Text | None:

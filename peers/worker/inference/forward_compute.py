@@ -25,7 +25,7 @@ from swarmnet.inference.inference_client import MALFORMED, NO_ROUND, NOT_FINITE,
 from swarmnet.model import activation_codec
 from swarmnet.model.decoder import forward, scaled
 from swarmnet.model.fixed_point import to_floats
-from swarmnet.model.state_layout import MOMENTUM
+from swarmnet.model.state_layout import BESIDE_WEIGHTS
 from swarmnet.run.activation_sizes import Codec, encoded_bytes
 from swarmnet.run.manifest import Manifest
 
@@ -151,5 +151,5 @@ class ForwardWork:
         return {
             entry.name: to_floats(units[entry.place]).view(entry.shape).to(self.part.device)
             for entry in self.part.state.entries
-            if not entry.name.startswith(MOMENTUM)
+            if not entry.name.startswith(BESIDE_WEIGHTS)
         }

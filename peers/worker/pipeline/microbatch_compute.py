@@ -5,9 +5,11 @@ A microbatch that cannot be computed (wrong shape, not finite) is an ordinary re
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from math import hypot, inf, sqrt
+from math import hypot, inf, prod, sqrt
+from random import Random
 from typing import Literal, TypeAlias
 
 import torch
@@ -19,7 +21,8 @@ from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.model import activation_codec
 from swarmnet.model.carried_text import CarriedText
 from swarmnet.model.norm_tracker import NormCheck, NormTracker
-from swarmnet.model.stage_compute import StageError
+from swarmnet.model.stage_compute import StageError, Uncounted
+from swarmnet.pipeline.answer_comparison import Likeness, likeness
 from swarmnet.routing.next_hop import Passage
 from swarmnet.run.activation_sizes import Codec
 from swarmnet.run.manifest import Manifest
@@ -58,10 +61,17 @@ class MicrobatchState:
     shape: tuple[int, int, int] = (0, 0, 0)
     gradient: bytes = b""
     """Encoded gradient that came from the next stage."""
+    digest: bytes = b""
+    """Digest of `gradient`, which is freed once it is used."""
     answer: bytes = b""
     """Encoded gradient for the previous stage."""
+    samples: dict[PeerId, Tensor] = field(default_factory=dict)
+    """Maps each peer that sent its hidden states for this microbatch to some of them, [SAMPLED]."""
+    likenesses: dict[frozenset[PeerId], Likeness] = field(default_factory=dict)
     loss_sum: float = 0.0
     tokens: int = 0
+    loss_tokens: int = 0
+    """Tokens over which `loss_sum` is summed; the others are context."""
     seconds: float = 0.0
     """Compute seconds spent here and on later stages."""
     own_seconds: float = 0.0
@@ -109,8 +119,21 @@ Outcome: TypeAlias = Computed | ComputeError
 Coded = Literal["activation", "gradient"]
 
 
+COMPARED_CODEC: Codec = "int4-tiles"
+"""Encoding of tensors that are only compared: a third of bf16. It changes a cosine by 0.003."""
+SAMPLED = 4096
+"""Number of hidden states that are kept of a microbatch to compare it later: 16 KiB. Their places are secret,
+so a cosine over them is as good as one over all."""
+
+
+def _digest(data: Body) -> bytes:
+    """Return the digest of an encoded gradient, by which peers see whether they got the same one."""
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
 class MicrobatchWork:
-    def __init__(self, manifest: Manifest, stage: int, stage_compute: Computes) -> None:
+    def __init__(self, manifest: Manifest, stage: int, stage_compute: Computes, chance: Random) -> None:
+        """`chance` draws which hidden states are kept of each microbatch, for comparisons."""
         self.codecs: dict[Coded, Codec] = {
             "activation": manifest.activation_codec,
             "gradient": manifest.effective_gradient_codec,
@@ -118,6 +141,7 @@ class MicrobatchWork:
         self._stage = stage
         self._by_chance = manifest.gradient_rounding == "stochastic"
         self._run_id = manifest.run_id() if self._by_chance else RunId("")
+        self._shape = manifest.hidden_shape
         self._left_out = _left_out(manifest)
         self.is_last = stage == len(manifest.stages) - 1
         self.stage_compute = stage_compute
@@ -128,6 +152,9 @@ class MicrobatchWork:
         self.hidden_sizes = NormTracker()
         self.gradient_sizes = NormTracker(weighed=True)
         """Norms of hidden states from earlier stages, and of gradients from later ones."""
+        size, is_kept = prod(self._shape), stage > 1 and manifest.compares_answers  # None are from origins.
+        places = chance.sample(range(size), min(SAMPLED, size)) if is_kept else []
+        self._sampled = torch.tensor(places, dtype=torch.int64, device=stage_compute.device)
         self.scaled = 0
         """Number of microbatches whose gradient was too large and was scaled down."""
 
@@ -155,6 +182,8 @@ class MicrobatchWork:
                     return replace(_blamed(kept.sender, "malformed", str(error), judgement), again=False)
                 if trouble := self._far_off(kept.sender, hypot(_norm(inputs), self._left_out)):
                     return trouble
+                if len(self._sampled) and kept.sender is not None:
+                    kept.samples[kept.sender.peer] = inputs.flatten()[self._sampled]
             text = kept.text
             assert text is not None, "it came with the hidden states, or was cut with the inputs"
             compute = self.stage_compute
@@ -186,6 +215,7 @@ class MicrobatchWork:
         if judgement.outlier:
             reason = f"its gradients are mostly far from others' size, this one {judgement.ratio:.3g} times"
             return _blamed(source, "outlier", reason, judgement)
+        kept.digest = _digest(kept.gradient)
         if judgement.gain < 1.0:
             self.scaled += 1
             below *= judgement.gain
@@ -196,6 +226,46 @@ class MicrobatchWork:
         self._gathered(kept, kept.tokens)
         encoded = b"" if gradient is None else self._encode_gradient(key, gradient)
         return Computed(encoded, kept.shape)
+
+    # -- for comparisons ------------------------------------------------------------------------------
+
+    def recompute(self, key: Uncounted, kept: MicrobatchState) -> Outcome:
+        """Compute as in `forward`, or as in `backward` once the gradient from below is in `kept`. Returns the
+        hidden states or the gradient of the inputs in `COMPARED_CODEC`."""
+        compute, text = self.stage_compute, kept.text
+        assert text is not None, "it came with the hidden states"
+        try:
+            result: Tensor | None
+            if kept.gradient:
+                kept.digest = _digest(kept.gradient)
+                result = compute.backward(key, self._decode("gradient", kept.gradient, kept.shape))
+            else:
+                inputs = self._decode("activation", kept.output, kept.shape)
+                if self.is_last:
+                    result = compute.finish(key, inputs, text.labels, text.tokens).hidden_gradient
+                else:
+                    result = compute.forward(key, inputs, kept.passage.branch_scale, text.tokens)
+            assert result is not None, "the first stage computes nothing again"
+            result = result.clamp(-activation_codec.LARGEST, activation_codec.LARGEST)
+            return Computed(activation_codec.encode(result, COMPARED_CODEC), kept.shape)
+        except (StageError, activation_codec.HiddenError) as error:
+            return ComputeError("not_finite", str(error))
+
+    def compare(
+        self, peer: PeerId, data: Body, codec: Codec, tensors: dict[PeerId, Tensor], sampled: bool = False
+    ) -> dict[PeerId, Likeness]:
+        """Decode a tensor of `peer`, return how alike it is to those of others, and add it to them. With
+        `sampled`, they are samples. Data that are no tensor count as zeros, which are like no other one."""
+        try:
+            tensor = activation_codec.decode(data, self._shape, codec, self.stage_compute.device).flatten()
+        except activation_codec.HiddenError:
+            tensor = torch.zeros(prod(self._shape), device=self.stage_compute.device)
+        tensor = tensor[self._sampled] if sampled else tensor
+        found = {other: likeness(kept, tensor) for other, kept in tensors.items() if other != peer}
+        tensors[peer] = tensor
+        return found
+
+    # -- shared steps ---------------------------------------------------------------------------------
 
     def _far_off(self, sender: NormSource | None, norm: float) -> ComputeError | None:
         """Return why hidden states with this norm are rejected, or None.

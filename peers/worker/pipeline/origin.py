@@ -10,6 +10,7 @@ from torch import Tensor
 from peers.worker.pipeline.microbatch_compute import MicrobatchState
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.model.carried_text import TextCodec
+from swarmnet.model.sampling import learned
 from swarmnet.pipeline.flow_control import Flow
 from swarmnet.pipeline.pipeline import Pipeline
 from swarmnet.routing.next_hop import NextHop
@@ -52,7 +53,14 @@ class Origin:
         self.next_counter += 1
         inputs_BT, labels_BT = taken
         carried = self.codec.encode(inputs_BT, labels_BT)
-        return key, MicrobatchState(self.ways.start(key), inputs=inputs_BT, text=carried, started_at=now)
+        state = MicrobatchState(
+            self.ways.start(key),
+            inputs=inputs_BT,
+            text=carried,
+            loss_tokens=learned(labels_BT),
+            started_at=now,
+        )
+        return key, state
 
     def committed(self, kept: MicrobatchState, now: float, peers_here: int, peers_below: int) -> None:
         """Adapt the number in flight to a committed microbatch, if it started here. `peers_here` and

@@ -18,6 +18,7 @@ from peers.runtime.timer import Timer
 from peers.telemetry import log_events
 from peers.telemetry.counters import Timings
 from peers.telemetry.reasons import REROUTES
+from peers.worker.pipeline.answer_checks import AnswerChecks
 from peers.worker.pipeline.microbatch_compute import (
     ComputeError,
     MicrobatchState,
@@ -31,6 +32,7 @@ from peers.worker.pipeline.reservation_client import open_pipeline
 from peers.worker.pipeline.validate_act import ActForm, Arrival, checked_act
 from protocols.messages.table import NO_ATTEMPT, Act, Busy, Cancel, Credit, Grad, Nack, Path
 from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.model.sampling import learned
 from swarmnet.pipeline import events
 from swarmnet.pipeline.flow_control import Flow, graphs_that_fit
 from swarmnet.pipeline.ledger import RecentLoss, ServiceTime
@@ -69,7 +71,7 @@ class PipelineService:
         fitting = _fitting(manifest, stage, part)
         self.form = ActForm.of(manifest)
         self.compute = compute
-        self.work = MicrobatchWork(manifest, stage, part.compute)
+        self.work = MicrobatchWork(manifest, stage, part.compute, chance)
         self.neighbourhood = neighbourhood
         self.clock = neighbourhood.clock
         self.committed = committed
@@ -102,6 +104,16 @@ class PipelineService:
         self.missing = MissingStages(self.ways, log_event)
         self.bodies: dict[MicrobatchId, MicrobatchState] = {}
         self.serving = False
+        self.checks = AnswerChecks(
+            manifest=manifest,
+            compute=compute,
+            work=self.work,
+            neighbourhood=neighbourhood,
+            ways=self.ways,
+            pipeline=self.pipeline,
+            bodies=self.bodies,
+            is_serving=lambda: self.serving and part.hold is None,  # Several devices count everything.
+        )
         self._senders = set[PeerId]()  # Peers that sent a body: their norms are kept.
         self._timer = Timer(wake, self.clock)
 
@@ -135,6 +147,7 @@ class PipelineService:
     def close(self) -> None:
         self._timer.close()
         self.reservations.close()
+        self.checks.close()
 
     def _carry_out(self, effect: events.Effect) -> None:
         """Do what the pipeline machine requested: compute in the compute thread, send a message, or forget a
@@ -159,7 +172,11 @@ class PipelineService:
                     self.reservations.hands_up(peer, key, attempt, here)
                     kept.arrived_at = None
                 queued = kept.queued + kept.queued_below
-                grad = Grad(*key, attempt, kept.loss_sum, kept.tokens, kept.seconds, queued, kept.shape)
+                via, loss_sum = kept.answerer.peer if kept.answerer is not None else "", kept.loss_sum
+                seconds = kept.seconds, queued
+                grad = Grad(
+                    *key, attempt, loss_sum, kept.tokens, *seconds, kept.shape, via=via, digest=kept.digest
+                )
                 post(peer, "data", grad, kept.answer)
                 self._send_credit(peer)
             case events.SendBusy(key, peer, attempt):
@@ -198,6 +215,7 @@ class PipelineService:
     def register(self, router: MessageRouter) -> None:
         """Handle messages about microbatches from now on. After each, new ones start if there is room."""
         router.add(self, after=self.pump)
+        router.add(self.checks)
         self.reservations.register(router, self.pump)
 
     @handles(Busy)
@@ -255,6 +273,7 @@ class PipelineService:
                 self.ways.arrive(key, came.header),
                 NormSource(peer, visited[-2], len(visited)),
                 text=came.text,
+                loss_tokens=learned(came.text.labels),
                 output=came.hidden,
                 shape=act.shape,
                 arrived_at=self.clock.time(),
@@ -279,7 +298,7 @@ class PipelineService:
             reason = "the same microbatch is here by another path, and gradients of the two differ"
             return ComputeError("other_path", reason)
         if self.pipeline.router.is_shunned(peer, self.clock.time()):
-            return ComputeError("outlier", "most tensors that this peer sent lately were outliers")
+            return ComputeError("outlier", "tensors that this peer sent lately differed from those of others")
         return None
 
     @handles(Grad)
@@ -305,6 +324,7 @@ class PipelineService:
             kept.answerer = NormSource(peer, stage, kept.passage.path_stages)
             kept.seconds = max(0.0, grad.path_seconds)
             kept.queued_below = min(max(0.0, grad.queue_seconds), kept.answered)
+            self.checks.answered(peer, grad, kept)
         self.feed(events.GradArrived(peer, key, grad.attempt))
 
     # -- and their results come back on the event loop ------------------------------------------------
@@ -320,7 +340,7 @@ class PipelineService:
             kept.answer, kept.loss_sum, kept.tokens = result.encoded, result.loss_sum, result.tokens
             kept.seconds, kept.output, kept.text = seconds, b"", None
             self.service.add(seconds)
-            loss = self._loss(result.loss_sum, result.tokens)
+            loss = self._loss(result.loss_sum, kept.loss_tokens)
             self.log_event(log_events.Committed(*key, result.tokens, loss))
             self.reservations.done(key)
             self.feed(events.LastDone(key, result.tokens))
@@ -345,7 +365,7 @@ class PipelineService:
             kept.seconds += seconds + kept.own_seconds
             below = kept.seconds - seconds - kept.own_seconds
             self.service.add(seconds + kept.own_seconds)
-            tokens, loss = kept.tokens, self._loss(kept.loss_sum, kept.tokens)
+            tokens, loss = kept.tokens, self._loss(kept.loss_sum, kept.loss_tokens)
             answered, queued, under_way = kept.answered, kept.queued_below, self.pipeline.started_here
             self.log_event(log_events.Committed(*key, tokens, loss, answered, below, queued, under_way))
             live, stage = self.neighbourhood.membership.live, self.ways.stage
@@ -374,7 +394,8 @@ class PipelineService:
             self.neighbourhood.part_from(peer, "outlier", reason)
 
     def _loss(self, loss_sum: float, tokens: int) -> float | None:
-        """Record the loss of a committed microbatch and return its mean per token; None without tokens."""
+        """Record the loss of a committed microbatch, summed over `tokens`, and return its mean; None without
+        tokens."""
         self.losses.add(loss_sum, tokens)
         return loss_sum / tokens if tokens else None
 

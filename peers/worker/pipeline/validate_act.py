@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from peers.worker.pipeline.microbatch_compute import ComputeError
-from protocols.messages.table import Act
+from protocols.messages.table import Act, Check
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.membership.membership import Membership
 from swarmnet.model.activation_codec import HiddenError
@@ -48,7 +48,7 @@ class ActForm:
 
 
 def checked_act(
-    membership: Membership, ways: NextHop, form: ActForm, peer: PeerId, act: Act, body: bytes
+    membership: Membership, ways: NextHop, form: ActForm, peer: PeerId, act: Act | Check, body: bytes
 ) -> Arrival | ComputeError:
     """Return the decoded microbatch, or the reason why it is not computed."""
     if act.stage != ways.stage:
@@ -79,7 +79,7 @@ def unfit_way(
 
 
 def arrival_of(
-    form: ActForm, key: MicrobatchId, header: PathHeader, act: Act, body: bytes
+    form: ActForm, key: MicrobatchId, header: PathHeader, act: Act | Check, body: bytes
 ) -> Arrival | ComputeError:
     """Return the decoded body, or the reason why it cannot be computed."""
     if act.shape != form.shape:

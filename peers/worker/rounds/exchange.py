@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 
 from peers.compute.executor import Compute
@@ -31,6 +32,7 @@ from swarmnet.rounds.audits import Audits, Name
 from swarmnet.rounds.group_rounds import GroupRounds
 from swarmnet.rounds.reducing import ReductionSchedule
 from swarmnet.rounds.result_table import MAX_CONTRIBUTORS, Contributor, Table, class_of, tag_of
+from swarmnet.rounds.upload_meter import measured_uploads, short_tag
 
 Kept = dict[int, dict[Contributor, bytes]]
 """Slices by shard, then by contributor."""
@@ -55,6 +57,11 @@ class AllGather:
     def evidence(self) -> dict[Name, StoredProof]:
         """What other peers may request about results that this peer has reduced."""
         return {}
+
+    def report_uploads(self) -> bytes:
+        """Return what this peer's next record reports of the uploads of others. Nothing depends on it without
+        reducers."""
+        return b""
 
     def close(self) -> None:
         """Stop sending."""
@@ -155,6 +162,8 @@ class ReducerPath(AllGather):
     _heads: dict[int, dict[Contributor, bytes]] = field(default_factory=dict, init=False)
     """The signed heads of these slices, by round."""
     _reducing: dict[int, Kept] = field(default_factory=dict, init=False)
+    _reported: bytes = field(default=b"", init=False)
+    """What this peer's newest record reports of the uploads of others. It draws by the same as they do."""
 
     def start(self) -> None:
         for liar, first in self.audits.audits.convicted.items():
@@ -163,6 +172,10 @@ class ReducerPath(AllGather):
     @property
     def evidence(self) -> dict[Name, StoredProof]:
         return self.audits.kept
+
+    def report_uploads(self) -> bytes:
+        self._reported = self.rounds.pulls.meter.reports(self.neighbourhood.clock.time())
+        return self._reported
 
     def close(self) -> None:
         self.audits.close()
@@ -178,10 +191,12 @@ class ReducerPath(AllGather):
         rounds, reducing, stage = self.rounds, self.reducing, self.work.stage
         membership, me = self.neighbourhood.membership, self.rounds.me
         members, candidates = frozenset((*membership.active(stage), me)), membership.candidates()
-        classes = {me: class_of(membership.upload, membership.is_helper)}
-        for peer in members.union(candidates) - {me}:
-            known = membership.peers[peer]
-            classes[peer] = class_of(known.upload, known.is_helper)
+        others = {peer: membership.peers[peer] for peer in members.union(candidates) - {me}}
+        reports = frozenset((peer, others[peer].uploads_seen) for peer in members - {me})
+        measured = measured_uploads(reports | {(me, self._reported)})
+        classes = {me: class_of(membership.upload, measured.get(short_tag(me), inf), membership.is_helper)}
+        for peer, known in others.items():
+            classes[peer] = class_of(known.upload, measured.get(short_tag(peer), inf), known.is_helper)
         of_members = {peer: classes[peer] for peer in members}
         if (peers, members, of_members) != (rounds.open_round.peers, reducing.members, reducing.classes):
             self.feed(events.GroupSizeChanged(peers, members, of_members))

@@ -54,6 +54,10 @@ class NoRounds:
     def held_experts(self) -> None:
         """Return None: no experts are assigned yet."""
 
+    def report_uploads(self) -> bytes:
+        """Return no reports: nothing was measured yet."""
+        return b""
+
     def progress(self) -> RoundProgress:
         return NOT_BEGUN
 

@@ -166,6 +166,10 @@ class RoundService:
         """Return the experts that this peer holds and trains; None if the method divides none."""
         return self.work.method.held.holding if self.work.method.held is not None else None
 
+    def report_uploads(self) -> bytes:
+        """Return what this peer's next record reports of the uploads of others."""
+        return self.exchange.report_uploads()
+
     def start(self) -> None:
         self.work.publish()
         self.exchange.start()

@@ -186,7 +186,9 @@ class UpdateWork:
                     self.counts.voted(self.replica.vote_agreement(round, self.identity.peer_id))
                     stale = True
                 case SettleRound(round, references, chain, tokens, contributors):
-                    digest = self.replica.settle(round, self._hashes(round))
+                    weighed_before = self.replica.weighed_again
+                    digest = self.replica.settle(round, self._hashes(round), chain)
+                    stale |= self.replica.weighed_again > weighed_before
                     result = RoundSettled(round, digest, chain, references, tokens, contributors)
                     self.tokens = tokens
                     if not self.closed:

@@ -247,6 +247,10 @@ class WorkerSampler:
             self.metrics.counted.set("text_shards", coverage.shards)
             self.metrics.counted.set("text_read_shards", coverage.shards_read)
             self.metrics.counted.set("text_epochs", coverage.epochs)
+        service = services.pipeline_service
+        for outcome, count in service.checks.outcomes.items():
+            microbatches.compared(outcome).inc(growth.of("comparisons", count, outcome))
+        microbatches.avoided.set(len(service.pipeline.router.shunned(service.clock.time())))
         for reason, count in by_code(ledger.rerouted, REROUTES).items():
             microbatches.rerouted(reason).inc(growth.of("rerouted", count, reason))
         for reason, count in by_code(ledger.dropped, DROPS).items():

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 from peers.compute.process_memory import resident_bytes
 from peers.telemetry import log_events
+from peers.telemetry.event import short
 from peers.telemetry.reasons import stuck_lines
 from peers.telemetry.snapshot import IN_STEP, PeerRow, SwarmSnapshot, complete
 from peers.worker.stage_services import StageServices
 from peers.worker.worker import Worker
+from swarmnet.identifiers import RUN_DIGITS
 from swarmnet.membership.membership import BEAT_SECONDS
 from swarmnet.membership.peer_info import HELPER_ROLE, PeerInfo
 from swarmnet.pipeline.ledger import MicrobatchLedger
@@ -69,11 +71,13 @@ def snapshot_of(
         received=dict(traffic.received),
         microbatches=microbatches_of(pipeline.ledger),
         rounds=dict(service.counts.ended.items()),
+        comparisons=dict(pipeline.checks.outcomes),
+        not_compared=pipeline.checks.alone,
         idle_share=idle_share,
         utilization=utilization,
         gradient_norm=service.counts.norms[0],
         waits_for=tuple(stage for stage in pipeline.missing.now if stage not in stuck),
-        warnings=stuck_of_worker(worker),
+        warnings=(*stuck_of_worker(worker), *_avoided(services)),
     )
     spans = map(context.manifest.span, range(len(context.manifest.stages)))
     return complete(known, [span.stop - span.first for span in spans])
@@ -111,6 +115,16 @@ def stuck_of_worker(worker: Worker) -> tuple[str, ...]:
         return (worker.elsewhere.why,)
     services = worker.services
     return stuck_lines(_stuck(services), worker.context.signed.run_id) if services is not None else ()
+
+
+def _avoided(services: StageServices) -> list[str]:
+    """Return a sentence for each peer that gets no work because its values differ from those of others."""
+    service, run = services.pipeline_service, services.context.signed.run_id[:RUN_DIGITS]
+    return [
+        f"Peer {short(peer)} answers otherwise than others: it gets no work from here for {seconds:.0f} s. "
+        f"If this repeats, the owner can ban it: swarmnet order ban {run} {peer}"
+        for peer, seconds in service.pipeline.router.shunned(service.clock.time()).items()
+    ]
 
 
 def _stuck(services: StageServices) -> dict[int, int]:

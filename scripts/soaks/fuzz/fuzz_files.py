@@ -461,7 +461,11 @@ def _config(chance: Random) -> bytes:
 
 def load_export(data: bytes, folder: Path) -> None:
     (folder / "config.json").write_bytes(data)
-    (folder / "model.safetensors.index.json").write_bytes(data)
+    (folder / "model.safetensors").write_bytes(honest_checkpoint()[0])
+    index = folder / "model.safetensors.index.json"
+    index.write_bytes(data)
+    if len(data) % 2:
+        index.unlink()
     load_shape(folder)
     load_weights(folder)
 

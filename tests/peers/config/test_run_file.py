@@ -100,6 +100,10 @@ def test_every_field_of_the_manifest_can_be_typed(run_yaml):
             "3: sync.topology: sharded-reduce does not work with this method; set sync.method to one of "
             "sign-muon, local-steps, diloco, streaming-diloco, sparse-loco, sparta",
         ),
+        (
+            "sync:\n  method: demo\n  weights: agreement\n",
+            "3: sync.weights: agreement does not work with this method; set sync.method to sign-muon",
+        ),
         ("sync:\n  shards: 0\n", "2: sync.shards is 0; it must lie in 1 to 64"),
         ("sync:\n  shards: 65\n", "2: sync.shards is 65; it must lie in 1 to 64"),
         (
@@ -295,7 +299,7 @@ FIRST_RUN = (
     b'"global_batch_tokens":2048,"max_seconds":30.0,"snapshot_interval":16,"window":4},"seed":0,'
     b'"stages":[2,1,1],"sync":{"decay_rounds":2000,"learning_rate":0.004,"max_grad_norm":1.0,'
     b'"method":"demo-sign","min_lr_ratio":0.1,"momentum":0.95,"selection":"group","topk_per_chunk":128,'
-    b'"transform":"hadamard","warmup_rounds":20},"wire_version":2}'
+    b'"transform":"hadamard","warmup_rounds":20},"wire_version":3}'
 )
 """The canonical form of a run from before keys were added; another WIRE_VERSION has runs of its own."""
 

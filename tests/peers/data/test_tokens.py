@@ -16,7 +16,7 @@ from peers.data.local_text import progress_lines
 from peers.data.shards import shards_of
 from peers.data.tokenizer import ByteTokenizer, open_tokenizer, pieces_of
 from peers.data.tokens import ShardCache, encoded
-from swarmnet.run.schema import TextSource
+from swarmnet.run.schema import Data, TextSource
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def shards_in(folder):
 
 def opened(folder, state, tokenizer=None, vocabulary=256, end=""):
     (shard,) = shards_in(folder)
-    return ShardCache(tokenizer=tokenizer, vocabulary=vocabulary, state=state, eos_token=end).open(
+    return ShardCache(tokenizer=tokenizer, vocabulary=vocabulary, state=state, data=Data(eos_token=end)).open(
         shard, Heard()
     )
 

@@ -76,7 +76,7 @@ class World:
             known=lambda: (),
             membership=SimpleNamespace(
                 active=lambda stage: self.live,
-                peers=defaultdict(lambda: SimpleNamespace(upload=0, is_helper=False)),
+                peers=defaultdict(lambda: SimpleNamespace(upload=0, uploads_seen=b"", is_helper=False)),
                 is_helper=False,
                 upload=0,
                 candidates=list,

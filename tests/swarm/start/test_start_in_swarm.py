@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -26,10 +27,11 @@ from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.model.decoder import forward
 from swarmnet.model.flat_layout import frozen_layout, trained_layout
 from swarmnet.model.parameters import whole
+from swarmnet.model.sampling import IGNORE_INDEX
 from swarmnet.optimizer.method import method_of
 from swarmnet.rounds.history import START
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import InitCheckpoint, Lora, ModelShape, Sync
+from swarmnet.run.schema import Data, InitCheckpoint, Lora, ModelShape, Sync
 
 SIX = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}
 HAVE = ("a", "c", "e")
@@ -68,8 +70,12 @@ def play(swarm: Swarm, folder: Path, states: Path, story: Callable[[Swarm], Awai
 
 
 async def until_settled(swarm: Swarm, round: int) -> None:
+    await until_settled_by(swarm, round, len(SIX))
+
+
+async def until_settled_by(swarm: Swarm, round: int, peers: int) -> None:
     def settled() -> bool:
-        return len(swarm.rounds()) == len(SIX) and min(s for _, s in swarm.rounds().values()) > round
+        return len(swarm.rounds()) == peers and min(s for _, s in swarm.rounds().values()) > round
 
     await swarm.until(settled, 90.0)
 
@@ -144,6 +150,53 @@ def test_lora_touches_and_sends_its_factors_alone_and_is_merged_at_home(folder, 
     ours = forward(weights, adapted, whole(adapted), tokens)
     torch.testing.assert_close(ours, logits(home, tokens), atol=1e-4, rtol=0)
     assert not torch.allclose(ours, logits(folder, tokens), atol=1e-2), "and not the model of before"
+
+
+def riddle_corpus(count: int = 400, length: int = 12) -> torch.Tensor:
+    """Random prompts as context, and answers that follow from their last byte."""
+    chance, text = Random(0), list[int]()
+    for _ in range(count):
+        prompt = [chance.randrange(200) for _ in range(length // 2)]
+        answer = [(prompt[-1] + step) % 8 + 200 for step in range(length // 2)]
+        text += [*(-1 - token for token in prompt), *answer]
+    return torch.tensor(text, dtype=torch.int32)
+
+
+def test_lora_learns_answers_alone_by_sign_muon_and_a_newcomer_gets_the_base(folder, shape, tmp_path):
+    adapted = replace(shape, lora=Lora(rank=2, alpha=8.0))
+    manifest = from_model(
+        folder,
+        adapted,
+        sync=Sync(method="sign-muon", warmup_rounds=1, learning_rate=2e-2),
+        data=Data(tokenizer="t.json", format="messages", seq_len=16, micro_batch_size=2),
+    )
+
+    async def story(swarm: Swarm) -> None:
+        await until_settled(swarm, 8)
+        late = swarm.start("late", 1, in_flight=2)
+        await swarm.until(lambda: late.worker.state == "training", 60.0)
+        await until_settled_by(swarm, 22, len(SIX) + 1)
+
+    swarm = Swarm(manifest)
+    swarm.text = replace(swarm.text, tokens=riddle_corpus())
+    play(swarm, folder, tmp_path, story)
+    first = swarm.of("committed", "a", "b")[0].fields
+    inputs, labels = swarm.text.microbatch(MicrobatchId(PeerId(first["origin"]), first["counter"]))
+    assert 0 < int((labels == IGNORE_INDEX).sum()) < labels.numel()
+    expected = loss(logits(folder, inputs), labels)  # torch leaves out the same labels.
+    for stage in range(3):
+        told = next(
+            note.fields["loss"]
+            for note in swarm.of("committed", *(name for name in SIX if SIX[name] == stage))
+            if (note.fields["origin"], note.fields["counter"]) == (first["origin"], first["counter"])
+        )
+        assert abs(told - expected) < 1e-4
+    assert first["tokens"] == labels.numel(), "work on context counts"
+    losses = swarm.losses(0)
+    assert sum(losses[-20:]) < sum(losses[:20]) - 20 * 0.5, "it learns"
+    home, weights, _ = exported(tmp_path, tmp_path / "model")
+    ours = forward(weights, adapted, whole(adapted), inputs)
+    torch.testing.assert_close(ours, logits(home, inputs), atol=1e-4, rtol=0)
 
 
 @on_virtual_clock

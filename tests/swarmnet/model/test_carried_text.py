@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.activation_codec import HiddenError
 from swarmnet.model.carried_text import TextCodec
+from swarmnet.model.sampling import IGNORE_INDEX
 from swarmnet.run.activation_sizes import token_bytes
 from swarmnet.run.boundary_settings import Boundary
 from swarmnet.run.manifest import Manifest
@@ -66,3 +69,17 @@ def test_what_is_no_text_of_the_run_is_refused(narrow):
         bent[place : place + 2] = b"\xff\xff"
         with pytest.raises(HiddenError, match="outside the vocabulary"):
             TextCodec(run).decode(bytes(bent))
+
+
+def test_labels_of_context_travel_only_in_runs_that_have_some():
+    run = manifest(300, narrow=False)
+    tokens, labels = windows(300)
+    labels = labels.masked_fill(labels % 2 == 0, IGNORE_INDEX)
+    data = TextCodec(run).encode(tokens, labels).encoded
+    with pytest.raises(HiddenError, match="labels outside the vocabulary"):
+        TextCodec(run).decode(data)
+    run = replace(run, data=replace(run.data, format="messages"))
+    assert torch.equal(TextCodec(run).decode(data).labels, labels)
+    low = TextCodec(run).encode(tokens, labels.masked_fill(labels == IGNORE_INDEX, -1)).encoded
+    with pytest.raises(HiddenError, match="labels outside the vocabulary"):
+        TextCodec(run).decode(low)

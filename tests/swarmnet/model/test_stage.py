@@ -15,7 +15,7 @@ from swarmnet.model.decoder import Rotation, RunLayer, forward, initial_units
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import EMBEDDING, HEAD, parameter_shapes, whole
-from swarmnet.model.stage_compute import LastStageResult, StageCompute, StageError, copied
+from swarmnet.model.stage_compute import LastStageResult, StageCompute, StageError, Uncounted, copied
 from swarmnet.run.boundary_settings import Boundary
 from swarmnet.run.manifest import Manifest, Span
 from swarmnet.run.schema import Experts, ModelShape, RopeScaling
@@ -513,3 +513,21 @@ def test_a_tied_matrix_has_the_gradients_of_embedding_and_head_together():
     assert tied.keys() == untied.keys()
     for name, gradient in untied.items():
         torch.testing.assert_close(tied[name], gradient)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_is_computed_for_a_comparison_has_the_same_gradient_and_is_not_counted(recompute: bool) -> None:
+    shape, cut = EXPERTS, spans(EXPERTS, (1, 2, 1))
+    stages = [stage_of(shape, span, recompute) for span in cut]
+    inputs, labels = microbatch(shape, 0)
+    hidden = stages[1].forward("once", stages[0].forward("once", inputs))
+    found = []
+    for key in (Uncounted("again"), "again"):
+        last = stages[2].finish(key, hidden, labels)
+        assert last.hidden_gradient is not None
+        stages[1].forward(key, stages[0].forward(key, inputs))
+        found.append(stages[1].backward(key, last.hidden_gradient))
+        if isinstance(key, Uncounted):
+            assert not any(stage.use_gradient(torch.clone).any() for stage in stages)
+    assert torch.equal(*found)
+    assert all(stage.use_gradient(torch.clone).any() for stage in stages[1:])

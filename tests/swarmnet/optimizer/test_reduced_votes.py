@@ -3,7 +3,9 @@
 from contextlib import suppress
 from dataclasses import replace
 from itertools import permutations
+from math import log2
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,9 +15,9 @@ from method_cases import PEERS, bent, gradient_of, manifest, shapes_of
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.optimizer.method import ContributionError, method_of
-from swarmnet.optimizer.reduced_votes import ReducedVotes
+from swarmnet.optimizer.reduced_votes import ReducedVotes, count_code
 from swarmnet.optimizer.step import dense
-from swarmnet.rounds.result_table import Contributor, tag_of
+from swarmnet.rounds.result_table import MAX_CONTRIBUTORS, Contributor, tag_of
 
 SHARDS = 3
 RUN = manifest(method="sign-muon", topology="sharded-reduce", shards=SHARDS)
@@ -85,12 +87,47 @@ def test_disjoint_results_of_one_shard_add_up_and_of_overlapping_ones_the_larges
     assert torch.equal(step_of(method, {REDUCERS[0]: by(0, 3), REDUCERS[1]: by(2, 4)}), of(0, 3))
 
 
-@pytest.mark.parametrize(("contributors", "bits"), [(1, 1), (3, 2), (5, 3)])
+@pytest.mark.parametrize(("contributors", "bits"), [(1, 1), (2, 1.6), (3, 2), (5, 8 / 3)])
 def test_a_count_takes_the_bits_of_its_contributors(contributors, bits):
     method = method_of(RUN, LAYOUT)
     sums = method.sums(0, slices_of(method, votes_by(contributors))[0])
-    assert len(sums) == pytest.approx(bits * method.slice_bytes[0], abs=2 * bits * len(LAYOUT.planes))
+    assert len(sums) == pytest.approx(bits * method.slice_bytes[0], abs=8 * len(LAYOUT.planes))
     assert len(sums) == method.sums_bytes(0, contributors, memoryview(sums))
+
+
+def test_counts_take_hardly_more_bits_than_their_numbers_of_values_have():
+    bits = {count: 8 * count_code(count).word_bytes / count_code(count).digits for count in range(1, 1025)}
+    assert all(log2(count + 1) <= each < 1.15 * log2(count + 1) for count, each in bits.items())
+    assert [bits[count] for count in (1, 3, 8, 16, 64)] == [1, 2, 3.2, 64 / 15, 56 / 9]
+
+
+@given(st.data(), st.integers(1, MAX_CONTRIBUTORS), st.integers(0, 3), st.integers(1, 40))
+def test_counts_are_read_as_they_were_written(data, contributors, chunks, width):
+    """A word is a number in base k + 1: Python's integers say which."""
+    size, code = chunks * width, count_code(contributors)
+    numbers = data.draw(st.lists(st.integers(0, contributors), min_size=size, max_size=size))
+    counts = np.array(numbers, np.uint16).reshape(chunks, width)
+    written = code.write(counts)
+    assert len(written) == code.bytes_of(size)
+    words = [
+        sum(digit * (contributors + 1) ** place for place, digit in enumerate(numbers[first:][: code.digits]))
+        for first in range(0, size, code.digits)
+    ]
+    assert written == b"".join(word.to_bytes(code.word_bytes, "little") for word in words)
+    assert np.array_equal(code.read(memoryview(written), chunks, width), counts)
+
+
+@given(st.data(), st.integers(1, MAX_CONTRIBUTORS), st.integers(1, 40))
+def test_bytes_that_are_no_counts_are_refused(data, contributors, width):
+    code = count_code(contributors)
+    size = code.bytes_of(width)
+    given = data.draw(st.binary(min_size=size, max_size=size) | st.binary(max_size=2 * size))
+    try:
+        counts = code.read(memoryview(given), 1, width)
+    except ContributionError:
+        return
+    assert counts.max() <= contributors
+    assert code.write(counts) == given, "counts have one form"
 
 
 def test_a_result_follows_from_its_slices_and_from_no_others():

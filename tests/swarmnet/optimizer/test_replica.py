@@ -56,7 +56,7 @@ SWARMS = [
         ("demo-sign", "group", "hadamard"),
         *((method, "top-k", "dct") for method in METHODS),
     ]
-]  # fmt: skip
+] + [swarm(method="sign-muon", weights="agreement")]  # fmt: skip
 
 
 def in_order(swarm, dropped=frozenset()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from math import ceil, sqrt
+from math import ceil, inf, sqrt
 
 import pytest
 
@@ -72,10 +72,17 @@ def test_each_level_doubles_the_chance_and_the_highest_is_a_bound(level: int):
 
 
 def test_a_claimed_upload_gives_a_level_and_no_claim_the_lowest():
-    assert [class_of(up, False).level for up in (0, 4_999_999, 5_000_000, 2e7, 8e7, 2**62)] == [
+    assert [class_of(up, inf, False).level for up in (0, 4_999_999, 5_000_000, 2e7, 8e7, 2**62)] == [
         0, 0, 1, 2, 3, 3
     ]  # fmt: skip
-    assert class_of(0, True) == HELPS
+    assert class_of(0, inf, True) == HELPS
+
+
+def test_what_others_measured_bounds_a_claim_and_raises_none():
+    assert [class_of(2**62, up, False).level for up in (1, 4_999_999, 5_000_000, 2e7, inf)] == [0, 0, 1, 2, 3]
+    assert class_of(5e6, 2**62, False).level == 1
+    assert class_of(2**62, 5e6, True) == ReducerClass(1, is_helper=True)
+    assert class_of(2**62, 4_999_999, True) == ReducerClass(0), "all would wait for it in each round"
 
 
 def test_who_goes_changes_only_its_own_shards_whatever_the_levels():

@@ -48,6 +48,8 @@ class BenchConfig:
     """Learning rate of all methods; None: each method's is searched."""
     local_steps: int = 0
     """Local steps of a round; 0: each method's own number."""
+    liars: str = ""
+    """Number and kind of peers that lie, as `N:KIND` (`liars.py`); empty: none."""
     device: torch.device = CPU
     """Device of the trials; on a GPU they use bfloat16 if it has that, like a peer."""
     jobs: int = 1
@@ -75,6 +77,7 @@ def bench(question: BenchConfig, said: Said) -> LearningReport:
         question.away,
         question.late,
         question.local_steps,
+        question.liars,
         "" if question.device.type == "cpu" else f"{computed} {question.device.type}",
     )
     question.out.mkdir(parents=True, exist_ok=True)
@@ -94,6 +97,7 @@ def bench(question: BenchConfig, said: Said) -> LearningReport:
         question.delay,
         question.away,
         question.late,
+        question.liars,
         question.seeds,
         activation_bytes(manifest),
         tuple(rows),
@@ -102,11 +106,6 @@ def bench(question: BenchConfig, said: Said) -> LearningReport:
 
 def _recipes(question: BenchConfig, manifest: Manifest) -> dict[str, Recipe]:
     """Return the recipes of the requested methods. Raises UserError for an unknown method or option."""
-    if manifest.init_checkpoint.path or manifest.sync.trainable:
-        raise UserError(
-            f"{question.run_file}: methods are compared where all is trained, from a seed; leave start and "
-            "sync.trainable out of the file"
-        )
     known = recipes(manifest.sync)
     unknown = [name for name in question.methods if name not in known]
     if unknown:

@@ -10,7 +10,7 @@ Shape suffixes: P numbers of the flat vector, B sequences, T tokens, D hidden si
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -22,17 +22,19 @@ from peers.config.run_file import find_source_text
 from peers.data.documents import TextError, held_out_text, read_text, text_at
 from peers.data.tokenizer import ByteTokenizer
 from peers.data.tokens import encoded
-from peers.tools.model.evaluate import Windows, cut, labels_of, nats_of
+from peers.state.start_folder import start_state
+from peers.tools.model.evaluate import Windows, cut, cut_answers, labels_of, nats_of
 from peers.tools.owner.run_check import tokenizer_beside
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.model.activation_codec import decode, encode, rounding_generator
 from swarmnet.model.computing.choices import PLAIN, Computing
-from swarmnet.model.decoder import forward, initial_units, scaled
+from swarmnet.model.decoder import forward, scaled
 from swarmnet.model.fixed_point import to_floats
-from swarmnet.model.flat_layout import Layout, layout_of, views_of
-from swarmnet.model.parameters import parameter_shapes, whole
-from swarmnet.model.sampling import window_starts, windows
+from swarmnet.model.flat_layout import Layout, frozen_layout, trained_layout, views_of
+from swarmnet.model.parameters import whole
+from swarmnet.model.sampling import learned, window_starts, windows
 from swarmnet.model.stage_compute import StageCompute, copied
+from swarmnet.model.state_layout import first_state
 from swarmnet.run.activation_sizes import Codec
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.schema import STANDARD_LIBRARY
@@ -90,9 +92,12 @@ class Ground:
         manifest: Manifest,
         texts: BenchTexts,
         seed: int,
+        start: Path | None = None,
         computing: Computing = PLAIN,
         device: torch.device | str = "cpu",
     ) -> None:
+        """Prepare a run. `start` is the folder of the model that it starts from; None: its seed draws the
+        weights. Raises UserError if they do not fit."""
         self.manifest = manifest
         self.seed = seed
         self.device = torch.device(device)
@@ -101,7 +106,21 @@ class Ground:
         self._rules = manifest.path_rules()
         if self._rules.most_swaps:
             raise UserError("paths.swaps: the bench takes stages in their order; leave it out of the run")
-        self.layouts = [layout_of(parameter_shapes(manifest.model, manifest.span(stage))) for stage in stages]
+        self.layouts = [trained_layout(manifest, stage) for stage in stages]
+        seeded = replace(manifest, seed=manifest.seed + seed)
+        states = [
+            first_state(seeded, stage) if start is None else start_state(start, seeded, stage)
+            for stage in stages
+        ]
+        self._first = [units[: layout.size] for units, layout in zip(states, self.layouts, strict=True)]
+        frozen = [frozen_layout(manifest, stage) for stage in stages]
+        frozen_units = [
+            units[len(units) - layout.size :] for units, layout in zip(states, frozen, strict=True)
+        ]
+        self._frozen_views = [
+            views_of(to_floats(units).to(self.device), layout)
+            for units, layout in zip(frozen_units, frozen, strict=True)
+        ]
         self._computes = [
             StageCompute(
                 shape=manifest.model,
@@ -109,9 +128,12 @@ class Ground:
                 layout=self.layouts[stage],
                 computing=computing,
                 device=self.device,
+                frozen=frozen[stage],
             )
             for stage in stages
         ]
+        for compute, units in zip(self._computes, frozen_units, strict=True):
+            compute.freeze(units)
         starts = [sum(layout.size for layout in self.layouts[:stage]) for stage in stages]
         self.slices = [
             slice(start, start + layout.size) for start, layout in zip(starts, self.layouts, strict=True)
@@ -119,18 +141,15 @@ class Ground:
         self.size = sum(layout.size for layout in self.layouts)
         self.parameters = tuple(_parameters(self.layouts, starts))
         self.count = sum(parameter.size for parameter in self.parameters)
-        """Number of the model's parameters, without padding."""
+        """Number of the trained parameters, without padding."""
 
     def initial_units(self) -> list[Tensor]:
-        """Return each stage's initial weights, int32 [layout.size], by the run's and the trial's seed."""
-        seed = self.manifest.seed + self.seed
-        return [
-            initial_units(self.manifest.model, self.manifest.span(stage), layout, seed)
-            for stage, layout in enumerate(self.layouts)
-        ]
+        """Return each stage's trained weights at first, int32 [layout.size]: those of the model that the run
+        starts from, or drawn by the run's and the trial's seed."""
+        return [units.clone() for units in self._first]
 
     def initial_weights(self) -> Tensor:
-        """Return the initial weights of the whole model: float32 [P]."""
+        """Return the trained weights of the whole model at first: float32 [P]."""
         return torch.cat([to_floats(units) for units in self.initial_units()]).to(self.device)
 
     def gradient(self, weights_P: Tensor, peer: int, counter: int) -> Gradient:
@@ -155,7 +174,7 @@ class Ground:
                 0, _carried(back, self.manifest.effective_gradient_codec, chance)
             )
         summed_P = torch.cat([compute.use_gradient(torch.clone) for compute in self._computes])
-        return Gradient(summed_P, finished.loss_sum / finished.tokens, finished.tokens)
+        return Gradient(summed_P, finished.loss_sum / max(1, learned(labels_BT)), finished.tokens)
 
     def gradient_of_all(self, weights_P: Tensor, peers: int, counter: int) -> Gradient:
         """Return the summed gradient of all peers' `counter`-th microbatches at the same weights.
@@ -173,7 +192,7 @@ class Ground:
         inputs_BT, labels_BT = windows(self._texts.corpus, starts, self.manifest.data.seq_len)
         finished = self._computes[0].finish(0, inputs_BT, labels_BT, inputs_BT)
         summed_P = self._computes[0].use_gradient(torch.clone)
-        return Gradient(summed_P, finished.loss_sum / finished.tokens, finished.tokens)
+        return Gradient(summed_P, finished.loss_sum / max(1, learned(labels_BT)), finished.tokens)
 
     def _publish(self, weights_P: Tensor) -> None:
         for compute, part in zip(self._computes, self.slices, strict=True):
@@ -208,7 +227,7 @@ class Ground:
         views: dict[str, Tensor] = {}
         for stage, (layout, part) in enumerate(zip(self.layouts, self.slices, strict=True)):
             scale = self._rules.branch_scale(stage, len(self.layouts))
-            views |= scaled(views_of(weights_P[part], layout), scale)
+            views |= scaled(views_of(weights_P[part], layout) | self._frozen_views[stage], scale)
         model, pairs = self.manifest.model, self._texts.held_out.pairs[::every]
         nats = nats_of(
             lambda tokens_BT: forward(views, model, whole(model), tokens_BT.to(self.device)).cpu(), pairs
@@ -232,14 +251,18 @@ def read_texts(
     """Read the run's texts from the folder of the run file. Raises TextError if one is missing."""
     data, folder = manifest.data, run_file.parent
     reads = tokenizer_beside(manifest, folder, tokenizer) or ByteTokenizer()
-    tokens = torch.cat(list(encoded(text_at(_places(folder, manifest)), reads, lambda done, total: None)))
+    text = text_at(_places(folder, manifest), parse_line=reads.parse_line)
+    tokens = torch.cat(list(encoded(text, reads, lambda done, total: None)))
+    window = min(data.seq_len, manifest.model.max_position_embeddings)
+    if reads.parse_line is not None and eval_text is not None:
+        answers = text_at([str(eval_text)], parse_line=reads.parse_line)
+        return BenchTexts(tokens, cut_answers(answers, reads, window=window, limit=SCORED_BYTES))
     if eval_text is not None:
         held_out = read_text(str(eval_text), lambda message: None)
-    elif any(source.path == STANDARD_LIBRARY for source in data.sources):
+    elif reads.parse_line is None and any(source.path == STANDARD_LIBRARY for source in data.sources):
         held_out = held_out_text()
     else:
         raise TextError(f"{run_file}: there is no held-out text to evaluate: add --eval-text FILE")
-    window = min(data.seq_len, manifest.model.max_position_embeddings)
     return BenchTexts(tokens, cut(held_out, reads, window=window, batch=8, limit=SCORED_BYTES))
 
 

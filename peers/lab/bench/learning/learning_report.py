@@ -51,6 +51,8 @@ class LearningReport:
     delay: int
     away: int
     late: float
+    liars: str
+    """Number and kind of peers that lie, as `N:KIND`; empty: none."""
     seeds: int
     activation_bytes: float
     """Bytes of activations and gradients that a peer of a middle stage sends for each token."""
@@ -91,6 +93,7 @@ def render(report: LearningReport) -> str:
         f"({report.tokens / report.parameters:.1f} per parameter), {report.peers} peers, {report.seeds} seeds"
         + (f", rounds applied {report.delay} later" if report.delay else "")
         + (f", {report.late:.0%} of contributions late" if report.late else "")
+        + (f", liars: {report.liars}" if report.liars else "")
         + (f", {report.away} of the peers away for a third" if report.away else ""),
         f"activations: {report.activation_bytes:,.0f} bytes per token of a middle stage",
         "",

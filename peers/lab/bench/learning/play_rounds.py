@@ -18,6 +18,7 @@ from torch import Tensor
 
 from peers.lab.bench.learning.ground import Ground
 from peers.lab.bench.learning.learner import scheduled
+from peers.lab.bench.learning.liars import HONEST, Liars, Lies
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.model.experts.merging import ExpertMerging
 from swarmnet.model.fixed_point import to_floats
@@ -28,6 +29,7 @@ from swarmnet.optimizer.step import dense
 from swarmnet.rounds.history import START
 from swarmnet.rounds.result_table import Contributor, tag_of
 from swarmnet.run.schema import Sync
+from swarmnet.run.sync_methods import SignMuonConfig
 
 
 class BenchRounds:
@@ -45,6 +47,7 @@ class BenchRounds:
         every: int = 1,
         away: int = 0,
         late: float = 0.0,
+        liars: Liars = HONEST,
     ) -> None:
         self._ground = ground
         self._delay = delay
@@ -56,17 +59,25 @@ class BenchRounds:
             [method_of(manifest, layout, ground.device) for layout in ground.layouts] for _ in self._names
         ]
         self._replicas = []
+        self._group_methods = []
+        """The method of each replica. Reducers weigh by its ledger."""
         for layout, units in zip(ground.layouts, ground.initial_units(), strict=True):
             method = method_of(manifest, layout, ground.device)
             experts = manifest.model.experts
             merging = ExpertMerging(experts, layout) if experts.merge_rounds else None
             settled = with_zero_momentum(units, method.state).to(ground.device)
+            self._group_methods.append(method)
             self._replicas.append(Replica(layout=layout, method=method, units=settled, merging=merging))
         for number, methods in enumerate(self._methods):
             for method in methods:
                 if method.held is not None:
                     method.held.hold(number % method.held.groups)
         self._here = range(peers - away), middle_third(steps)
+        self._lazy = liars.count if liars.kind == "lazy" else 0
+        """Number of peers, the last ones, that compute the same microbatch over and over."""
+        config = self._sync.config
+        fragments = config.fragments if isinstance(config, SignMuonConfig) else 1
+        self._lies = Lies(liars, self._names, max(1, steps // every), fragments, ground.seed)
         self._late = late
         self._chance = Random(f"late {ground.seed}")
         self._held_back: list[tuple[Replica, int, PeerId, bytes]] = []
@@ -88,7 +99,8 @@ class BenchRounds:
         for index, (peer, methods) in enumerate(zip(self._names, self._methods, strict=True)):
             if number in self._here[1] and index not in self._here[0]:
                 continue
-            found = self._ground.gradient(self._where(live, methods), index, number)
+            microbatch = number if index < len(self._names) - self._lazy else 0
+            found = self._ground.gradient(self._where(live, methods), index, microbatch)
             losses.append(found.loss)
             for method, part in zip(methods, self._ground.slices, strict=True):
                 whole = found.summed[part]
@@ -106,9 +118,11 @@ class BenchRounds:
                 gathered.clear()
         if ends:
             for replica, method, part in zip(
-                self._replicas, self._methods[0], self._ground.slices, strict=True
+                self._replicas, self._group_methods, self._ground.slices, strict=True
             ):
-                for contributor, payload in set_of(method, contributed[part.start], round).items():
+                honest = contributed[part.start]
+                made = self._lies.replace(part.start, round, honest) if self._lies.any else honest
+                for contributor, payload in set_of(method, made, round).items():
                     if self._late and self._chance.random() < self._late:
                         self._held_back.append((replica, round, contributor, payload))
                     else:

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from multiprocessing import get_context
 from multiprocessing.queues import SimpleQueue
@@ -20,11 +20,12 @@ import torch
 from peers.compute.stage_part import computing_of
 from peers.config.compute_file import ComputeFile
 from peers.config.errors import UserError
-from peers.config.run_file import load_manifest
+from peers.config.run_file import beside, load_manifest
 from peers.lab.bench.learning.ground import BenchTexts, Ground, read_texts
 from peers.lab.bench.learning.recipes import recipes
 from peers.lab.bench.learning.trials import Outcome, Trial, play
 from peers.lab.world.parallel import pool
+from peers.state.start_folder import open_model, require_hash
 from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import Manifest
 
@@ -52,9 +53,21 @@ class TrialSubject:
             manifest=manifest,
             texts=texts,
             seed=seed,
+            start=self.start(manifest),
             computing=computing_of(ComputeFile(), self.device),
             device=self.device,
         )
+
+    def start(self, manifest: Manifest) -> Path | None:
+        """Return the folder of the model that the run starts from; None if there is none. Raises
+        UserError."""
+        wanted = manifest.init_checkpoint.path
+        if not wanted:
+            return None
+        folder = beside(self.run_file.parent, wanted)
+        if folder is None:
+            raise UserError(f"{self.run_file}: init_checkpoint.path: {wanted} is not next to the run file")
+        return folder
 
     def texts(self) -> BenchTexts:
         """Return the texts of the run. Raises UserError, TextError."""
@@ -68,6 +81,10 @@ class TrialSubject:
 @lru_cache(maxsize=1)  # A corpus takes 8 bytes a token, and a process runs trials of one run only.
 def _read(subject: TrialSubject) -> tuple[Manifest, BenchTexts]:
     manifest = subject.manifest()
+    start = subject.start(manifest)
+    if start is not None:  # A trial of another model is another trial.
+        sha256 = require_hash(open_model(start, manifest), manifest)
+        manifest = replace(manifest, init_checkpoint=replace(manifest.init_checkpoint, sha256=sha256))
     return manifest, read_texts(subject.run_file, manifest, subject.eval_text, subject.tokenizer)
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from peers.config.errors import UserError
 from peers.lab.bench.learning.ground import Ground
 from peers.lab.bench.learning.learner import Learner, MeanGradient, schedule
+from peers.lab.bench.learning.liars import Liars
 from peers.lab.bench.learning.plain_demo import DECAY, KEPT, PlainDemo
 from peers.lab.bench.learning.play_rounds import BenchRounds
 from swarmnet.run.local_step_config import THOUSAND, InnerOptimizerName
@@ -37,6 +38,8 @@ class Setting:
     """Share of the contributions that arrive only after their round was applied."""
     local_steps: int = 0
     """Local steps of a round, if the method takes any; 0: the method's own number."""
+    liars: str = ""
+    """Number and kind of peers that lie (`liars.py`); empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +137,10 @@ def _mean_gradient(inner: InnerOptimizerName) -> Recipe:
 
 
 def _require_all(setting: Setting) -> None:
-    if setting.away or setting.late:
-        raise UserError("--away and --late: all peers share one gradient here; leave these options out")
+    if setting.away or setting.late or setting.liars:
+        raise UserError(
+            "--away, --late and --liars: all peers share one gradient here; leave these options out"
+        )
 
 
 def _plain_demo(ground: Ground, setting: Setting, rate: float) -> Learner:
@@ -165,6 +170,8 @@ def _rounds(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
     def make(ground: Ground, setting: Setting, rate: float) -> Learner:
         each = sync.step_microbatches(ground.manifest.microbatch_tokens)
         every = 1 if sync.local_steps is None else (setting.local_steps or steps) * each
+        if setting.liars and sync.method != "sign-muon":
+            raise UserError("--liars: only contributions of sign-muon are replaced; name one with --method")
         ours = sync if setting.outer_lr is None else replace(sync, outer_lr=setting.outer_lr)
         return BenchRounds(
             ground=ground,
@@ -176,6 +183,7 @@ def _rounds(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
             every=every,
             away=setting.away,
             late=setting.late,
+            liars=Liars.parse(setting.liars, setting.peers),
         )
 
     own = sync.local_steps

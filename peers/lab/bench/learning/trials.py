@@ -50,6 +50,8 @@ class Trial:
     late: float = 0.0
     local_steps: int = 0
     """Local steps of a round; 0: the method's own number."""
+    liars: str = ""
+    """Number and kind of peers that lie (`liars.py`); empty: none."""
     computed: str = ""
     """Number format and device, such as "bf16 cuda"; empty: float32 on the CPU."""
 
@@ -121,6 +123,7 @@ class TrialSettings:
     away: int = 0
     late: float = 0.0
     local_steps: int = 0
+    liars: str = ""
     computed: str = ""
 
     def trial(self, name: str, recipe: Recipe, rates: Rates, seed: int) -> Trial:
@@ -138,6 +141,7 @@ class TrialSettings:
             self.away,
             self.late,
             self.local_steps if recipe.local_steps else 0,
+            self.liars,
             self.computed,
         )
 
@@ -145,7 +149,14 @@ class TrialSettings:
 def play(trial: Trial, recipe: Recipe, ground: Ground, said: Callable[[int], None]) -> Outcome:
     """Run a trial to its end, or until it diverges. `said` receives the number of finished steps."""
     setting = Setting(
-        trial.peers, trial.steps, trial.delay, trial.outer_lr, trial.away, trial.late, trial.local_steps
+        trial.peers,
+        trial.steps,
+        trial.delay,
+        trial.outer_lr,
+        trial.away,
+        trial.late,
+        trial.local_steps,
+        trial.liars,
     )
     learner = recipe.make(ground, setting, trial.rate)
     tokens_of_a_step = trial.peers * ground.manifest.microbatch_tokens

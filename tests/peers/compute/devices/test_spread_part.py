@@ -215,6 +215,7 @@ def test_a_device_that_hangs_is_given_up_after_the_deadline(monkeypatch):
         (Sync(chunking="tiled", transform="dct"), "sync.chunking"),
         (Sync(method="low-rank"), "low-rank"),
         (Sync(method="local-steps", topology="sharded-reduce"), "reducers"),
+        (Sync(method="sign-muon", weights="agreement"), "sync.weights"),
     ],
 )
 def test_runs_whose_contributions_need_a_whole_stage_are_refused_in_words(sync, words):

@@ -8,6 +8,7 @@ from math import log, log2
 from pathlib import Path
 from threading import Event, Thread
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from peers.config.errors import UserError
 from peers.lab.bench.learning import trials
 from peers.lab.bench.learning.ground import BenchTexts, Ground
 from peers.lab.bench.learning.learning_report import activation_bytes, render, row
+from peers.lab.bench.learning.liars import Liars, LieKind, Lies
 from peers.lab.bench.learning.plain_demo import PlainDemo
 from peers.lab.bench.learning.play_rounds import BenchRounds
 from peers.lab.bench.learning.played import player
@@ -25,6 +27,7 @@ from peers.lab.bench.learning.rate_search import MAX_PAIRS, carried_out, plan
 from peers.lab.bench.learning.recipes import Recipe, Setting, recipes
 from peers.lab.bench.learning.trials import Outcome, Rates, StoredTrials, TrialSettings
 from peers.tools.model.evaluate import cut
+from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import CHUNK
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.schema import Data, Paths, Sync
@@ -402,3 +405,47 @@ def test_a_trial_has_one_length(swarmnet, tmp_path):
     assert code == 2
     assert "leave one of them out" in said
     assert not out.exists()
+
+
+LIE_KINDS = get_args(LieKind)
+
+
+@pytest.mark.parametrize("kind", LIE_KINDS)
+def test_liars_replace_their_own_contributions_only(kind):
+    names = [PeerId(f"peer {number}") for number in range(4)]
+    lies = Lies(Liars.parse(f"2:{kind}", 4), names, rounds=8, fragments=2, seed=0)
+    honest = {peer: bytes([number] * 64) for number, peer in enumerate(names)}
+    made = [
+        lies.replace(0, round, {who: bytes([round]) + of for who, of in honest.items()}) for round in range(8)
+    ]
+    assert all(made[round][who] == bytes([round]) + honest[who] for round in range(8) for who in names[:2])
+    told = [made[round][names[2]] for round in range(8)]
+    own = [bytes([round]) + honest[names[2]] for round in range(8)]
+    assert (told[0] == own[0]) == (kind in ("lazy", "repeat", "honest-first"))
+    assert (told[7] == own[7]) == (kind == "lazy")
+    assert len({*map(len, told)}) == 1
+    assert (told[7] == made[7][names[3]]) == (kind in ("zero", "copy", "collude"))
+
+
+@pytest.mark.parametrize("text", ["2", "0:flip", "4:flip", "two:flip", "2:shout"])
+def test_liars_that_cannot_be_are_named_with_those_that_can(text):
+    with pytest.raises(UserError, match="write N:KIND, with N below the 4 peers and KIND one of flip, noise"):
+        Liars.parse(text, 4)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("topology", ["all-gather", "sharded-reduce"])
+def test_with_weights_by_agreement_liars_cost_less(topology):
+    """Eight peers, three of which turn their signs: the loss is nearer to that of the five."""
+    here, losses = ground(stages=(3,)), {}
+    for name, weights, peers, liars in (
+        ("equal", "equal", 8, "3:flip"),
+        ("agreement", "agreement", 8, "3:flip"),
+        ("honest", "equal", 5, ""),
+    ):
+        sync = replace(here.manifest.sync, topology=topology, weights=weights, shards=3)
+        learner = recipes(sync)["sign-muon-1"].make(here, Setting(peers=peers, steps=40, liars=liars), 3.2e-2)
+        for step in range(40):
+            learner.step(step)
+        losses[name] = here.held_out_loss(learner.weights())
+    assert losses["agreement"] - losses["honest"] < (losses["equal"] - losses["honest"]) / 2

@@ -488,6 +488,14 @@ def test_schedules_hold_with_votes_on_polar_factors(sharded):
     assert check(play(options)) == []
 
 
+@pytest.mark.soak  # Seven peers, because all weigh the same below five: 20 s of a core each.
+@pytest.mark.parametrize("sharded", [False, True], ids=["all-gather", "sharded-reduce"])
+def test_schedules_hold_with_weights_by_agreement(sharded):
+    sync = Sync(method="sign-muon", weights="agreement")
+    options = Options(2, peers=7, stages=1, real=True, rounds=25, sync=sync, sharded=sharded, seconds=25.0)
+    assert check(play(options)) == []
+
+
 @pytest.mark.parametrize("sharded", [False, True], ids=["all-gather", "sharded-reduce"])
 def test_schedules_hold_with_an_outer_rate_and_without_a_residual(sharded):
     sync = Sync(method="local-steps", residual="drop", outer_lr=1.4)

@@ -5,11 +5,7 @@ from dataclasses import replace
 import pytest
 
 from peers.config.errors import UserError
-from peers.lab.planner.exchange import (
-    MAX_OF_A_LINE,
-    RESULT_CONTRIBUTIONS,
-    exchange_of,
-)
+from peers.lab.planner.exchange import MAX_OF_A_LINE, exchange_of
 from peers.lab.planner.placing import placed
 from peers.lab.planner.plan import plan
 from peers.lab.planner.plan_report import render
@@ -95,7 +91,7 @@ def test_what_reducers_add_up_costs_each_line_the_same_in_a_group_of_any_size():
     reduced = replace(manifest, sync=replace(manifest.sync, topology="sharded-reduce"))
     sharded, everyone = exchange_of(reduced), exchange_of(manifest)
     one, results = sharded.contribution[0], sharded.results[0]
-    assert results == pytest.approx(RESULT_CONTRIBUTIONS * one, rel=0.02)
+    assert results == pytest.approx(4 * one, rel=0.02), "means have four bits, contributions one"
     assert sharded.per_round(0, 10) == sharded.per_round(0, 1000) == one + results
     assert everyone.per_round(0, 1000) == pytest.approx(999 * one)
     assert sharded.per_round(0, 1) == 0

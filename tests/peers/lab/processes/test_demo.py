@@ -7,11 +7,13 @@ import pytest
 from rich.console import Console
 
 from peers.config.peer_file import DemoOptions
-from peers.lab.processes.demo import Demo
+from peers.config.run_file import load_manifest
+from peers.lab.processes.demo import Demo, by_method
 from peers.lab.processes.demo_report import CURVE_POINTS, DemoPeerReport, build, contribution_bytes, curve
 from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.schema import Sync
+from swarmnet.run.sync_methods import COMMON_STEP_METHOD
 
 
 class Process:
@@ -40,6 +42,11 @@ def test_what_happened_is_told_once(tmp_path, terminal):
     assert told_at_once is not terminal, "a terminal shows it in the live table"
     demo._print_report(REPORT, "pass", Path("model"), Path("report.json"))
     assert demo.console.file.getvalue().count("a fresh peer joins") == 1
+
+
+def test_the_run_file_of_the_examples_trains_as_the_demo_does():
+    example = load_manifest(Path(__file__).parents[4] / "configs" / "demo-run.yaml", PeerId(""), {})
+    assert example.sync == Sync(**by_method(COMMON_STEP_METHOD, sharded=False)["sync"])
 
 
 @pytest.mark.parametrize(

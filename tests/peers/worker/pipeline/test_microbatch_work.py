@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -34,7 +35,7 @@ def test_a_gradient_beyond_the_codecs_end_is_sent_as_the_largest_there_is(codec)
     largest = torch.finfo(torch.float32).max
     gradient = torch.tensor([[[1.0, -largest, largest, 0.0]]])
     stage = SimpleNamespace(backward=lambda key, below: gradient, device=torch.device("cpu"))
-    work = MicrobatchWork(tiny_manifest(activation_codec=codec), 1, stage)
+    work = MicrobatchWork(tiny_manifest(activation_codec=codec), 1, stage, Random(0))
     below = activation_codec.encode(torch.zeros(1, 1, 4), codec)
     done = work.backward(
         KEY, MicrobatchState(text=None, output=b"", shape=(1, 1, 4), gradient=below, tokens=1)
@@ -53,7 +54,7 @@ def test_a_gradient_rounded_by_chance_is_the_same_when_it_is_computed_again_and_
     below = activation_codec.encode(torch.zeros(2, 10, 20), "int6-tiles")
 
     def answer(key: MicrobatchId, stage_number: int = 1) -> bytes:
-        work = MicrobatchWork(manifest, stage_number, stage)
+        work = MicrobatchWork(manifest, stage_number, stage, Random(0))
         done = work.backward(key, MicrobatchState(output=b"", shape=(2, 10, 20), gradient=below, tokens=1))
         assert isinstance(done, Computed)
         return done.encoded

@@ -33,6 +33,8 @@ from protocols.signed.envelope import ENVELOPE_BYTES
 from protocols.signed.slices import sign_slices
 from swarmnet.identifiers import ContributionId
 from swarmnet.rounds.events import Reference
+from swarmnet.rounds.result_table import ReducerClass
+from swarmnet.rounds.upload_meter import short_tag
 
 
 @on_virtual_clock
@@ -369,3 +371,21 @@ async def test_slices_of_a_round_that_settled_without_being_added_up_are_forgott
 
 def test_a_slice_is_as_long_as_the_stub_says():
     assert {len(data) for data in slices_of(B)} == {SLICE_BYTES}
+
+
+@on_virtual_clock
+async def test_reducers_are_drawn_by_claims_that_the_others_have_not_measured_otherwise():
+    """B claims 10 Gbit/s. C's record says that it sends at half a megabyte per second."""
+    world = World()
+    peers = world.path.neighbourhood.membership.peers
+    world.live = {peer.peer_id: None for peer in (B, C)}
+    peers[B.peer_id].upload = peers[C.peer_id].upload = 1_250_000_000
+    peers[B.peer_id].is_helper = True
+    world.path.counted(3)
+    classes = world.path.exchange.reducing.classes
+    assert (classes[B.peer_id], classes[C.peer_id]) == (ReducerClass(3, is_helper=True), ReducerClass(3))
+    peers[C.peer_id].uploads_seen = short_tag(B.peer_id) + bytes([18])
+    world.path.counted(3)
+    classes = world.path.exchange.reducing.classes
+    assert (classes[B.peer_id], classes[C.peer_id]) == (ReducerClass(0), ReducerClass(3))
+    world.path.close()

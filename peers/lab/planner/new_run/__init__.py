@@ -1,0 +1,1 @@
+"""Propose a run for a text, a model and machines, and write it into a new folder (`swarmnet new`)."""

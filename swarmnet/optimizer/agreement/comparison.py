@@ -1,0 +1,128 @@
+"""Compare the votes of the contributors of one round: who agrees with the others, and whose votes are alike.
+
+Honest peers train on different text, yet their votes are correlated. Flipped, invented and old votes are not,
+or less. The correlations of all pairs follow from the votes alone, so all peers compute the same ones. All
+numbers are integers.
+
+    agreement(i) = mean of votes(j) * correlation(i, j) over the others, except those alike, weighed by votes
+    ratio(i)     = agreement(i) / median of the positive agreements, weighed by votes
+
+A contributor's votes in this mean start at its weight so far. They are computed again from the ratios a few
+times (power iteration), so that liars do not confirm each other. Agreement with the *majority* would not do:
+honest votes are noisy, so a few peers that vote as one add up to the majority.
+
+Pairs that are far more alike than others share one vote, as copies of one contribution do. Pairs that are
+far more unlike are left out of the mean, so that no liar discredits one honest peer by its exact opposite.
+
+Shapes: C contributors, N compared numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isqrt
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers: TypeAlias = NDArray[np.int64]
+FULL_WEIGHT = 15
+"""Weight of a vote that counts in full. Sums of 2,184 such votes fit into int16; weights in thousandths would
+need int32 sums, and longer results of reducers."""
+MIN_CONTRIBUTORS = 5
+"""With fewer contributors, liars cannot be told from honest peers, so all weigh the same."""
+MIN_ASKED = 3
+"""With fewer contributors of any weight, all are asked again: one or two must not decide alone."""
+ONE = 1 << 16
+"""A correlation of 1."""
+RATIO = 1 << 10
+"""The median agreement, as a ratio."""
+FULL_RATIO = 5 * RATIO // 8
+"""From this ratio on, a vote counts in full. Honest peers lie above it, so that their weights are equal."""
+ZERO_RATIO = 3 * RATIO // 8
+"""Up to this ratio, a vote does not count."""
+MAX_RATIO = 2 * RATIO
+NOISE_ERRORS = 4
+"""A round whose median agreement is below this many standard errors says nothing: its votes are noise."""
+ALIKE_FACTOR = 2
+ALIKE_MARGIN = ONE // 20
+"""A pair is alike if its correlation exceeds `ALIKE_FACTOR` times the upper quartile of all pairs, plus this.
+With the median in place of the quartile, a third of liars that flip their signs would seem alike."""
+ITERATIONS = 5
+_VOTE = 1 << 12
+"""A full vote in the mean of correlations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What one round says of its contributors."""
+
+    ratios: Integers
+    """The agreement of each contributor in units of the median, times `RATIO`."""
+    shared: Integers
+    """Number of peers that share its vote, itself included, times `FULL_WEIGHT`. Newcomers share only those
+    of other newcomers."""
+
+
+def base_weights(ratios: Integers) -> Integers:
+    """Return the weight that follows from each ratio, 0 to `FULL_WEIGHT`, before votes are shared."""
+    weights = (ratios - ZERO_RATIO) * FULL_WEIGHT // (FULL_RATIO - ZERO_RATIO)
+    return np.clip(weights, 0, FULL_WEIGHT)
+
+
+def compare(signs_CN: NDArray[np.int8], bases_C: Integers, known_C: NDArray[np.bool_]) -> Comparison | None:
+    """Compare contributors by their votes, +1 or -1. None if the round says nothing of them.
+
+    `bases_C` are their weights so far, 0 to `FULL_WEIGHT`. Only contributors in `known_C` are asked whom they
+    agree with. If these are fewer than `MIN_CONTRIBUTORS`, or fewer than `MIN_ASKED` have weight, all are
+    asked, with equal weights.
+    """
+    contributors, numbers = signs_CN.shape
+    if contributors < MIN_CONTRIBUTORS or not numbers:
+        return None
+    has_few = np.count_nonzero(known_C) < MIN_CONTRIBUTORS
+    if has_few or np.count_nonzero(known_C & (bases_C > 0)) < MIN_ASKED:
+        bases_C = np.full(contributors, FULL_WEIGHT, np.int64)
+        known_C = np.ones(contributors, np.bool_)
+    floats_CN = signs_CN.astype(np.float32)
+    # Partial sums are integers below 2^24, which float32 holds exactly, so the order of the sum is free.
+    correlations_CC = (floats_CN @ floats_CN.T).astype(np.int64) * ONE // numbers
+    np.fill_diagonal(correlations_CC, 0)
+    asked_C = known_C & (bases_C > 0)
+    limit = _usual_limit(correlations_CC, asked_C)
+    alike_CC = correlations_CC > limit
+    counted_CC = np.where(known_C[:, None], asked_C, asked_C | ~known_C)
+    shared_C = FULL_WEIGHT * (1 + (alike_CC & counted_CC).sum(1))
+    others_CC = (np.abs(correlations_CC) <= limit) & ~np.eye(contributors, dtype=np.bool_)
+    weights_C = bases_C * known_C
+    ratios_C = np.zeros(contributors, np.int64)
+    for _ in range(ITERATIONS):
+        votes_C = weights_C * _VOTE // shared_C
+        asked_CC = others_CC * votes_C
+        agreement_C = (asked_CC * correlations_CC).sum(1) // np.maximum(1, asked_CC.sum(1))
+        median = _weighted_median(agreement_C, np.where(agreement_C > 0, votes_C, 0))
+        if median <= 0:
+            return None
+        ratios_C = np.clip(agreement_C * RATIO // median, -RATIO, MAX_RATIO)
+        weights_C = np.minimum(bases_C * known_C, base_weights(ratios_C))
+    voters = max(1, int(votes_C.sum()) // _VOTE)
+    noise = NOISE_ERRORS * ONE // isqrt(numbers * voters)
+    return Comparison(ratios_C, shared_C) if median > noise else None
+
+
+def _usual_limit(correlations_CC: Integers, asked_C: NDArray[np.bool_]) -> int:
+    """Return the size that correlations of honest pairs do not exceed, from the pairs that are `asked_C`."""
+    sizes_CC = np.abs(correlations_CC[np.ix_(asked_C, asked_C)])
+    pairs = np.sort(sizes_CC[np.triu_indices(len(sizes_CC), 1)])
+    quartile = int(pairs[3 * len(pairs) // 4]) if len(pairs) else ONE
+    return ALIKE_FACTOR * quartile + ALIKE_MARGIN
+
+
+def _weighted_median(values_C: Integers, weights_C: Integers) -> int:
+    """Return the smallest value at which the values up to it have half of all weight; 0 without weight."""
+    order_C = np.argsort(values_C, kind="stable")
+    sums_C = np.cumsum(weights_C[order_C])
+    if not sums_C[-1]:
+        return 0
+    return int(values_C[order_C[np.searchsorted(2 * sums_C, sums_C[-1])]])

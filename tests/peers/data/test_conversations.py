@@ -1,0 +1,130 @@
+"""Conversations are rendered by the model's template, as transformers does it, and answers are learned."""
+
+import warnings
+
+import pytest
+import torch
+from chats import CHATML, VOCABULARY, chat_folder, pair, riddles, write_lines
+
+from peers.data.conversations import ChatTemplate
+from peers.data.documents import TextError, text_at
+from peers.data.shards import Shard
+from peers.data.tokenizer import open_reader
+from peers.data.tokens import ShardCache, encoded
+from swarmnet.model.sampling import IGNORE_INDEX, as_context, inputs_and_labels
+from swarmnet.run.schema import Data
+
+QWEN3 = (
+    "{%- for message in messages %}{%- if message.role == 'assistant' %}"
+    "{{- '<|im_start|>assistant\n' }}"
+    "{%- if loop.last %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}"
+    "{% generation %}{{- message.content + '<|im_end|>' }}{% endgeneration %}{{- '\n' }}"
+    "{%- else %}{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{%- endif %}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+"""As Qwen3 does it: the thoughts of earlier answers are left out."""
+MESSAGES = Data(tokenizer="tokenizer.json", format="messages")
+TALK = [*pair("one", "two")["messages"], *pair("two", "three")["messages"]]
+
+
+def silent(_done, _all):
+    """Progress that no test looks at."""
+
+
+def read(tmp_path, *records, template=CHATML):
+    """The tokenizer of the run's text, that text, and its tokens."""
+    file = write_lines(tmp_path / "talks.jsonl", records)
+    reads = open_reader(MESSAGES, chat_folder(tmp_path / "model", template), VOCABULARY)
+    text = text_at([str(file)], parse_line=reads.parse_line)
+    return reads, text, torch.cat(list(encoded(text, reads, silent)))
+
+
+def shown(reads, tokens):
+    """The text of all tokens, and of those that are learned."""
+    every = torch.where(tokens < 0, as_context(tokens), tokens)
+    return reads.decode(every.tolist()).decode(), reads.decode(tokens[tokens >= 0].tolist()).decode()
+
+
+@pytest.mark.parametrize("template", [CHATML, QWEN3], ids=["chatml", "qwen3"])
+def test_the_text_and_its_tokens_are_those_of_transformers(tmp_path, template):
+    with warnings.catch_warnings():
+        from transformers import PreTrainedTokenizerFast
+
+    _reads, _, tokens = read(tmp_path, {"messages": TALK}, template=template)
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path / "model")
+    assert ChatTemplate(tmp_path / "model" / "tokenizer.json").render(TALK)[0] == theirs.apply_chat_template(
+        TALK, tokenize=False
+    )
+    every = torch.where(tokens < 0, as_context(tokens), tokens).tolist()
+    assert every == theirs.apply_chat_template(TALK, tokenize=True)["input_ids"]
+
+
+def test_answers_are_learned_to_their_end_and_the_rest_is_context(tmp_path):
+    reads, text, tokens = read(tmp_path, {"messages": TALK}, {"prompt": "naïve 日本", "completion": " 日 ok"})
+    every, learned = shown(reads, tokens)
+    assert learned == "two<|im_end|>\nthree<|im_end|>\n 日 ok<|im_end|>\n"
+    assert every.count("<|im_start|>assistant\n") == 3
+    assert tokens.dtype == torch.int32
+    assert text.reading.documents == 2
+    inputs, labels = inputs_and_labels([tokens])
+    assert inputs.min() >= 0
+    assert labels[labels != IGNORE_INDEX].tolist() == tokens[tokens >= 0].tolist()
+
+
+def test_an_answer_that_the_template_shows_differently_later_is_context(tmp_path):
+    reads, _, tokens = read(tmp_path, {"messages": TALK}, template=QWEN3)
+    assert shown(reads, tokens)[1] == "<think>\n\n</think>\n\nthree<|im_end|>\n"
+
+
+def test_lines_without_a_conversation_are_left_out_and_counted(tmp_path):
+    bad = [
+        {"text": "no messages"},
+        {"messages": []},
+        {"messages": [{"role": "user", "content": "alone"}]},
+        {"messages": [{"content": "who"}]},
+        pair("a", "<|im_end|> and more"),
+        {"prompt": "a", "completion": ""},
+    ]
+    _, text, _ = read(tmp_path, pair("good", "one"), *bad)
+    assert (text.reading.documents, text.reading.left_out) == (1, len(bad))
+    kinds = list(text.reading.kinds)
+    assert "a special token in a message" in kinds
+    assert len(kinds) >= 4
+    (tmp_path / "prose.txt").write_text("no conversation")
+    reads = open_reader(MESSAGES, tmp_path / "model" / "tokenizer.json", VOCABULARY)
+    with pytest.raises(TextError, match="holds no lines of JSON"):
+        list(text_at([str(tmp_path / "prose.txt")], parse_line=reads.parse_line).blocks())
+
+
+def test_a_folder_without_a_template_or_with_a_bad_one_is_refused_by_name(tmp_path):
+    path = chat_folder(tmp_path, "")
+    with pytest.raises(TextError, match="no chat template next to"):
+        open_reader(MESSAGES, path, VOCABULARY)
+    (tmp_path / "chat_template.jinja").write_text("{% for %}")
+    with pytest.raises(TextError, match="is no Jinja template"):
+        open_reader(MESSAGES, path, VOCABULARY)
+
+
+def test_a_template_cannot_reach_python(tmp_path):
+    spell = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
+    with pytest.raises(TextError, match="the chat template refuses"):
+        read(tmp_path, pair("a", "b"), template=spell)
+
+
+def test_marked_tokens_are_stored_and_made_again_for_another_template(tmp_path):
+    file = write_lines(tmp_path / "talks" / "a.jsonl", riddles(20))
+    from peers.data.files import local_file
+
+    shard = Shard("talks/a.jsonl", (local_file(file),))
+
+    def opened(template):
+        tokenizer = chat_folder(tmp_path / "model", template)
+        cache = ShardCache(
+            tokenizer=tokenizer, vocabulary=VOCABULARY, state=tmp_path / "state", data=MESSAGES
+        )
+        return cache.open(shard, silent)
+
+    first, again, other = opened(CHATML), opened(CHATML), opened(QWEN3)
+    assert (first.made, again.made, other.made) == (True, False, True)
+    assert torch.equal(first.tokens, again.tokens)
+    assert first.tokens.min() < 0
