@@ -437,6 +437,10 @@ def _data_rows(data: Data) -> list[Problem]:
         ),
         (
             data.format == "messages" and any(source.shared == "peers" for source in data.sources),
+            "data.sources: shared: peers does not send the chat template of data.format: messages; set none",
+        ),
+        (
+            data.format == "messages" and any(source.shared == "peers" for source in data.sources),
             "data.sources: shared: peers sends no chat template, which data.format: messages needs; leave it "
             "out",
         ),

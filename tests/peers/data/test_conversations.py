@@ -1,6 +1,7 @@
 """Conversations are rendered by the model's template, as transformers does it, and answers are learned."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +12,12 @@ from peers.data.documents import TextError, text_at
 from peers.data.shards import Shard
 from peers.data.tokenizer import open_reader
 from peers.data.tokens import ShardCache, encoded
+from swarmnet.identifiers import PeerId
 from swarmnet.model.sampling import IGNORE_INDEX, as_context, inputs_and_labels
-from swarmnet.run.schema import Data
+from swarmnet.run.boundary_settings import Boundary
+from swarmnet.run.manifest import Manifest, ManifestError
+from swarmnet.run.manifest_check import check
+from swarmnet.run.schema import Data, ModelShape, TextSource
 
 QWEN3 = (
     "{%- for message in messages %}{%- if message.role == 'assistant' %}"
@@ -24,6 +29,8 @@ QWEN3 = (
 )
 """As Qwen3 does it: the thoughts of earlier answers are left out."""
 MESSAGES = Data(tokenizer="tokenizer.json", format="messages")
+SHARED = TextSource("talks", "talks", "CC0-1.0", shared="peers")
+NARROW = ModelShape(boundary=Boundary("token-anchored", width=16, after=(2,)))
 TALK = [*pair("one", "two")["messages"], *pair("two", "three")["messages"]]
 
 
@@ -128,3 +135,18 @@ def test_marked_tokens_are_stored_and_made_again_for_another_template(tmp_path):
     assert (first.made, again.made, other.made) == (True, False, True)
     assert torch.equal(first.tokens, again.tokens)
     assert first.tokens.min() < 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"data": replace(MESSAGES, tokenizer="bytes")}, "needs the model's own tokenizer.json"),
+        ({"data": replace(MESSAGES, sources=(SHARED,))}, "does not send the chat template"),
+        ({"model": NARROW, "data": MESSAGES}, "with which labels do not travel"),
+    ],
+    ids=["bytes", "shared", "narrow"],
+)
+def test_a_run_of_conversations_needs_a_template_and_labels(changes, reason):
+    check(Manifest("talks", PeerId(""), stages=(2, 2), data=MESSAGES))
+    with pytest.raises(ManifestError, match=reason):
+        check(Manifest("talks", PeerId(""), stages=(2, 2), **changes))
