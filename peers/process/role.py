@@ -20,8 +20,9 @@ from peers.network.discovery.mdns import Lan
 from peers.runtime.control_server import Control
 from peers.runtime.liveness import Pulse
 from peers.telemetry.console import Reporter
+from peers.telemetry.event import Topic
 from peers.telemetry.event_log import EventLog
-from peers.telemetry.log_events import Notice, TextNotice, Topic
+from peers.telemetry.log_events import Notice, TextNotice
 from peers.telemetry.metrics import PeerMetrics
 from protocols.dht.directory import DhtDirectory
 from protocols.errors import Unreachable

@@ -4,12 +4,74 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from msgspec import UNSET, Struct
 
 from peers.telemetry.console import Level
 from peers.telemetry.reasons import NOTHING, Codes
+
+Topic = Literal[
+    "archive",
+    "archived",
+    "behind",
+    "bootstraps_found",
+    "bootstraps_lost",
+    "busy",
+    "checkpoint",
+    "checkpoint_failed",
+    "checkpoint_unusable",
+    "chunks_not_kept",
+    "clock",
+    "compiled",
+    "compiles",
+    "devices",
+    "devices_lost",
+    "directory_split",
+    "directory_whole",
+    "elsewhere",
+    "ended",
+    "experts",
+    "found",
+    "height_not_kept",
+    "holder",
+    "identity_shared",
+    "joined",
+    "kept",
+    "lan",
+    "line",
+    "look_up_failed",
+    "machine",
+    "missing",
+    "moves",
+    "no_manifest",
+    "no_text",
+    "no_weights",
+    "not_evaluated",
+    "not_ready",
+    "notsaved",
+    "order",
+    "order_not_kept",
+    "order_unusable",
+    "p2pd_ended",
+    "p2pd_not_started",
+    "pause_cut",
+    "restored",
+    "run",
+    "set_aside",
+    "slow_upload",
+    "stage",
+    "state",
+    "swarm",
+    "text",
+    "text_left_out",
+    "tokenizing",
+    "trains",
+    "turned_away",
+    "unreachable",
+    "weights",
+]
+"""Topics of lines for people that have no fields of their own."""
 
 
 def _snake_case(kind: str) -> str:

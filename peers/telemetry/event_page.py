@@ -10,8 +10,8 @@ from typing import get_args
 
 from msgspec.structs import FieldInfo, fields
 
-from peers.telemetry.event import Event
-from peers.telemetry.log_events import EVENT_CLASSES, NOTICE_CLASSES, Topic
+from peers.telemetry.event import Event, Topic
+from peers.telemetry.log_events import EVENT_CLASSES, NOTICE_CLASSES
 from peers.telemetry.reasons import BAN, NOTHING, TABLES, Codes, Reason
 
 HEAD = """# Events

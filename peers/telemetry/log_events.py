@@ -7,12 +7,12 @@ are seconds, losses nats per token, ids and digests hexadecimal. `code` is one o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import UNSET, UnsetType, field
 
 from peers.telemetry import reasons
-from peers.telemetry.event import Event
+from peers.telemetry.event import Event, Topic
 
 LogEvent = Callable[[Event], None]
 """Appends an event to the peer's event log."""
@@ -506,19 +506,6 @@ class Notice(Event, frozen=True):
     """A line for people, as it was shown."""
     text: str
 
-Topic = Literal[
-    "archive", "archived", "behind", "bootstraps_found", "bootstraps_lost",
-    "busy", "checkpoint", "checkpoint_failed", "checkpoint_unusable",
-    "chunks_not_kept", "clock", "compiled", "compiles", "devices", "devices_lost", "directory_split",
-    "directory_whole", "elsewhere", "ended", "experts", "found", "height_not_kept", "holder",
-    "identity_shared", "joined", "kept",
-    "lan", "line", "look_up_failed", "machine", "missing", "moves", "no_manifest", "no_text",
-    "no_weights", "not_evaluated", "not_ready", "notsaved", "order", "order_not_kept", "order_unusable",
-    "p2pd_ended", "p2pd_not_started", "pause_cut", "restored", "run", "set_aside", "slow_upload", "stage",
-    "state", "swarm", "text", "text_left_out", "tokenizing", "trains", "turned_away", "unreachable",
-    "weights",
-]
-"""Topics of lines that have no fields of their own."""
 Notify = Callable[[Topic, str], None]
 """Shows one line to people and appends it to the event log."""
 

@@ -55,9 +55,10 @@ class Limits:
 
     def at_rate(self, multiple: float) -> Limits:
         """Return the limits at `multiple` times the learning rate: peers are about a round apart, and weights
-        move so much more. A smaller rate does not make them stricter."""
+        move so much more. One minus a cosine is about half the angle's square, so it grows as the square. A
+        smaller rate does not make limits stricter."""
         scale = min(MAX_SCALE, max(1.0, multiple))
-        return Limits(1.0 - scale * (1.0 - self.min_cosine), self.max_ratio**scale)
+        return Limits(1.0 - scale**2 * (1.0 - self.min_cosine), self.max_ratio**scale)
 
     def agree(self, likeness: Likeness) -> bool:
         """Return whether two tensors are as alike as those of honest peers; False for NaN."""

@@ -103,6 +103,8 @@ class TextExchange:
         self._one_at_a_time = asyncio.Lock()
         self._chance = Random(transport.peer)
         self._carriers: ChunkDownloader | None = None
+        self._closing: asyncio.Task[None] | None = None
+        """The newest closing of carriers."""
         self._holders: dict[PeerId, Sequence[str]] = {}
         """Addresses of the peers that may have text."""
         self._looked_up_at = float("-inf")
@@ -123,11 +125,14 @@ class TextExchange:
         return places_here(self.signed.manifest, self.config)
 
     async def close(self) -> None:
-        """Stop fetching. Files that are here are still sent."""
+        """Stop fetching. Files that are here are still sent. If the caller is cancelled meanwhile, the next
+        call waits for the end."""
         if self._carriers is not None:
-            carriers = self._carriers
+            closing = self._carriers.close()
             self._carriers = None
-            await carriers.close()
+            self._closing = asyncio.get_running_loop().create_task(closing, name="close carriers")
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
 
     # -- what is shared -------------------------------------------------------------------------------
 
@@ -310,9 +315,11 @@ class TextExchange:
         hashes = await self._hashes_of(file, holders)
         download = FileDownload(path, hashes, file.bytes)
         try:
-            senders, missing = await self._fetch_chunks(file, digest, download, holders)
-            if missing:
+            try:
+                senders, missing = await self._fetch_chunks(file, digest, download, holders)
+            finally:
                 await download.close()
+            if missing:
                 await self.close()
                 self._looked_up_at = float("-inf")
                 raise TextUnreachable(
@@ -378,7 +385,6 @@ class TextExchange:
             senders = self._running.senders
             self._running = None
             transfer.close()
-        await download.close()
         return senders, len(fetch.missing)
 
     def _progressed(self, peer: PeerId) -> None:

@@ -26,7 +26,7 @@ OF_THE_PROCESS = {"peer_info", "daemon_restarts_total", "event_loop_late_seconds
 """Set by the peer process itself: tests/peers/cli/test_bad_input.py looks at a real one."""
 OF_FAULTS = {"train_nonfinite_total", "refused_total", "round_lag",
              "network_clock_offset_seconds", "microbatches_dropped_total", "stages_missing",
-             "dht_split_suspected", "dht_bootstraps_lost", "audits_total"}  # fmt: skip
+             "dht_split_suspected", "dht_bootstraps_lost", "audits_total", "avoided_peers"}  # fmt: skip
 """A swarm in which nobody lies or breaks has none; each is made to move below."""
 OF_VISITORS = {"inference_requests_total"}
 

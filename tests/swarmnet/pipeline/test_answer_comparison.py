@@ -116,9 +116,9 @@ def test_two_that_conspire_cannot_accuse_a_peer_of_a_group_of_five():
     assert trust.differed(A, [B, D], group=5)
 
 
-LARGEST = {GRADIENT: 0.121, LOCAL_STEPS_GRADIENT: 0.258 / 1.25, HIDDEN: 0.038 / 1.25}
+LARGEST = {GRADIENT: 0.121, LOCAL_STEPS_GRADIENT: 0.258 / 1.25**2, HIDDEN: 0.038 / 1.25**2}
 """Largest difference of an honest cosine from 1 in about 800 comparisons (docs/benchmarks/attacks.md). With
-local steps, it was measured at 1.25 times `MEASURED_RATE`."""
+local steps, and for hidden states, it was measured at 1.25 times `MEASURED_RATE`."""
 
 
 @pytest.mark.parametrize("limits", LARGEST)
@@ -146,11 +146,11 @@ def test_no_honest_peer_is_avoided_where_answers_differ_twice_as_much_as_was_mea
         if judgement.odd is not None:
             assert not trust.differed(judgement.odd, judgement.accusers, len(group))
     assert verdicts["agreed"] > 0.999 * comparisons
-    if comparisons == 100_000:
+    if comparisons == 100_000 and limits is not LOCAL_STEPS_GRADIENT:  # Its limits are the widest.
         assert thirds > 0, "some honest answers differ by chance, and a third peer decides"
 
 
 def test_a_higher_learning_rate_lets_honest_answers_differ_more():
     assert GRADIENT.at_rate(1.0) == GRADIENT == GRADIENT.at_rate(0.1)
-    assert GRADIENT.at_rate(2.0) == Limits(pytest.approx(0.6), pytest.approx(2.25))
+    assert GRADIENT.at_rate(2.0) == Limits(pytest.approx(0.2), pytest.approx(2.25))
     assert HIDDEN.at_rate(1000.0).agree(Likeness(-0.99, 100.0))
