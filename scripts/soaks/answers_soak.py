@@ -27,6 +27,7 @@ CASES = {
     "demo-sign, ten times the rate": ("demo-sign", "bf16", 8e-2),
     "demo-sign, int4-tiles": ("demo-sign", "int4-tiles", 8e-3),
     "sign-muon": ("sign-muon", "bf16", 8e-3),
+    "sign-muon, twice the rate": ("sign-muon", "bf16", 1.6e-2),
     "local-steps": ("local-steps", "bf16", 1e-2),
 }
 

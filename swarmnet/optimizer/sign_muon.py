@@ -47,7 +47,6 @@ from swarmnet.optimizer.agreement.weighed_tally import WeighedTally
 from swarmnet.optimizer.device_groups.device_group import ALONE, DeviceGroup
 from swarmnet.optimizer.device_groups.payload import Sections
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
-from swarmnet.optimizer.local_steps.inner_optimizer import MUON_RMS
 from swarmnet.optimizer.mean_gradient import BlockClip
 from swarmnet.optimizer.polar_factor import matrix_batches, polar_factors
 from swarmnet.optimizer.sign_votes import Votes, VoteTally
@@ -55,6 +54,7 @@ from swarmnet.optimizer.sparsify import coin_flips, seed_of
 from swarmnet.optimizer.step import RateRange, SignStep, StepSum, rate_units
 from swarmnet.optimizer.tiling import plane_of, tiles_of
 from swarmnet.run.manifest import Manifest
+from swarmnet.run.method_config import MUON_RMS
 from swarmnet.run.rates import WHOLE, scaled
 from swarmnet.run.sync_methods import SignMuonConfig
 

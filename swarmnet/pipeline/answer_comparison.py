@@ -53,10 +53,10 @@ class Limits:
     min_cosine: float
     max_ratio: float
 
-    def at_rate(self, multiple: float) -> Limits:
-        """Return the limits at `multiple` times the learning rate: peers are about a round apart, and weights
-        move so much more. One minus a cosine is about half the angle's square, so it grows as the square. A
-        smaller rate does not make limits stricter."""
+    def at_step(self, multiple: float) -> Limits:
+        """Return the limits where a round changes weights `multiple` times as far: peers are about a round
+        apart. One minus a cosine is about half the angle's square, so it grows as the square. Smaller steps
+        do not make limits stricter."""
         scale = min(MAX_SCALE, max(1.0, multiple))
         return Limits(1.0 - scale**2 * (1.0 - self.min_cosine), self.max_ratio**scale)
 
@@ -65,8 +65,9 @@ class Limits:
         return likeness.cosine >= self.min_cosine and likeness.ratio <= self.max_ratio
 
 
-MEASURED_RATE = 8e-3
-"""Learning rate at which the following limits were measured: twice the default."""
+MEASURED_STEP = 8e-3
+"""Root mean square by which a round changed weights where the following limits were measured: `demo-sign` at
+twice the default learning rate."""
 HIDDEN = Limits(min_cosine=0.95, max_ratio=1.25)
 GRADIENT = Limits(min_cosine=0.8, max_ratio=1.5)
 LOCAL_STEPS_GRADIENT = Limits(min_cosine=0.5, max_ratio=1.5)

@@ -13,6 +13,9 @@ from typing import Any, ClassVar, Self
 from swarmnet.run.loss_law import LossLaw
 
 FLOAT_BYTES = 4
+MUON_RMS = 0.2
+"""Root mean square of an AdamW update. Muon's updates are scaled to it, so that one learning rate serves both
+(arXiv:2502.16982, section 2.2)."""
 CHUNK = 4096
 """Number of values per chunk (`swarmnet/optimizer/sign_votes.py`)."""
 SIGN_BYTES = 1
@@ -62,6 +65,11 @@ class MethodConfig:
     have no law of their own."""
     preset_keys: ClassVar[tuple[str, ...]] = ()
     """Keys that may be `method` or 0, which stands for the method's own value."""
+
+    @property
+    def relative_step(self) -> float:
+        """Root mean square by which a round changes weights, in units of `sync.learning_rate`."""
+        return 1.0
 
     @property
     def weighs_by_agreement(self) -> bool:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, log2
+from math import ceil, log2, sqrt
 from typing import ClassVar, Literal
 
 from swarmnet.run.local_step_config import LocalStepConfig, OuterStepConfig, TopologyName
 from swarmnet.run.loss_law import LossLaw
-from swarmnet.run.method_config import CHUNK, FLOAT_BYTES, MethodConfig, Problem, StageSizes
+from swarmnet.run.method_config import CHUNK, FLOAT_BYTES, MUON_RMS, MethodConfig, Problem, StageSizes
 
 SelectionName = Literal["top-k", "group"]
 TransformName = Literal["hadamard", "dct", "fine-dct"]
@@ -110,6 +110,10 @@ class SignMuonConfig(MethodConfig):
     """Fitted to trials whose rounds are applied one round late."""
     preset_keys: ClassVar[tuple[str, ...]] = ("fragments",)
     can_weigh: ClassVar[bool] = True
+
+    @property
+    def relative_step(self) -> float:
+        return MUON_RMS * sqrt(self.fragments)
 
     @property
     def weighs_by_agreement(self) -> bool:

@@ -41,7 +41,8 @@ async def the_owner_acts(scene: Scene, run_id: str, bootstrap: str) -> None:
     assert "sent   to " in told
     assert "sent   to 0" not in told
     report = json.loads(await scene.swarmnet("report", run_id, "--bootstrap", bootstrap, "--json"))
-    assert "what 3 peers (stage 0: 1, stage 1: 1, without a stage: 1) reported in signed records" in report["from"]
+    peers = "3 peers (stage 0: 1, stage 1: 1, without a stage: 1)"
+    assert f"what {peers} reported in signed records" in report["from"]
     assert_named(report)
     workers = {peer.peer_id for peer in scene.peers if peer.name.startswith("old-")}
     assert {one["peer"] for one in report["contributors"]} <= workers

@@ -45,10 +45,11 @@ from swarmnet.model.flops import operations_per_token
 from swarmnet.model.linear import linear
 from swarmnet.model.parameters import trains_with_muon, whole
 from swarmnet.model.state_layout import first_state
-from swarmnet.optimizer.local_steps.inner_optimizer import ADAM_DECAYS, MUON_RMS
+from swarmnet.optimizer.local_steps.inner_optimizer import ADAM_DECAYS
 from swarmnet.optimizer.polar_factor import orthogonal
 from swarmnet.rounds.events import ApplyRound, MakeContribution, SettleRound
 from swarmnet.run.manifest import Manifest
+from swarmnet.run.method_config import MUON_RMS
 
 Loop = Literal["plain", "plain-muon", "peer", "stages"]
 TEXTS = 16

@@ -37,7 +37,7 @@ from swarmnet.pipeline.answer_comparison import (
     GRADIENT,
     HIDDEN,
     LOCAL_STEPS_GRADIENT,
-    MEASURED_RATE,
+    MEASURED_STEP,
     PEERS_ASKED,
     AnswerTrust,
     Comparison,
@@ -108,9 +108,9 @@ class AnswerChecks:
         self.alone: int | None = None
         """The next stage, while it has one peer and can therefore not be compared."""
         self._fraction = manifest.compared_fraction if manifest.compares_answers else 0.0
-        rate = manifest.sync.learning_rate / MEASURED_RATE
+        step = manifest.sync.learning_rate * manifest.sync.config.relative_step / MEASURED_STEP
         gradient = GRADIENT if manifest.sync.local_steps is None else LOCAL_STEPS_GRADIENT
-        self._limits, self._hidden_limits = gradient.at_rate(rate), HIDDEN.at_rate(rate)
+        self._limits, self._hidden_limits = gradient.at_step(step), HIDDEN.at_step(step)
         self._form = ActForm.of(manifest)
         self._compared_bytes = encoded_bytes(manifest.hidden_shape, COMPARED_CODEC)
         self._compute = compute

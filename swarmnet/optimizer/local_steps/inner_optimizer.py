@@ -22,14 +22,12 @@ from swarmnet.model.parameters import trains_with_muon
 from swarmnet.optimizer.device_groups.device_group import ALONE, DeviceGroup
 from swarmnet.optimizer.polar_factor import BATCH_NUMBERS, matrix_batches, orthogonal
 from swarmnet.run.local_step_config import InnerOptimizerName
+from swarmnet.run.method_config import MUON_RMS
 
 ADAM_DECAYS = (0.9, 0.95)
 """Decay of gradient and square, as for language models (arXiv:2005.14165, appendix B)."""
 ADAM_EPSILON = 1e-8
 """arXiv:1412.6980, algorithm 1."""
-MUON_RMS = 0.2
-"""Root mean square of an AdamW update. Muon's updates are scaled to it, so that one learning rate serves both
-(arXiv:2502.16982, section 2.2)."""
 PIECE_NUMBERS = 1 << 18
 """Numbers of a parameter that AdamW updates at once on a CPU. Its updates are elementwise, and an embedding
 table is large. In float32 they are 1 MiB, as a tile of `swarmnet/optimizer/tiling.py`. A GPU uses

@@ -10,12 +10,12 @@ from method_cases import PEERS, bent, gradient_of, manifest, replica_of, shapes_
 
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import layout_of, views_of
-from swarmnet.optimizer.local_steps.inner_optimizer import MUON_RMS
 from swarmnet.optimizer.method import ContributionError, method_of
 from swarmnet.optimizer.polar_factor import orthogonal
 from swarmnet.optimizer.sign_muon import VOTE_CHUNK, lead_factor
 from swarmnet.optimizer.step import dense, rate_units
 from swarmnet.optimizer.vote_agreement import VoteAgreement
+from swarmnet.run.method_config import MUON_RMS
 from swarmnet.run.rates import WHOLE
 
 LAYOUT = layout_of(shapes_of(2))

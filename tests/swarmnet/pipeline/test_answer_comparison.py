@@ -118,7 +118,7 @@ def test_two_that_conspire_cannot_accuse_a_peer_of_a_group_of_five():
 
 LARGEST = {GRADIENT: 0.121, LOCAL_STEPS_GRADIENT: 0.258 / 1.25**2, HIDDEN: 0.038 / 1.25**2}
 """Largest difference of an honest cosine from 1 in about 800 comparisons (docs/benchmarks/attacks.md). With
-local steps, and for hidden states, it was measured at 1.25 times `MEASURED_RATE`."""
+local steps, and for hidden states, it was measured at 1.25 times `MEASURED_STEP`."""
 
 
 @pytest.mark.parametrize("limits", LARGEST)
@@ -151,6 +151,6 @@ def test_no_honest_peer_is_avoided_where_answers_differ_twice_as_much_as_was_mea
 
 
 def test_a_higher_learning_rate_lets_honest_answers_differ_more():
-    assert GRADIENT.at_rate(1.0) == GRADIENT == GRADIENT.at_rate(0.1)
-    assert GRADIENT.at_rate(2.0) == Limits(pytest.approx(0.2), pytest.approx(2.25))
-    assert HIDDEN.at_rate(1000.0).agree(Likeness(-0.99, 100.0))
+    assert GRADIENT.at_step(1.0) == GRADIENT == GRADIENT.at_step(0.1)
+    assert GRADIENT.at_step(2.0) == Limits(pytest.approx(0.2), pytest.approx(2.25))
+    assert HIDDEN.at_step(1000.0).agree(Likeness(-0.99, 100.0))
