@@ -115,7 +115,7 @@ def _write_export(
     with as_user_errors(ExportError, TextError):
         model = checkpoint_file.newest(source)
         manifest, shape = model.manifest, model.manifest.model
-        is_scored = _is_scored(manifest, eval_text, score)
+        is_scored, text = _text_for_card(manifest, eval_text, score)
         weights = model.whole()
         file = tokenizer_file(manifest.data, tokenizer_path)
         tokenizer = open_tokenizer(file, shape.vocab_size, manifest.data.eos_token)
@@ -125,7 +125,7 @@ def _write_export(
         scored = None
         if is_scored:
             reads = open_reader(manifest.data, file, shape.vocab_size)
-            scored = score_local(weights, shape, reads, eval_text, manifest.data.seq_len)
+            scored = score_local(weights, shape, reads, text or eval_text, manifest.data.seq_len)
         unchecked_reason = hf_parity.missing()
 
         def finish(folder: Path, exported: ModelShape) -> None:
@@ -250,7 +250,7 @@ def evaluate(
     ] = None,
 ) -> None:
     """Score a trained model, or a run's live peers, on held-out text: perplexity and bits per byte."""
-    from peers.data.documents import TextError
+    from peers.data.documents import TextError, text_at
     from peers.tools.model.export_folder import ExportError
     from peers.tools.model.local_model import held
 
@@ -281,6 +281,8 @@ def evaluate(
             text = _text_to_score(eval_text)
             score = through_swarm(run, bootstrap or [], invite, text, tokenizer, found=warn_if_trained_on)
         else:
+            if eval_text is not None:
+                text_at([str(eval_text)])  # Raises TextError before a model is read for nothing.
             model = held(source, warn, tokenizer, answers)
             if model.tokenizer.parse_line is None:
                 warn_if_trained_on(model.is_library_alone)
@@ -293,37 +295,41 @@ def score_local(
     weights: Mapping[str, Any],
     shape: ModelShape,
     tokenizer: Tokenizer,
-    eval_text: Path | None,
+    eval_text: Path | bytes | None,
     window: int,
 ) -> Score:
     """Return the score of a model on a text, or on the answers in it if the tokenizer reads conversations.
-    `weights` maps global name to tensor. Raises TextError or UserError."""
+    `weights` maps global name to tensor. `eval_text` is a place, or a text that was read. Raises TextError or
+    UserError."""
     from peers.data.documents import text_at
     from peers.tools.model.evaluate import score_answers, score_weights
 
     if tokenizer.parse_line is None:
-        return score_weights(weights, shape, _text_to_score(eval_text), tokenizer, window=window)
-    if eval_text is None:
+        text = eval_text if isinstance(eval_text, bytes) else _text_to_score(eval_text)
+        return score_weights(weights, shape, text, tokenizer, window=window)
+    if not isinstance(eval_text, Path):
         raise UserError("the model answers: name conversations that it was not trained on: --eval-text FILE")
-    text = text_at([str(eval_text)], parse_line=tokenizer.parse_line)
-    score = score_answers(weights, shape, text, tokenizer, window=window)
-    for warning in text.reading.warnings():
+    answers = text_at([str(eval_text)], parse_line=tokenizer.parse_line)
+    score = score_answers(weights, shape, answers, tokenizer, window=window)
+    for warning in answers.reading.warnings():
         warn(warning)
     typer.echo(f"loss {score.loss:.4f} nats per token of the answers")
     return score
 
 
-def _is_scored(manifest: Manifest, chosen: Path | None, score: bool | None) -> bool:
-    """Return whether an export is scored for its model card (README.md).
+def _text_for_card(manifest: Manifest, chosen: Path | None, score: bool | None) -> tuple[bool, bytes | None]:
+    """Return whether an export is scored for its model card (README.md), and on which text; None for the
+    answers in conversations.
 
     `score` is the user's choice, or None. An export is then scored if a text was `chosen`, or if the run
     trains only on Python's standard library. Held-out modules of that library are the default text. Warns if
-    the run may have trained on the default text."""
+    the run may have trained on the default text. Raises TextError."""
     trained_on_stdlib_only = manifest.data.is_library_alone  # The held-out modules are no part of that text.
     wanted = score if score is not None else chosen is not None or trained_on_stdlib_only
+    text = _text_to_score(chosen) if wanted and manifest.data.format == "text" else None
     if chosen is None and score is not False and not trained_on_stdlib_only:
         warn(OWN_TEXT if wanted else f"not scored: {OWN_TEXT}")
-    return wanted
+    return wanted, text
 
 
 def _text_to_score(chosen: Path | None) -> bytes:

@@ -192,8 +192,9 @@ class StateRecovery:
         return [] if self._trains(group) else self.keepers.linked()
 
     def _trains(self, group: Sequence[PeerId]) -> bool:
+        # A peer of the group may have left while its state was fetched.
         known = self.neighbourhood.known()
-        return any(known[peer].ready for peer in group)
+        return any(peer in known and known[peer].ready for peer in group)
 
     def restore(self) -> None:
         """Read this peer's checkpoints and serve them from then on. Called before any request can arrive:

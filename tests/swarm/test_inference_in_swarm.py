@@ -142,6 +142,7 @@ def test_a_crowd_of_requests_leaves_training_most_of_its_speed():
             swarm.members[name].worker.services.inference.outcomes["done"] for name in FIVE
         )
 
-    play(story)
+    # Comparisons of answers would teach routing about idle peers in one of the two times only.
+    play(story, tiny_manifest(compared_fraction=0.0))
     assert rates["visited"] > 0.7 * rates["alone"], rates
     assert rates["answered"] > 100, rates

@@ -304,7 +304,7 @@ def test_the_table_names_what_each_method_costs_beside_adamw():
     from peers.lab.bench.learning.learning_report import LearningReport
 
     activations = activation_bytes(ground().manifest)
-    told = render(LearningReport("tiny", 100, 1000, 2, 0, 0, 0.0, 2, activations, tuple(rows)))
+    told = render(LearningReport("tiny", 100, 1000, 2, 0, 0, 0.0, "", 2, activations, tuple(rows)))
     assert "+10.0%" in told
     assert told.index("adamw") < told.index("ours")
 
@@ -317,7 +317,7 @@ def test_on_the_front_is_who_learns_more_than_all_that_send_as_little():
         row(name, "", 0, 1, [replace(outcome_of(Rates(1.0), loss, name), sent_bytes=sent)])
         for name, (loss, sent) in told.items()
     ]
-    found = _front(LearningReport("tiny", 100, 1000, 2, 0, 0, 0.0, 1, 0.0, tuple(rows)))
+    found = _front(LearningReport("tiny", 100, 1000, 2, 0, 0, 0.0, "", 1, 0.0, tuple(rows)))
     assert [each.method for each in found] == ["less", "ours", "muon"]
 
 

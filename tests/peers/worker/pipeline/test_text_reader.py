@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -56,6 +57,8 @@ class Peer:
 
     def __init__(self, state, signed, places, origin="origin", withdrawn=(), **keys):
         self.withdrawn, self.opened, self.ended = frozenset(withdrawn), asyncio.Event(), asyncio.Event()
+        self.threads = ThreadPoolExecutor()
+        asyncio.get_running_loop().set_default_executor(self.threads)
         places = {name: str(place) for name, place in places.items()}
         self.process = TextProcess(
             PeerFile(run="ab" * 32, state=state, data_paths=places, **keys),
@@ -96,10 +99,11 @@ class Peer:
         return taken
 
     async def kill(self):
-        """It ends without a word."""
+        """It ends without a word. Its threads end too, as those of a process do."""
         for task in self.text._tasks:
             task.cancel()
         await asyncio.gather(*self.text._tasks, return_exceptions=True)
+        self.threads.shutdown()
 
 
 def windows(taken):
@@ -173,15 +177,16 @@ async def test_who_starts_again_goes_on_where_it_was(tmp_path, saved):
     await later.text.close()
 
 
-async def test_two_origins_read_different_text(tmp_path):
+async def test_origins_begin_at_different_shards(tmp_path):
     books, signed = fill(tmp_path / "books"), run_of(TextSource("books", "books"))
-    texts = []
-    for name in ("one", "two"):
+    orders = set()
+    for name in ("one", "two", "three"):
         peer = Peer(tmp_path / name, signed, {"books": books}, name)
         await peer.start()
-        texts.append(windows(await peer.take(20)))
+        texts = windows(await peer.take(100))
+        orders.add(tuple(dict.fromkeys(text for text in texts if len(set(text)) == 1)))
         await peer.text.close()
-    assert not set(texts[0]) & set(texts[1]) - {b"\n" * LENGTH}
+    assert len(orders) > 1, "two may begin at the same one by chance, and all three rarely do"
 
 
 async def test_sources_are_mixed_by_their_weights_however_long_they_are(tmp_path):
