@@ -271,7 +271,9 @@ class AnswerChecks:
 
     def _recomputed(self, helped: _Helped, result: Outcome, _seconds: float) -> None:
         """Send on the hidden states of a microbatch that was computed again, or the last stage's gradient."""
-        if isinstance(result, ComputeError):
+        if self._helped.get((helped.sender, helped.key)) is not helped:
+            self._drop(helped)  # The deadline had passed before the graph was there.
+        elif isinstance(result, ComputeError):
             self._end_help(helped, result.code)
         elif self._work.is_last:
             self._end_help(helped, "", result.encoded)
@@ -288,6 +290,8 @@ class AnswerChecks:
         if checked.code or len(body) != self._form.gradient_bytes:
             self._end_help(helped, checked.code or "malformed")
             return
+        if helped.kept.gradient:
+            return  # The peer below has answered twice, and the first backward pass frees the graph.
         helped.kept.gradient = body
 
         def done(result: Outcome, _seconds: float) -> None:
@@ -304,6 +308,10 @@ class AnswerChecks:
             answer = CheckAnswer(*helped.key, code, agree, helped.kept.digest)
             self._links.post(helped.sender, "data", answer, gradient)
             self._arm()
+        self._drop(helped)
+
+    def _drop(self, helped: _Helped) -> None:
+        """Free the graph of a microbatch that was computed again."""
         drop = partial(self._work.stage_compute.drop, helped.graph)
         self._compute.submit(BACKWARD, drop, lambda _result, _seconds: None)
 
