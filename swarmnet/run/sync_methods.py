@@ -105,7 +105,7 @@ class SignMuonConfig(MethodConfig):
     can_shard: ClassVar[bool] = True
     orthogonalizes_gradients: ClassVar[bool] = True
     loss_law: ClassVar[LossLaw] = LossLaw(
-        scale=0.995, peers_exponent=0.025, bits_exponent=0.012, error=0.015, fitted_peers=64
+        scale=1.034, peers_exponent=0.0111, bits_exponent=0.0225, error=0.018, fitted_peers=64
     )
     """Fitted to trials whose rounds are applied one round late."""
     preset_keys: ClassVar[tuple[str, ...]] = ("fragments",)
