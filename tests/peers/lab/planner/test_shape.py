@@ -84,7 +84,7 @@ def test_on_thin_lines_the_whole_model_on_each_peer_wins_and_comes_sooner_than_o
     found = search(run, asked("12x20ktps@20/2", tokens=10**8))
     best = found.found[0]
     assert best.shape.stages == (4,)
-    assert best.answer.utilisation > 0.9
+    assert best.answer.utilisation > 0.8, "rounds of a few seconds on thin lines"
     assert best.days < found.alone_days / 3
     assert found.as_it_is.days > 5 * best.days
     assert [one.days for one in found.found] == sorted(one.days for one in found.found)
