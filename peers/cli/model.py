@@ -106,6 +106,7 @@ def _write_export(
     from peers.data.tokenizer import open_reader, open_tokenizer, tokenizer_file
     from peers.state import checkpoint_file
     from peers.tools.model import hf_parity
+    from peers.tools.model.evaluate import score_weights
     from peers.tools.model.export import MANIFEST_FILE
     from peers.tools.model.export import export as write
     from peers.tools.model.export_folder import ExportError
@@ -123,9 +124,11 @@ def _write_export(
         end = (manifest.data.eos_token, eos_id) if eos_id is not None else None
         provenance = facts(source, manifest)
         scored = None
-        if is_scored:
+        if text is not None:
+            scored = score_weights(weights, shape, text, tokenizer, window=manifest.data.seq_len)
+        elif is_scored:
             reads = open_reader(manifest.data, file, shape.vocab_size)
-            scored = score_local(weights, shape, reads, text or eval_text, manifest.data.seq_len)
+            scored = _score_answers(weights, shape, reads, eval_text, manifest.data.seq_len)
         unchecked_reason = hf_parity.missing()
 
         def finish(folder: Path, exported: ModelShape) -> None:
@@ -251,6 +254,7 @@ def evaluate(
 ) -> None:
     """Score a trained model, or a run's live peers, on held-out text: perplexity and bits per byte."""
     from peers.data.documents import TextError, text_at
+    from peers.tools.model.evaluate import score_weights
     from peers.tools.model.export_folder import ExportError
     from peers.tools.model.local_model import held
 
@@ -284,30 +288,29 @@ def evaluate(
             if eval_text is not None:
                 text_at([str(eval_text)])  # Raises TextError before a model is read for nothing.
             model = held(source, warn, tokenizer, answers)
-            if model.tokenizer.parse_line is None:
-                warn_if_trained_on(model.is_library_alone)
+            weights, shape, reads = model.weights, model.shape, model.tokenizer
             window = model.window or DEFAULT_WINDOW
-            score = score_local(model.weights, model.shape, model.tokenizer, eval_text, window)
+            if reads.parse_line is None:
+                warn_if_trained_on(model.is_library_alone)
+                score = score_weights(weights, shape, _text_to_score(eval_text), reads, window=window)
+            else:
+                score = _score_answers(weights, shape, reads, eval_text, window)
     _print_score(score)
 
 
-def score_local(
+def _score_answers(
     weights: Mapping[str, Any],
     shape: ModelShape,
     tokenizer: Tokenizer,
-    eval_text: Path | bytes | None,
+    eval_text: Path | None,
     window: int,
 ) -> Score:
-    """Return the score of a model on a text, or on the answers in it if the tokenizer reads conversations.
-    `weights` maps global name to tensor. `eval_text` is a place, or a text that was read. Raises TextError or
-    UserError."""
+    """Return the score of a model on the answers in conversations. `weights` maps global name to tensor.
+    Raises TextError, and UserError if no conversations are named."""
     from peers.data.documents import text_at
-    from peers.tools.model.evaluate import score_answers, score_weights
+    from peers.tools.model.evaluate import score_answers
 
-    if tokenizer.parse_line is None:
-        text = eval_text if isinstance(eval_text, bytes) else _text_to_score(eval_text)
-        return score_weights(weights, shape, text, tokenizer, window=window)
-    if not isinstance(eval_text, Path):
+    if eval_text is None:
         raise UserError("the model answers: name conversations that it was not trained on: --eval-text FILE")
     answers = text_at([str(eval_text)], parse_line=tokenizer.parse_line)
     score = score_answers(weights, shape, answers, tokenizer, window=window)

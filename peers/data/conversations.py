@@ -22,6 +22,7 @@ from torch import Tensor
 
 from peers.config.atomic_files import is_file
 from peers.data.documents import TextError
+from peers.data.forms import record_of
 from peers.data.tokenizer import DocumentSeparator, FileTokenizer, Tokenizer
 from swarmnet.model.sampling import as_context
 
@@ -153,10 +154,7 @@ class ChatTokenizer(Tokenizer):
 
 def messages_of(line: bytes) -> list[Message]:
     """Return the messages of a .jsonl line. Raises ValueError with the defect of the line."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON: {error}") from None
+    record = record_of(line)
     if not isinstance(record, dict):
         raise ValueError("no JSON object")
     messages = record.get("messages")

@@ -41,13 +41,17 @@ def field_of(record: object, column: str) -> object:
     return None
 
 
-def text_of_line(line: bytes, column: str) -> bytes:
-    """Return a column of a line of JSON as UTF-8. Raises ValueError with the defect of the line."""
+def record_of(line: bytes) -> object:
+    """Return the value in a line of JSON. Raises ValueError with the defect of the line."""
     try:
-        record = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
-    text = field_of(record, column)
+
+
+def text_of_line(line: bytes, column: str) -> bytes:
+    """Return a column of a line of JSON as UTF-8. Raises ValueError with the defect of the line."""
+    text = field_of(record_of(line), column)
     if not isinstance(text, str):
         raise ValueError(f'no field "{column}" with a string in it')
     return text.encode("utf-8", "replace")
