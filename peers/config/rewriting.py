@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from peers.config.atomic_files import write_atomically
 from peers.config.errors import ConfigError, UserError
 from peers.config.yaml_lines import parse, span
 
+_LINES_AFTER_BLOCK = re.compile(r"(\s*(#[^\n]*)?\n)*[ \t]*\Z")
+"""Comments and empty lines at the end of a block."""
 
-def set_key(file: Path, key: str, value: str | list[str], meaning: str) -> bool:
-    """Set a top-level key of a YAML file and return whether the file changed. After a change only the file's
-    owner can read it.
+
+def set_key(file: Path, key: str, value: object, meaning: str) -> bool:
+    """Set a top-level key of a YAML file to a value that JSON has, and return whether the file changed. After
+    a change only the file's owner can read it.
 
     `meaning` is the comment above a new key. The file is replaced atomically. Raises UserError if it cannot
     be edited, and ConfigError if it is not valid YAML.
@@ -39,7 +43,7 @@ def set_key(file: Path, key: str, value: str | list[str], meaning: str) -> bool:
     return True
 
 
-def _replace_value(text: str, origin: str, key: str, value: str | list[str], meaning: str) -> str:
+def _replace_value(text: str, origin: str, key: str, value: object, meaning: str) -> str:
     """Return the YAML `text` with the new value of `key`. A key that it lacks is appended, below the comment
     `meaning`. `origin` names the file in errors."""
     json_value = json.dumps(value, ensure_ascii=False)
@@ -47,6 +51,12 @@ def _replace_value(text: str, origin: str, key: str, value: str | list[str], mea
     if old_value is not None:
         start, stop = old_value
         before = text[start - 1 : start]  # A block list may start in the same column as its key.
+        if (
+            "\n" in text[start:stop]
+        ):  # A block of keys ends where the next key starts: keep the lines between.
+            stop = start + len(_LINES_AFTER_BLOCK.sub("", text[start:stop]))
+            start = start - len(text[:start]) + len(text[:start].rstrip())  # On the line of its key.
+            before = text[start - 1 : start]
         separator = "" if before.isspace() and before != "\n" else " "
         return text[:start] + separator + json_value + text[stop:]
     line_end = "\r\n" if "\r\n" in text else "\n"
