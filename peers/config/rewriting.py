@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 from peers.config.atomic_files import write_atomically
 from peers.config.errors import ConfigError, UserError
 from peers.config.yaml_lines import parse, span
-
-_LINES_AFTER_BLOCK = re.compile(r"(\s*(#[^\n]*)?\n)*[ \t]*\Z")
-"""Comments and empty lines at the end of a block."""
 
 
 def set_key(file: Path, key: str, value: object, meaning: str) -> bool:
@@ -51,12 +47,6 @@ def _replace_value(text: str, origin: str, key: str, value: object, meaning: str
     if old_value is not None:
         start, stop = old_value
         before = text[start - 1 : start]  # A block list may start in the same column as its key.
-        if (
-            "\n" in text[start:stop]
-        ):  # A block of keys ends where the next key starts: keep the lines between.
-            stop = start + len(_LINES_AFTER_BLOCK.sub("", text[start:stop]))
-            start = start - len(text[:start]) + len(text[:start].rstrip())  # On the line of its key.
-            before = text[start - 1 : start]
         separator = "" if before.isspace() and before != "\n" else " "
         return text[:start] + separator + json_value + text[stop:]
     line_end = "\r\n" if "\r\n" in text else "\n"

@@ -28,9 +28,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: apt install chromium)"),
 ]
 TEXT = "document.getElementById('{}').textContent"
-STATUS = (
-    "fetch('control', {{method: 'POST', headers: {}, body: '{{\"do\": \"status\"}}'}}).then(a => a.status)"
-)
+STATUS = "fetch('control', {{method: 'POST', headers: {}, body: '{{}}'}}).then(answer => answer.status)"
 UNLABELLED = """[...document.querySelectorAll('input, button, progress, output')].filter(field =>
   !(field.labels?.length || field.textContent.trim() || field.getAttribute('aria-label'))).map(f => f.id)"""
 FAINT = """(() => {

@@ -91,6 +91,8 @@ def _upload_line(config: PeerFile, signed: SignedManifest | None, records: Seque
     if signed is None or not any(record.state in IN_STEP and record.stage >= 0 for record in records):
         return f"upload    not known before others train{bound}"
     need = upload_need_of(signed.manifest, records, weakest_stage(signed.manifest, records))
+    if not need:  # The others have not measured their speed yet.
+        return f"upload    not known before others train{bound}"
     month = amount(need * MONTH_SECONDS * share_of_day(config.limits))
     return f"upload    at least {need / MEGABIT:.3g} Mbit/s while it trains, {month} a month{bound}"
 

@@ -14,6 +14,8 @@ name: attic
 limits:
   hours: "22:00-08:00"   # when I sleep
   memory: 8GiB
+# where it computes
+device: cpu
 """
 
 
@@ -47,7 +49,9 @@ async def test_a_limit_holds_at_once_and_after_a_restart(joined):
     again = load(file)
     assert (again.limits, again.compute_duty_cycle) == (live.config.limits, 0.5)
     assert again.limits.memory == 8 << 30, "what was not named stays"
-    assert file.read_text().startswith("# mine\n")
+    text = file.read_text()
+    assert text.startswith("# mine\n")
+    assert "# where it computes\ndevice: cpu\n" in text
 
 
 async def test_a_limit_is_lifted(joined):
