@@ -105,7 +105,11 @@ def application() -> typer.Typer:
         "identity": making.identity,
         "uninstall": uninstall.uninstall,
     }
-    watch: dict[str, Callable[..., None]] = {"top": top.top, "orders": owner.show_orders}
+    watch: dict[str, Callable[..., None]] = {
+        "top": top.top,
+        "curve": top.curve,
+        "orders": owner.show_orders,
+    }
     own_run: dict[str, Callable[..., None]] = {
         "new": making.new,
         "tokenizer": making.tokenizer,
