@@ -96,7 +96,7 @@ def test_two_peers_in_one_csv_picture_and_folder_of_event_files(tmp_path, capsys
     assert "loss at the end" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("package, option", [("matplotlib", "--png"), ("tensorboardX", "--tensorboard")])
+@pytest.mark.parametrize(("package", "option"), [("matplotlib", "--png"), ("tensorboardX", "--tensorboard")])
 def test_pictures_and_event_files_are_written_or_say_what_they_need(tmp_path, capsys, package, option):
     write(tmp_path / "one", seen(1, 3.0, 3.5), seen(2, 2.0, 2.5))
     with pytest.raises(SystemExit) as end:
