@@ -18,10 +18,13 @@ import typer
 from typer.exceptions import TyperException
 
 from peers.cli import control, course, doctor, join, lab, making, model, owner, run, top, uninstall
+from peers.cli.help_text import PlainCommand, SectionedGroup
 from peers.config.errors import ConfigError, UserError
 
 ERROR_EXIT = 2
 """Exit code of errors that the user can cause and correct."""
+TAKE_PART, WATCH, OWN_RUN, DEVELOP = "Take part", "Watch", "Your own run", "Develop"
+"""Sections of the list of commands."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -87,38 +90,53 @@ def prepare_for_torch(environment: MutableMapping[str, str]) -> None:
 
 def application() -> typer.Typer:
     """Return the Typer application with all commands."""
-    app = _group("Train one language model together over the internet, without a server.")
-    commands: dict[str, Callable[..., None]] = {
-        "run": run.run,
-        "new": making.new,
-        "tokenizer": making.tokenizer,
-        "text": making.inspect_text,
-        "index": making.index,
-        "identity": making.identity,
-        "publish": run.publish,
+    app = _group(
+        "Train one language model together over the internet, without a server.", add_completion=True
+    )
+    take_part: dict[str, Callable[..., None]] = {
+        "demo": run.demo,
         "join": join.join,
+        "run": run.run,
         "pause": control.pause,
         "resume": control.resume,
         "leave": control.leave,
         "limit": control.limit,
         "page": control.page,
         "credit": control.credit,
-        "top": top.top,
-        "demo": run.demo,
         "doctor": doctor.doctor,
-        "chaos": lab.chaos,
+        "identity": making.identity,
+        "uninstall": uninstall.uninstall,
+    }
+    watch: dict[str, Callable[..., None]] = {
+        "top": top.top,
+        "curve": top.curve,
+        "orders": owner.show_orders,
+    }
+    own_run: dict[str, Callable[..., None]] = {
+        "new": making.new,
+        "tokenizer": making.tokenizer,
+        "text": making.inspect_text,
+        "index": making.index,
+        "plan": lab.plan,
+        "publish": run.publish,
+        "invite": owner.invite,
+        "report": owner.report,
+    }
+    take_home: dict[str, Callable[..., None]] = {
         "export": model.export,
         "generate": model.generate,
         "evaluate": model.evaluate,
+    }
+    develop: dict[str, Callable[..., None]] = {
+        "chaos": lab.chaos,
         "simulate": lab.simulate,
-        "plan": lab.plan,
-        "orders": owner.show_orders,
-        "invite": owner.invite,
-        "report": owner.report,
-        "uninstall": uninstall.uninstall,
         "version": version,
     }
-    _add_commands(app, commands)
+    _add_commands(app, take_part, TAKE_PART)
+    _add_commands(app, watch, WATCH)
+    _add_commands(app, own_run, OWN_RUN)
+    _add_commands(app, take_home, "Take the model home")
+    _add_commands(app, develop, DEVELOP)
     _add_groups(app)
     return app
 
@@ -150,26 +168,31 @@ def _add_groups(app: typer.Typer) -> None:
         "learning": lab.learning,
     }
     ordering = _group("Give an order in a run that you own. All its peers obey it; your signature proves it.")
-    app.add_typer(_add_commands(ordering, order), name="order")
-    app.add_typer(_add_commands(_group("Find public runs."), registry), name="registry")
-    app.add_typer(_add_commands(_group("Check and explain configuration files."), config), name="config")
-    measuring = _add_commands(_group("Run benchmarks; each figure is shown with a baseline."), measure)
-    app.add_typer(measuring, name="bench")
+    finding = _group("Find public runs.")
+    explaining = _group("Check and explain configuration files.")
+    measuring = _group("Run benchmarks; each figure is shown with a baseline.")
+    app.add_typer(_add_commands(ordering, order), name="order", rich_help_panel=OWN_RUN)
+    app.add_typer(_add_commands(finding, registry), name="registry", rich_help_panel=WATCH)
+    app.add_typer(_add_commands(explaining, config), name="config", rich_help_panel=TAKE_PART)
+    app.add_typer(_add_commands(measuring, measure), name="bench", rich_help_panel=DEVELOP)
 
 
-def _add_commands(group: typer.Typer, commands: Mapping[str, Callable[..., None]]) -> typer.Typer:
-    """Add commands, by name, to a command group. Returns the group."""
+def _add_commands(
+    group: typer.Typer, commands: Mapping[str, Callable[..., None]], section: str | None = None
+) -> typer.Typer:
+    """Add commands, by name, to a command group, in a section of its help text. Returns the group."""
     for name, command in commands.items():
-        group.command(name)(command)
+        group.command(name, cls=PlainCommand, rich_help_panel=section)(command)
     return group
 
 
-def _group(help: str) -> typer.Typer:
+def _group(help: str, add_completion: bool = False) -> typer.Typer:
     """Return an empty command group."""
     return typer.Typer(
+        cls=SectionedGroup,
         help=help,
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=add_completion,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )

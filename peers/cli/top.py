@@ -1,7 +1,9 @@
-"""The command `top`: watch one running peer of this machine, or all peers of a run, in the terminal."""
+"""The commands `top`, which shows a running peer or all peers of a run in the terminal, and `curve`, which
+shows how the loss fell."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -41,3 +43,46 @@ def top(
         from peers.tools.top.run_screen import peer
 
         peer(console, state_of(state, "top"))
+
+
+def curve(
+    states: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[STATE|PEER.yaml]...",
+            help="State folders or peer files of peers or observers. [default: the only peer]",
+        ),
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write every point to this file.")
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="FILE", help="Draw all curves into this picture.")
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write event files for TensorBoard.")
+    ] = None,
+) -> None:
+    """Show how the loss fell: of a peer's microbatches, or of the whole run by an observer's log."""
+    from peers.tools.curve import draw, read_curve, render, write_csv, write_tensorboard
+
+    wheres: Sequence[Path | None] = states or [None]
+    folders = [state_of(where, "curve", at_rest=True) for where in wheres]
+    named = [folder.resolve() for folder in folders]
+    names = [folder.name for folder in named]
+    if len(set(names)) < len(names):  # Folders such as a/state and b/state.
+        names = ["-".join(folder.parts[-2:]) for folder in named]
+    curves = {name: read_curve(folder) for name, folder in zip(names, named, strict=True)}
+    if len(curves) < len(named):
+        raise UserError(f"two of the folders are called the same: {', '.join(names)}; name one at a time")
+    for name, points in curves.items():
+        typer.echo(render(name, points))
+    if csv is not None:
+        write_csv(csv, curves)
+    if png is not None:
+        draw(png, curves)
+    if tensorboard is not None:
+        write_tensorboard(tensorboard, curves)
+    for written in (csv, png, tensorboard):
+        if written is not None:
+            typer.echo(f"wrote  {written}")

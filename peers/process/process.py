@@ -32,7 +32,7 @@ from peers.runtime.state_lock import lock_state_folder
 from peers.runtime.supervision import FAULT, FatalError, Watchdog, reason
 from peers.telemetry import log_events
 from peers.telemetry.console import LineReporter, Reporter, open_report, report_library_logs
-from peers.telemetry.event_log import EventLog
+from peers.telemetry.event_log import LOG_FILE, EventLog
 from peers.telemetry.metrics import PeerMetrics
 from protocols.errors import CannotStart
 from protocols.signed.identity import Identity, IdentityError, load_or_create
@@ -96,7 +96,7 @@ class Peer:
         self._signals = 0
         self.control = Control(config.state)
         self.control.answers.update(status=self._answer_status, leave=self._answer_leave)
-        self.log = EventLog(path=config.state / "events.jsonl", clock=time.time, monotonic=time.monotonic)
+        self.log = EventLog(path=config.state / LOG_FILE, clock=time.time, monotonic=time.monotonic)
         self.log.trouble = partial(report.notify, "event_log", level="warning")
         self.metrics = PeerMetrics("worker" if config.holds_stage else config.role)
         live = LiveLimits(config)

@@ -41,6 +41,8 @@ LONGEST_WAITING_BYTES = 4 << 20
 P2PD_FACTS = frozenset({"listening", "relayed"})
 """Standing facts that end when p2pd, the network daemon, ends."""
 CONTINUED = "continued"
+LOG_FILE = "events.jsonl"
+"""Name of the log in a peer's state folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +234,12 @@ def read_part(file: Path) -> Iterator[LogLine]:
             yield from _standing_facts_in(line, file)
         else:
             yield line
+
+
+def read_all(path: Path) -> Iterator[LogLine]:
+    """Yield the events of all files of a log, oldest first. Raises UserError."""
+    for file in parts(path):
+        yield from read_part(file)
 
 
 def read_lately(path: Path) -> Iterator[LogLine]:

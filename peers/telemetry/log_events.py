@@ -325,6 +325,15 @@ class Settled(Event, frozen=True):
     ids: Sequence[str]
     tokens: int | None = None
 
+class SwarmSeen(Event, frozen=True):
+    """What an observer showed of the whole run: a point of its curve."""
+    round: int | None
+    tokens: int
+    loss: float | None
+    eval_loss: float | None
+    peers: int
+    tokens_per_second: float | None
+
 class ShardRead(Event, frozen=True):
     """A shard of the run's text was read to its end."""
     shard: str

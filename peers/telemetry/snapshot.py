@@ -327,16 +327,17 @@ class Curve(Generic[Point]):
     step_seconds: float = FIRST_STEP_SECONDS
     points: list[tuple[float, Point]] = field(default_factory=list)
 
-    def add(self, now: float, point: Point) -> None:
-        """Add a point if the newest one is at least a step old."""
+    def add(self, now: float, point: Point) -> bool:
+        """Add a point if the newest one is at least a step old. Return whether it was added."""
         if self.points:
             newest_time, _ = self.points[-1]
             if now < newest_time + self.step_seconds:
-                return
+                return False
         self.points.append((now, point))
         if len(self.points) > MAX_POINTS:
             del self.points[1::2]  # Every other point.
             self.step_seconds *= 2
+        return True
 
 
 def complete(known: SwarmSnapshot, layers: Sequence[int]) -> SwarmSnapshot:

@@ -23,6 +23,7 @@ from peers.cli import main as cli
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(path for path in [*(ROOT / "scripts").iterdir(), ROOT / ".ci/run"]
                  if path.is_file() and path.read_bytes().startswith(b"#!/bin/sh"))  # fmt: skip
+SOAKS = [path for path in sorted((ROOT / "scripts/soaks").rglob("*.py")) if "arguments." in path.read_text()]
 OPTIONAL = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 NAMES = ("python", "python3", "python3.11", "python3.12", "python3.13")
 
@@ -73,6 +74,16 @@ def test_every_program_of_the_soaks_is_listed_and_all_runs_what_is_listed():
     known = {row.replace("-", "_") for row in rows} | {f"{row}_soak" for row in rows} | {"wan_soak"}
     others = {"first_hour", "lab_page", "wan_holder", "wan_links", "wan_paced"}
     assert set(programs) <= known | others, "scripts/first-hour plays two; others start the rest"
+
+
+@pytest.mark.parametrize("path", SOAKS, ids=lambda path: path.stem)
+def test_a_soak_program_reads_no_option_that_it_does_not_have(path):
+    """The programs are not type-checked, and a renamed option stopped one of them unnoticed."""
+    source = path.read_text()
+    parser = source if "add_argument" in source else (path.parent / "wan_soak.py").read_text()
+    options = re.findall(r'add_argument\(\s*"(?:--)?([a-z-]+)"', parser)
+    read = set(re.findall(r"\barguments\.([a-z_]+)", source)) - {"func"}
+    assert read <= {option.replace("-", "_") for option in options}
 
 
 def test_the_bench_script_runs_every_bench_that_there_is_or_says_how():

@@ -5,13 +5,15 @@ event loop encodes the data. The server's threads read only objects that are rep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from peers.config.run_file import SignedManifest
 from peers.stageless.observer import order_reader as owner_orders
+from peers.telemetry.event_log import LogLine
+from peers.telemetry.log_events import SwarmSeen
 from peers.telemetry.snapshot import ORDERS_NOT_READ, Curve, ExpertGroup, SwarmSnapshot, as_json
 
 SHOWN_PEERS = 100
@@ -47,12 +49,20 @@ class Board:
     _unfiltered_json: bytes = b"{}"
     _curve_points: tuple[tuple[float, CurvePoint], ...] = ()
 
-    def show(self, snapshot: SwarmSnapshot) -> None:
-        """Publish a new snapshot and add it to the curve."""
-        self.curve.add(snapshot.at, CurvePoint(snapshot.loss, snapshot.peers, snapshot.tokens_per_second))
+    def restore_curve(self, lines: Iterable[LogLine]) -> None:
+        """Restore the curve from the event log of an observer that showed this run before."""
+        for line in lines:
+            if isinstance(seen := line.event, SwarmSeen):
+                self.curve.add(line.time, CurvePoint(seen.loss, seen.peers, seen.tokens_per_second))
+
+    def show(self, snapshot: SwarmSnapshot) -> bool:
+        """Publish a new snapshot. Return whether it became a point of the curve."""
+        point = CurvePoint(snapshot.loss, snapshot.peers, snapshot.tokens_per_second)
+        is_added = self.curve.add(snapshot.at, point)
         self._curve_points = tuple(self.curve.points)
         self.snapshot = snapshot
         self._unfiltered_json = self._encode("")
+        return is_added
 
     def answer(self, search: str) -> bytes:
         """Return the page's data as JSON; with a search, only matching peers. Thread-safe."""

@@ -25,8 +25,9 @@ from peers.stageless.observer.sightings import PeerObservations
 from peers.stageless.observer.snapshot_of_records import snapshot_of
 from peers.stageless.observer.steady_stage import SteadyStage
 from peers.stageless.observer.swarm_metrics import SwarmMetrics
-from peers.telemetry import log_events
+from peers.telemetry import event_log, log_events
 from peers.telemetry.console import StatusLine
+from peers.telemetry.event_log import LOG_FILE
 from peers.telemetry.snapshot import SwarmSnapshot
 from protocols.signed.peer_record import NO_STAGE
 
@@ -85,7 +86,9 @@ class ObserverRole(Role):
         if self.orders is None:
             self.orders = Orders(signed, process.log.record, self.sightings.events.append)
         if self.board is None:
-            self.board = Board(signed, self._join_line(signed, network), version("swarmnet"))
+            board = Board(signed, self._join_line(signed, network), version("swarmnet"))
+            await asyncio.to_thread(board.restore_curve, event_log.read_all(process.config.state / LOG_FILE))
+            self.board = board
         me = process.identity.peer_id
         announcer = network.announcer(process, signed)
         crawl = Crawl(
@@ -134,7 +137,8 @@ class ObserverRole(Role):
                 walked_at=crawl.walked_at,
                 bootstraps=crawl.bootstraps,
             )
-            self.board.show(self.steady.steady(snapshot))
+            if self.board.show(self.steady.steady(snapshot)):
+                self.process.log.record(seen_event(self.board.snapshot))
             self.process.report.status(
                 StatusLine(
                     "observing",
@@ -158,3 +162,16 @@ class ObserverRole(Role):
         if board is None:
             return "fetches the run's manifest"
         return None if board.snapshot.walked_at else "has not read the whole directory yet"
+
+
+def seen_event(snapshot: SwarmSnapshot) -> log_events.SwarmSeen:
+    """Return the event that keeps a point of the curve. The log outlives this process."""
+    tokens = snapshot.tokens if snapshot.finalized_tokens is None else snapshot.finalized_tokens
+    return log_events.SwarmSeen(
+        round=snapshot.round,
+        tokens=tokens,
+        loss=snapshot.loss,
+        eval_loss=snapshot.eval_loss,
+        peers=snapshot.peers,
+        tokens_per_second=snapshot.tokens_per_second,
+    )

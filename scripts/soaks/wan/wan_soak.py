@@ -37,16 +37,17 @@ def main():
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--warm-seconds", type=float, default=20.0)
     parser.add_argument("--in-flight", type=int, default=0, help="tokens: at most; 0: the default")
-    parser.add_argument("--target-tokens", type=int, default=8192)
+    parser.add_argument("--global-batch-tokens", type=int, default=8192)
     parser.add_argument("--peers", type=int, default=6, help="tokens")
     parser.add_argument("--stages", type=int, default=2, help="tokens: 1: the whole model on each peer")
     parser.add_argument("--sharded", action="store_true", help="tokens --stages 1: through reducers")
     parser.add_argument("--local-steps", action="store_true", help="tokens: own steps, in stages as well")
-    parser.add_argument("--parts", type=int, default=4, help="tokens, local steps: sync.fragments")
+    parser.add_argument("--sign-muon", action="store_true", help="tokens: votes on polar factors")
+    parser.add_argument("--parts", type=int, default=4, help="tokens: sync.fragments")
     parser.add_argument(
         "--boundary", type=int, default=0, help="tokens: model.boundary.width (token-anchored)"
     )
-    parser.add_argument("--sequence-tokens", type=int, default=0, help="tokens; 0: the default")
+    parser.add_argument("--seq-len", type=int, default=0, help="tokens; 0: the default")
     parser.add_argument("--quic", action="store_true", help="tokens: QUIC instead of TCP on the WAN")
     parser.add_argument("--paced", type=float, default=0.0, help="tokens: scripts/soaks/wan/wan_paced.py")
     parser.add_argument(

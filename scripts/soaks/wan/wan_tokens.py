@@ -32,15 +32,17 @@ async def measure_tokens(folder, net, arguments):
         layers = MODELS[arguments.model]["num_hidden_layers"]
         after = list(range(layers // arguments.stages, layers, layers // arguments.stages))
         run["model"] = {"boundary": {"kind": "token-anchored", "width": arguments.boundary, "after": after}}
-    if arguments.stages == 1 or arguments.local_steps:  # Peers step by themselves between rounds.
+    if arguments.sign_muon:
+        run["sync"] = {"method": "sign-muon", "fragments": arguments.parts}
+    elif arguments.stages == 1 or arguments.local_steps:  # Peers step by themselves between rounds.
         run["sync"] = {
             "method": "local-steps",
             "fragments": arguments.parts,
             "inner_batch_tokens": STEP_TOKENS,
         }
-        if arguments.sharded:
-            run["sync"] |= {"topology": "sharded-reduce", "shards": SHARDS}
         run["rounds"] |= {"max_seconds": 120.0, "deadline_seconds": 60.0, "finality_timeout_seconds": 60.0}
+    if arguments.sharded:
+        run["sync"] |= {"topology": "sharded-reduce", "shards": SHARDS}
     swarm = WanSwarm(options, folder, net, arguments.model, keys, run)
     swarm.quic, swarm.paced, swarm.subflows = arguments.quic, arguments.paced, arguments.subflows
     try:

@@ -19,9 +19,11 @@ from peers.runtime.http_server import MAX_REQUESTS, PageServer
 from peers.stageless.observer import page_json as boards
 from peers.stageless.observer.page_json import Board
 from peers.stageless.observer.pages import pages
+from peers.stageless.observer.role import seen_event
 from peers.stageless.observer.sightings import PeerObservations
 from peers.stageless.observer.snapshot_of_records import snapshot_of
 from peers.stageless.observer.swarm_metrics import SHOWN, SwarmMetrics, document
+from peers.telemetry.event_log import LogLine
 from peers.telemetry.snapshot import STATES, ExpertGroup, OwnerOrdersView, Pause
 from swarmnet.run.owner_orders import OwnerOrders
 from swarmnet.run.schema import Paths
@@ -44,6 +46,20 @@ def shown(picture, walked_at=NOON):
     board = Board(SIGNED, "swarmnet join RUN --bootstrap A", "0.1.0")
     board.show(replace(picture, walked_at=walked_at, bootstraps={"/ip4/127.0.0.1/tcp/1/p2p/12D3": True}))
     return board
+
+
+def test_the_curve_outlives_a_restart_of_the_observer():
+    old, lines = Board(SIGNED, "swarmnet join RUN --bootstrap A", "0.1.0"), []
+    for minute in range(5):
+        seen = replace(pictured(), at=NOON + 60 * minute, loss=3.0 - minute, round=minute)
+        if old.show(seen):
+            lines.append(LogLine(seen.at, 0.0, seen_event(seen)))
+        assert not old.show(replace(seen, at=seen.at + 1)), "a second later is no new point"
+    new = Board(SIGNED, "swarmnet join RUN --bootstrap A", "0.1.0")
+    new.restore_curve(lines)
+    new.show(replace(pictured(), at=NOON + 301, loss=-3.0))
+    curve = json.loads(new.answer(""))["curve"]
+    assert curve["loss"] == [3.0, 2.0, 1.0, 0.0, -1.0, -3.0]
 
 
 def crowd(peers, stages=3):
@@ -209,7 +225,9 @@ def test_drawing_a_thousand_peers_holds_up_the_event_loop_for_less_than_a_frame(
 
 def test_the_swarms_metrics_are_what_prometheus_reads_and_say_whose_word_they_are():
     experts = (ExpertGroup(0, 0, 0, 1, holders=2, trained=90, settled=95),)
-    board = shown(replace(crowd(30), eval_loss=2.9, finalized_tokens=10**6, experts=experts))
+    board = shown(
+        replace(crowd(30), eval_loss=2.9, finalized_tokens=10**6, experts=experts, seconds_left=60.0)
+    )
     text = SwarmMetrics(lambda: board.snapshot).text().decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     for metric in (shown.declared for shown in SHOWN):
