@@ -43,7 +43,7 @@ MEANINGS = {
 }
 """Comments above the keys of the peer file that `join` writes."""
 PAGE_LISTEN = "127.0.0.1:9400"
-"""Where a peer serves the page of this computer; another port if this one is taken."""
+"""Address at which a peer serves the page of this computer; another port if this one is taken."""
 PAGE_FILE = "page.html"
 """File in the state folder that leads a browser to that page (peers/process/own_page.py)."""
 RESPONDED_FILE = "bootstraps.json"

@@ -93,7 +93,7 @@ def _handler_class(
 ) -> type[PageHandler]:
     """Return a handler class that serves `files` and, with the token, passes requests to `run`."""
 
-    class Handler(PageHandler):
+    class LocalHandler(PageHandler):
         def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
             """Serve a file."""
             found = files.get(self.path.partition("?")[0])
@@ -147,4 +147,4 @@ def _handler_class(
             self.send_header("Cross-Origin-Resource-Policy", "same-origin")
             super().end_headers()
 
-    return Handler
+    return LocalHandler

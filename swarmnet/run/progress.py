@@ -28,7 +28,7 @@ class RoundPace:
     """Measures how fast a run's rounds follow each other."""
 
     _points: deque[tuple[float, int]] = field(default_factory=deque)
-    """Times at which the round changed, and the round, oldest first."""
+    """Pairs of the time at which the round changed, and the round; oldest first."""
 
     def add(self, now: float, round: int | None) -> None:
         """Record the current round; None if it is not known. A round that is lower than before (another
