@@ -48,14 +48,14 @@ class HostedPart:
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """Where the parts of a hosted run keep their files, and where others reach it."""
+    """The places of a hosted run: where its parts keep their files, and where others reach it."""
 
     folder: Path
     published: Path
     address: str
     """Beginning of the bootstrap's multiaddr, such as /ip4/192.0.2.7."""
     port: int
-    """Of the bootstrap. The observer and the archivist use the next two."""
+    """Port of the bootstrap. The observer and the archivist use the next two."""
     page: str
     """Address of the observer's page, as HOST:PORT."""
     peers: int
