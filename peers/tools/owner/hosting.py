@@ -95,7 +95,7 @@ class HostPlan:
         for role, keys in files.items():
             file = self.folder / f"{role}.yaml"
             if not is_there(file):
-                values = {"role": role, "state": role, "log": "line", **keys, "metrics": {"listen": "off"}}
+                values = {"role": role, "state": role, "log": "line", **keys}
                 lines = [f"{key}: {json.dumps(value)}" for key, value in values.items()]
                 write_atomically(file, "".join(f"{line}\n" for line in lines).encode())
             parts.append(HostedPart(role, ("run", str(file))))
