@@ -437,12 +437,12 @@ def _run_sections(
     """Return the section `rounds` of a run file, its number of stages, and its section `sync` with this
     method; None of each that neither gives."""
     if run_file is None:
-        return None, None, None if method is None else Sync(method=method)
+        return None, None, None if method is None else Sync().with_method(method)
     from peers.config.run_file import load_manifest
     from swarmnet.identifiers import PeerId
 
     manifest = load_manifest(run_file, PeerId(""), {})
-    sync = manifest.sync if method is None else dataclasses.replace(manifest.sync, method=method)
+    sync = manifest.sync if method is None else manifest.sync.with_method(method)
     return manifest.rounds, len(manifest.stages), sync
 
 

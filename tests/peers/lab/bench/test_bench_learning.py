@@ -443,7 +443,7 @@ def test_with_weights_by_agreement_liars_cost_less(topology):
         ("agreement", "agreement", 8, "3:flip"),
         ("honest", "equal", 5, ""),
     ):
-        sync = replace(here.manifest.sync, topology=topology, weights=weights, shards=3)
+        sync = replace(here.manifest.sync, method="sign-muon", topology=topology, weights=weights, shards=3)
         learner = recipes(sync)["sign-muon-1"].make(here, Setting(peers=peers, steps=40, liars=liars), 3.2e-2)
         for step in range(40):
             learner.step(step)
