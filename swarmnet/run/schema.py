@@ -6,7 +6,7 @@ that follow from them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from swarmnet.identifiers import PeerId
@@ -397,10 +397,16 @@ class Sync:
     """sharded-reduce: slices per contribution. Each has its own reducers."""
     weights: WeightsName = field(default="equal", metadata={ADDED: True})
     """sign-muon: weight of each peer's votes. `equal`: all count in full. `agreement`: votes that disagree
-    with those of others count less or not at all, and copies share one vote."""
+    with those of others count less or not at all, and copies share one vote. Publishing writes the default
+    of the run file into the manifest."""
     trainable: tuple[str, ...] = field(default=(), metadata={ADDED: True})
     """Parameters to train, as Hugging Face names or patterns (`*.mlp.*`); the rest are frozen and not sent.
     Empty: all. With LoRA, the factors are trained, and these in addition."""
+
+    def with_method(self, method: MethodName) -> Sync:
+        """Return these keys with another method, and with the weights that a run file without the key has."""
+        weights: WeightsName = "agreement" if METHOD_CONFIGS[method].can_weigh else "equal"
+        return replace(self, method=method, weights=weights)
 
     def step_microbatches(self, microbatch_tokens: int) -> int:
         """Return the number of microbatches per local step of `inner_batch_tokens`, at least 1."""
