@@ -3,8 +3,9 @@
 import asyncio
 
 import pytest
+from chats import VOCABULARY, chat_folder, riddles, write_lines
 from on_p2pd import DEADLINE, transports
-from travelling import Directory, lying, newcomer, published, record_of, shelf_of, write_shards
+from travelling import RUN, Directory, lying, newcomer, published, record_of, shelf_of, write_shards
 
 from peers.data.files import TextUnreachable
 from peers.data.local_text import missing_text, shards_here
@@ -13,6 +14,7 @@ from peers.telemetry import log_events
 from peers.worker.pipeline.text_reader import TextReader
 from protocols.signed.identity import load
 from swarmnet.identifiers import MicrobatchId
+from swarmnet.model.sampling import IGNORE_INDEX
 
 pytestmark = pytest.mark.loopback
 SHARD_BYTES = 1_200_000
@@ -126,3 +128,24 @@ async def test_a_download_goes_on_where_it_was_and_a_withdrawn_file_is_neither_f
     withdrawn = shelf_of(run, tmp_path, {gone})
     assert await withdrawn.find(gone, 0) is None
     assert await withdrawn.find(sent, 9) is not None
+
+
+async def test_conversations_travel_with_the_tokenizer_and_the_template_that_render_them(start, tmp_path):
+    tokenizer = chat_folder(tmp_path)
+    write_lines(tmp_path / "books" / "talks.jsonl", riddles(200))
+    data = {**RUN["data"], "tokenizer": tokenizer.name, "format": "messages"}
+    run = published(tmp_path, {**RUN, "data": data, "model": {**RUN["model"], "vocab_size": VOCABULARY}})
+    directory = Directory()
+    await holder(start, tmp_path, directory, run, shelf_of(run, tmp_path, tokenizer=tokenizer).find)
+    peer = newcomer(run, await start(), directory, tmp_path / "new")
+    reader = TextReader(
+        process=peer.process, signed=run, exchange=peer.exchange, opened=lambda: None, ended=print
+    )
+    async with asyncio.timeout(DEADLINE):
+        await reader.open(frozenset())
+        inputs, labels = reader.microbatch(MicrobatchId("me", 0))
+        await reader.close()
+    assert 0 < (labels != IGNORE_INDEX).sum() < labels.numel(), "only answers are learned"
+    assert inputs.min() >= 0
+    kept = {path.name for path in (tmp_path / "new" / "text" / "fetched").iterdir()}
+    assert {run.manifest.data.tokenizer_sha256, run.manifest.data.chat_template_sha256} < kept

@@ -154,7 +154,7 @@ class TextExchange:
         manifest, config, places = self.signed.manifest, self.config, self._places
         chosen = [shard for some in shards.values() for shard in some]
         tokenizer = tokenizer_here(manifest, config)
-        blobs = shared_blobs(manifest, config, places, tokenizer)
+        blobs = await asyncio.to_thread(shared_blobs, manifest, config, places, tokenizer)
         fetched = [file for shard in chosen for file in shard.files if file.chunks]
         names = {path.name for path in blobs.values() if path.parent == self.folder.folder}
         names |= {file.sha256 for file in fetched}
