@@ -10,6 +10,8 @@ from travelling import RUN, Directory, lying, newcomer, published, record_of, sh
 from peers.data.files import TextUnreachable
 from peers.data.local_text import missing_text, shards_here
 from peers.data.shards import read_index
+from peers.state.archive_store import open_store
+from peers.state.archived_text import ArchivedText
 from peers.telemetry import log_events
 from peers.worker.pipeline.text_reader import TextReader
 from protocols.signed.identity import load
@@ -149,3 +151,28 @@ async def test_conversations_travel_with_the_tokenizer_and_the_template_that_ren
     assert inputs.min() >= 0
     kept = {path.name for path in (tmp_path / "new" / "text" / "fetched").iterdir()}
     assert {run.manifest.data.tokenizer_sha256, run.manifest.data.chat_template_sha256} < kept
+
+
+async def test_an_archive_has_the_text_that_no_honest_peer_sends(start, tmp_path, run):
+    directory, shelf = Directory(), shelf_of(run, tmp_path)
+    archived = ArchivedText(open_store(str(tmp_path / "archive")))
+    archived.put(shelf.paths())
+    source = run.manifest.data.sources[0]
+    gone, *_ = read_index(source, str(tmp_path / "books"))
+    archived.withdraw({bytes.fromhex(gone.sha256)})
+    liar = await holder(start, tmp_path, directory, run, lying(shelf, run))
+    peer = newcomer(run, await start(), directory, tmp_path / "new", archive=str(tmp_path / "archive"))
+    manifest, config = run.manifest, peer.process.config
+    async with asyncio.timeout(DEADLINE):
+        await peer.exchange.prepare()
+        shards, _, _ = shards_here(manifest, config, peer.process.identity.public_key, frozenset())
+        await peer.exchange.share(shards, frozenset())
+        first, *others = shards["books"]
+        for shard in others:
+            await peer.exchange.fetch(shard)
+        with pytest.raises(TextUnreachable, match="none of 1 others answers"):
+            await peer.exchange.fetch(first)
+        await peer.exchange.close()
+    assert (liar.peer, "wrong_hash") in dropped(peer)
+    assert [event.peers for event in fetched(peer)] == [0, 0, 0]
+    assert all(peer.exchange.folder.path(file.sha256).is_file() for each in others for file in each.files)
