@@ -36,7 +36,7 @@ from swarmnet.run.schema import STANDARD_LIBRARY
 
 HELD_OUT, PEERS = 300, 3
 VOCABULARY, WIDTH, LAYERS, LENGTH = 1024, 64, 2, 128
-BASE_STEPS, BASE_BATCH, BASE_RATE = 600, 16, 4e-3
+BASE_STEPS, BASE_BATCH, BASE_RATE = 300, 16, 4e-3
 PATIENCE_SECONDS = 1800.0
 LARGEST_RATIO = 1.1
 
@@ -67,6 +67,7 @@ def train_base(folder: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     folder.mkdir()
+    torch.set_num_threads(1)
     text = read_text(STANDARD_LIBRARY, print).decode("utf-8", "replace")[:8_000_000]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
