@@ -124,6 +124,31 @@ def test_a_template_cannot_reach_python(tmp_path):
         read(tmp_path, pair("a", "b"), template=spell)
 
 
+@pytest.mark.parametrize(
+    "spell",
+    [
+        "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{{ messages[0].content.ljust(10 ** 11) }}",
+    ],
+    ids=["doubling", "padding"],
+)
+def test_a_template_gets_little_memory_and_the_next_conversation_another_try(tmp_path, spell):
+    greedy = "{% if messages[0].content == 'more' %}" + spell + "{% endif %}" + CHATML
+    _, text, _ = read(tmp_path, pair("more", "b"), pair("a", "b"), template=greedy)
+    assert (text.reading.documents, text.reading.left_out) == (1, 1)
+    assert "needs too much memory" in text.reading.first_left_out
+
+
+def test_a_template_that_never_ends_ends_the_reading(tmp_path, monkeypatch):
+    loops = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3 + CHATML
+    template = ChatTemplate(chat_folder(tmp_path, loops))
+    monkeypatch.setattr("peers.data.conversations.RENDER_SECONDS", 1.0)
+    for _ in range(2):
+        with pytest.raises(TextError, match="takes more than 1 s"):
+            template.render(TALK)
+    assert template._process.wait(5.0) != 0
+
+
 def test_marked_tokens_are_stored_and_made_again_for_another_template(tmp_path):
     file = write_lines(tmp_path / "talks" / "a.jsonl", riddles(20))
     shard = Shard("talks/a.jsonl", (local_file(file),))
