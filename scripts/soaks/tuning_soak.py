@@ -5,7 +5,7 @@
 A small model is trained on Python's library, alone. The pairs are the head of a function of that library and
 the first line of its docstring; 300 others are held out. `swarmnet new --from` makes the run, three peers on
 127.0.0.1 train all its rounds, and `swarmnet export` merges the factors. Beside it, AdamW trains as many
-tokens in as many steps in one process, at the best rate that it finds. Prints a JSON object with the losses
+tokens in about as many steps in one process, at the best rate that it finds. Prints a JSON object with the losses
 on the held-out answers in nats a token. Ends with 1 if the swarm's model is worse than the base, or more than
 a tenth worse than that of AdamW.
 """
@@ -135,13 +135,14 @@ def tune(folder: Path, shell: Shell, lora: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def tune_alone(folder: Path, shell: Shell, rounds: int) -> dict[str, object]:
-    """Train the same run by AdamW in one process, with a batch of the same tokens; return its best loss."""
+def tune_alone(folder: Path, shell: Shell, rounds: int, tokens: int) -> dict[str, object]:
+    """Train the same run by AdamW in one process, with as many tokens in batches of about the same size;
+    return its best loss."""
     manifest = load_manifest(folder / "tale" / "tale.yaml", PeerId(""))
-    batch = max(1, round(manifest.rounds.global_batch_tokens / manifest.microbatch_tokens))
+    batch = max(1, round(tokens / rounds / manifest.microbatch_tokens))
     shell.run(
         f"swarmnet bench learning tale/tale.yaml --method adamw --peers {batch} --delay 0 --seeds 1 "
-        f"--microbatches {rounds} --eval-text held.jsonl --out alone",
+        f"--tokens {tokens} --eval-text held.jsonl --out alone",
         PATIENCE_SECONDS,
     )
     (file,) = (folder / "alone").rglob("trials.jsonl")
@@ -167,7 +168,7 @@ def main() -> None:
         finally:
             shell.stop()
         print(json.dumps(seen, indent=1), flush=True)
-        seen |= tune_alone(folder, shell, seen["rounds"])
+        seen |= tune_alone(folder, shell, seen["rounds"], seen["tokens"])
     print(json.dumps(seen, indent=1))
     if not seen["loss_after"] < min(seen["loss_before"], LARGEST_RATIO * seen["loss_alone"]):
         sys.exit(1)
