@@ -5,8 +5,8 @@
 A small model is trained on Python's library, alone. The pairs are the head of a function of that library and
 the first line of its docstring; 300 others are held out. `swarmnet new --from` makes the run, three peers on
 127.0.0.1 train all its rounds, and `swarmnet export` merges the factors. Beside it, AdamW trains as many
-tokens in about as many steps in one process, at the best rate that it finds. Prints a JSON object with the losses
-on the held-out answers in nats a token. Ends with 1 if the swarm's model is worse than the base, or more than
+tokens in about as many steps in one process, at the best rate that it finds. Prints JSON with the losses on
+the held-out answers in nats a token. Ends with 1 if the swarm's model is worse than the base, or more than
 a tenth worse than that of AdamW.
 """
 
