@@ -151,6 +151,7 @@ def _add_groups(app: typer.Typer) -> None:
         "withdraw": owner.withdraw,
         "revoke": owner.revoke,
         "rate": course.rate,
+        "mixture": course.mixture,
         "end": course.end,
     }
     registry: dict[str, Callable[..., None]] = {

@@ -287,6 +287,7 @@ def _with_text_sizes(manifest: Manifest, data: Data | None, path: Path) -> Manif
             published.data,
             sources=tuple(unmeasured_sources),
             tokenizer_sha256=manifest.data.tokenizer_sha256,
+            chat_template_sha256=manifest.data.chat_template_sha256,
         )
         if published != manifest and replace(published, data=unmeasured_data) == manifest:
             return published

@@ -281,8 +281,11 @@ class Data:
     tokenizer_sha256: str = field(default="", metadata={ADDED: True})
     """SHA-256 of the tokenizer.json, by which peers fetch it. Publishing fills it in if a text is shared."""
     format: FormatName = field(default="text", metadata={ADDED: True})
-    """`messages`: .jsonl lines with `messages`, or `prompt` and `completion`, rendered by the chat template
-    next to the tokenizer. Only the assistant's tokens are learned."""
+    """`messages`: .jsonl lines or Parquet rows with `messages`, or `prompt` and `completion`, rendered by the
+    chat template next to the tokenizer. Only the assistant's tokens are learned."""
+    chat_template_sha256: str = field(default="", metadata={ADDED: True})
+    """SHA-256 of the chat template and the tokens that it names, by which peers fetch it. Publishing fills it
+    in with `format: messages`."""
 
     @property
     def is_library_alone(self) -> bool:
