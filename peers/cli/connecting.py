@@ -16,6 +16,7 @@ from peers.config.errors import NoAnswer, UserError, as_user_errors
 from peers.config.peer_file import default_state, run_id_of
 from peers.config.quantities import bootstrap_multiaddr
 from peers.config.run_file import RunFileError, load_signed
+from peers.config.run_url import parse_join_link
 from peers.network.discovery.bootstrap import PeerCache
 from peers.network.discovery.visitor_session import RunConnection, visit_run
 from peers.telemetry.console import shown
@@ -54,8 +55,11 @@ def remembered_peers(run: str, bootstraps: Sequence[str]) -> PeerCache:
 def with_run(
     run: str, bootstraps: Sequence[str] | None, work: Callable[[RunConnection], Awaitable[Result]]
 ) -> Result:
-    """Connect to a run, and return the result of `work`. `run` is a run id or a published file. Raises
-    UserError if the run is not reached, or the directory does not answer."""
+    """Connect to a run, and return the result of `work`. `run` is a run id, a published file or a join link.
+    Raises UserError if the run is not reached, or the directory does not answer."""
+    link = parse_join_link(run)
+    if link is not None:
+        run, bootstraps = link.run_id, [*link.addresses, *(bootstraps or ())]
     addresses = bootstraps or ()
     cache = remembered_peers(run, addresses)
 

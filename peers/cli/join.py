@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from peers.cli.control import open_in_browser
+from peers.cli.join_questions import ask_consent, ask_name, is_interactive
 from peers.cli.run import Bootstraps, InviteText, Settings, overrides, start
 from peers.config.atomic_files import is_file, is_there, write_atomically
 from peers.config.errors import UnknownRun, UserError, as_user_errors
@@ -35,10 +37,15 @@ MEANINGS = {
     "bootstrap": "peers through which to find others",
     "stage": "auto: the one that needs a peer most",
     "name": "shown on the swarm's page",
+    "page": "address of the page of this computer, or off",
     "archive": "where to start from if no peer is online",
     "invite": "from the run's owner",
 }
 """Comments above the keys of the peer file that `join` writes."""
+PAGE_LISTEN = "127.0.0.1:9400"
+"""Address at which a peer serves the page of this computer; another port if this one is taken."""
+PAGE_FILE = "page.html"
+"""File in the state folder that leads a browser to that page (peers/process/own_page.py)."""
 RESPONDED_FILE = "bootstraps.json"
 """File next to the peer file with the bootstraps that responded, in the format of a PeerCache."""
 MAX_STAGE_DIGITS = 5
@@ -49,7 +56,10 @@ NAME_CHARACTERS = 6
 
 def join(
     run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="A run id, a published run file, or its URL.")
+        str | None,
+        typer.Argument(
+            metavar="RUN", help="A link (swarmnet:RUN@ADDRESS), a run id, a run file, or its URL."
+        ),
     ] = None,
     bootstrap: Bootstraps = None,
     stage: Annotated[
@@ -67,12 +77,16 @@ def join(
     alone: Annotated[
         bool, typer.Option("--alone", help="Start without the address of another peer, and wait.")
     ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: neither a name nor for consent.")] = False,
     settings: Settings = None,
 ) -> None:
     """Join a run: write peer.yaml into the state folder and start the peer. A later call continues with
     it."""
-    from peers.runtime.state_lock import make_private
+    from peers.config.run_url import parse_join_link
 
+    link = parse_join_link(run) if run is not None else None
+    if link is not None:
+        run, bootstrap = link.run_id, [*link.addresses, *(bootstrap or ())]
     if run is None and from_archive is None:
         run, state = _find_joined_peer(state)
     # The id stands behind `#` in a URL. If this machine has joined that run, nothing must be fetched.
@@ -96,27 +110,57 @@ def join(
         _restart(file, run_id, {**options, **set_options}, invite)  # Does not return.
     if not bootstrap and signed is not None and run is not None:
         data["bootstrap"] = list(signed.bootstraps)
-    data = {"run": run_id, "state": ".", **data}
+    _join_first(
+        folder,
+        {"run": run_id, "state": ".", "page": PAGE_LISTEN, **data},
+        signed,
+        set_options,
+        may_be_alone=alone or from_archive is not None,
+        asks=not yes and is_interactive(),
+    )
+
+
+def _join_first(
+    folder: Path,
+    data: dict[str, object],
+    signed: SignedManifest | None,
+    set_options: dict[str, str],
+    *,
+    may_be_alone: bool,
+    asks: bool,
+) -> None:
+    """Write the peer file of a new peer with the keys `data` and those of `--set`, start the peer, and exit
+    with its code. `may_be_alone`: the peer may start without the address of another one. `asks`: a person is
+    asked for a name and for consent first. Raises UserError."""
+    from peers.runtime.state_lock import make_private
+
+    file, run_id = folder / PEER_FILE, str(data["run"])
     typed = ParsedYaml("join", dict(data), {(key,): f"--{key}" for key in data})
     override_values(typed, {tuple(key.split(".")): (text, "--set") for key, text in set_options.items()})
+    if asks and "name" not in typed.data and (name := ask_name()):
+        typed.data["name"] = name
     # Without `name`, the validation takes the start of the run id, and the peer file a part of the peer id.
     has_name = "name" in typed.data
     config = validate_peer_file(typed, folder, run_id[:16], os.environ)
     if signed is not None:
         _require_possible(config, signed)
-    if not (config.bootstrap or from_archive is not None or alone or config.lan is True):
+    if not (config.bootstrap or may_be_alone or config.lan is True):
         raise UserError(_no_address_message(signed))
+    if asks:
+        signed = ask_consent(config, run_id, signed)
+        if signed is not None:
+            _require_possible(config, signed)
     is_new = not is_there(folder)
     make_private(folder)
     if not has_name:
         typed.data["name"] = _default_name(config)
     _write_peer_file(file, typed, signed)
-    if not typed.data.get("bootstrap") and from_archive is None:
+    if not typed.data.get("bootstrap") and not typed.data.get("archive"):
         typer.echo(
             "alone  this peer knows no address of another one: it waits until others dial it", err=True
         )
     typer.echo("start  Ctrl+C leaves politely (again: at once); `swarmnet top` shows more", err=True)
-    _start_first(file, is_new)
+    _start_first(file, is_new, opens_page=asks)
 
 
 def _restart(file: Path, run_id: RunId, options: dict[str, str], invite: str | None) -> None:
@@ -172,20 +216,28 @@ def _no_address_message(signed: SignedManifest | None) -> str:
     reason = "a run id alone names no peer" if signed is None else "the published file names no bootstrap"
     return (
         f"{reason}, so this computer cannot find the run. Ask for the whole join line; it has "
-        "`--bootstrap /ip4/...` in it. Or add --alone: this peer then waits until others dial it"
+        "the address in it (swarmnet:RUN@/ip4/...). Or add --alone: this peer then waits until others dial it"
     )
 
 
-def _start_first(file: Path, is_new: bool) -> None:
+def _start_first(file: Path, is_new: bool, opens_page: bool) -> None:
     """Start a new peer, and exit with its code. If no peer knows the run, or the new peer ends before another
     has sent the manifest (run.json), remove the new state folder. `is_new` is False if the folder existed
-    before; it then stays.
+    before; it then stays. `opens_page`: once a bootstrap has answered, open the page of this computer.
 
     Otherwise commands that look for the only peer of this machine would find the failed one, too.
     """
     config = load(file, os.environ)
+    save_bootstraps = _bootstrap_saver(file, config.bootstrap)
+    to_open = [file.with_name(PAGE_FILE)] if opens_page and config.page != "off" else []
+
+    def joined() -> str:
+        while to_open:  # Once: p2pd may start again and join again.
+            open_in_browser(to_open.pop())
+        return save_bootstraps()
+
     try:
-        start(config, _bootstrap_saver(file, config.bootstrap))
+        start(config, joined)
     except UnknownRun as error:
         if not is_new:
             raise
@@ -277,8 +329,9 @@ def _load_run(run: str | None, archive: str | None) -> SignedManifest | None:
         return fetch_run(run)
     if not is_there(Path(run)) and Path(run).suffix != ".json":
         raise UserError(
-            f"{_shortened(run)} is neither a run id (64 hexadecimal digits, lower case), nor a published run "
-            "file, nor a URL of one; the person who published the run can give you any of them"
+            f"{_shortened(run)} is neither a run id (64 hexadecimal digits, lower case), nor a link "
+            "(swarmnet:RUN@ADDRESS), nor a published run file, nor a URL of one; the person who published "
+            "the run can give you any of them"
         )
     _refuse_unpublished(Path(run))
     return load_signed(Path(run))

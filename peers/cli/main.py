@@ -100,6 +100,8 @@ def application() -> typer.Typer:
         "pause": control.pause,
         "resume": control.resume,
         "leave": control.leave,
+        "limit": control.limit,
+        "page": control.page,
         "credit": control.credit,
         "doctor": doctor.doctor,
         "identity": making.identity,

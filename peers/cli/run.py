@@ -156,6 +156,7 @@ def publish(
 ) -> None:
     """Sign a run and write its published file. Prints the run id and the command with which others join."""
     from peers.config import run_file as runs
+    from peers.config.run_url import join_command
     from peers.data.documents import TextError
     from peers.tools.owner.run_check import check_run, counted_data, model_beside, start_beside
     from protocols.signed.identity import IdentityError, load_or_create
@@ -182,7 +183,7 @@ def publish(
     text_options = runs.text_settings(signed.manifest, run_file.parent, tokenizer)
     model_option = runs.initial_model_option(signed.manifest, run_file.parent, model_folder)
     typer.echo(f"first  swarmnet join {path} --bootstrap {through}{text_options}{model_option}")
-    typer.echo(f"join   swarmnet join {signed.run_id} --bootstrap {through}")
+    typer.echo(f"join   {join_command(signed.run_id, bootstrap or ['MULTIADDR'])}")
     shared = [source for source in signed.manifest.data.sources if source.is_shared]
     if shared:
         size = sum(source.file_bytes for source in shared)

@@ -75,7 +75,7 @@ class ThreadCompute:
 
     def __init__(self, share: float = 1.0) -> None:
         """Start the thread. It works at most `share` of the time and pauses after each work item."""
-        self.pause = 1.0 / share - 1.0
+        self.work_at_most(share)
         self.used: Callable[[], float] = time.thread_time
         """Returns the CPU seconds of the work so far; if other processes do the work, the time of waiting."""
         self.loop = asyncio.get_running_loop()
@@ -88,6 +88,10 @@ class ThreadCompute:
         self._started_at: float | None = None
         self._finished_seconds = 0.0
         self.rested_seconds = 0.0
+
+    def work_at_most(self, share: float) -> None:
+        """Work at most `share` of the time (above 0, at most 1) from the next work item on."""
+        self.pause = 1.0 / share - 1.0
 
     @property
     def queued(self) -> int:

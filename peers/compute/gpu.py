@@ -40,6 +40,13 @@ class Nvml:
         self._library = library
         self._device = device
 
+    def limit_watts(self) -> float | None:
+        """Return the most power that the driver lets the GPU take, in watts; None if unknown."""
+        try:
+            return float(self._library.nvmlDeviceGetEnforcedPowerLimit(self._device)) / MILLIWATTS
+        except self._library.NVMLError:
+            return None
+
     def read(self) -> GpuSensors:
         """Return the current load (0 to 1), temperature and power; None if the GPU does not report the value.
         The library answers with a number, or for the load with a structure whose `gpu` is in percent."""

@@ -16,7 +16,7 @@ from peers.config.limits import LimitsFile
 from swarmnet.resources.idleness import Idleness, Steady
 from swarmnet.resources.working_hours import Hours
 
-Why = Literal["user", "schedule", "idle", "battery"]
+Why = Literal["user", "schedule", "idle", "battery", "traffic"]
 """Reason why a worker is paused; `peers/worker/pause/pausing.py` has the texts for users."""
 LOOK_SECONDS = 1.0
 PLUG_SECONDS = 10.0
@@ -77,16 +77,30 @@ class LimitsWatch:
         gpu: GpuUse | None = None,
         idleness: Idleness | None = None,
         battery: Callable[[], bool | None] = on_battery,
+        month_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.hours = limits.when
-        self.only_when_idle = limits.only_when_idle
+        """`month_bytes` returns the bytes sent and received in this calendar month."""
+        self.limits = limits
         self.role = role
-        self.only_when_plugged_in = limits.only_when_plugged_in
+        self.month_bytes = month_bytes
         self.battery = battery
         self.unplugged = Steady(PLUG_SECONDS)
         self.others = others if others is not None else OtherUse()
         self.gpu: GpuUse = gpu if gpu is not None else NoGpu()
         self.idleness = idleness if idleness is not None else Idleness()
+
+    def change(self, limits: LimitsFile) -> None:
+        """Follow other limits from now on. A pause by a limit that no longer exists ends."""
+        self.limits = limits
+        reasons: dict[Why, object] = {
+            "schedule": limits.hours,
+            "traffic": limits.traffic_per_month,
+            "battery": limits.only_when_plugged_in,
+            "idle": limits.only_when_idle,
+        }
+        for reason, limit in reasons.items():
+            if not limit:
+                self.role.resume(reason)
 
     async def run(self, own: Callable[[], Collection[int]]) -> None:
         """Check until cancelled. `own` returns the ids of other processes that work for this peer."""
@@ -100,17 +114,23 @@ class LimitsWatch:
         """Check each limit once, and pause or resume the worker accordingly. `minute` is the local time of
         day. `now` is in seconds of a monotonic clock. `own` are ids of this peer's other processes. Battery
         and use by others count only after they have lasted for some seconds (`look` of each)."""
-        if self.hours is not None:
-            if self.hours.allow(minute):
+        hours, most_bytes = self.limits.when, self.limits.traffic_per_month
+        if hours is not None:
+            if hours.allow(minute):
                 self.role.resume("schedule")
             else:
-                self.role.pause("schedule", _describe_wait(self.hours, minute))
-        if self.only_when_plugged_in:
+                self.role.pause("schedule", _describe_wait(hours, minute))
+        if most_bytes is not None:
+            if self.month_bytes() < most_bytes:
+                self.role.resume("traffic")
+            else:
+                self.role.pause("traffic")
+        if self.limits.only_when_plugged_in:
             if self.unplugged.look(bool(self.battery()), now):
                 self.role.pause("battery")
             else:
                 self.role.resume("battery")
-        if self.only_when_idle:
+        if self.limits.only_when_idle:
             cores, gpu = self.others.cores(own), self.gpu.share()
             if self.idleness.look(cores, gpu, now):
                 self.role.resume("idle")

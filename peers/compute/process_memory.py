@@ -49,12 +49,24 @@ def release_memory() -> None:
     trim()
 
 
+TRIM_SECONDS = 30.0
+"""Interval for returning free memory to the system. Without it, a stage of 2.2 M parameters kept 200 MB more
+than it used after 500 rounds."""
+
+
 def trim() -> None:
     """Return free memory to the system. glibc keeps the gaps that graphs and steps of many sizes leave."""
     if sys.platform == "linux":
         malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not.
         if malloc_trim is not None:
             malloc_trim(0)
+
+
+async def trim_forever() -> None:
+    """Return free memory to the system every TRIM_SECONDS, until cancelled."""
+    while True:
+        await asyncio.sleep(TRIM_SECONDS)
+        await asyncio.to_thread(trim)
 
 
 def memory_bytes(device: torch.device) -> int:

@@ -32,6 +32,11 @@ class LimitsFile(BaseModel):
     ] = None
     """Maximum upload rate, all connections together. Snapshots and DHT replies are slowed down first, then
     activations; coordination and gradients last. libp2p adds about 3 %."""
+    traffic_per_month: Annotated[
+        ByteCount | None, at_least_bytes(1 << 20, "500GB"), Field(json_schema_extra={"default": "no limit"})
+    ] = None
+    """Maximum bytes sent and received in a calendar month, as this peer counts its messages. After them the
+    peer pauses until the month ends."""
     memory: Annotated[
         ByteCount | None, at_least_bytes(1 << 27, "8GiB"), Field(json_schema_extra={"default": "no limit"})
     ] = None

@@ -150,6 +150,13 @@ class MetricsFile(BaseModel):
         return () if "listen" in self.model_fields_set else OTHER_METRICS_PORTS
 
 
+def _require_loopback(value: str) -> str:
+    """Return `off` or an address of this computer unchanged. Raises ValueError for any other address."""
+    if value != "off" and split_host_and_port(value)[0] not in ("127.0.0.1", "::1"):
+        raise ValueError(f"is {value!r}; the page is for this computer alone: 127.0.0.1:PORT, or off")
+    return value
+
+
 def _with_article(role: str) -> str:
     """Return a role with its article: `a worker`, `an observer`."""
     return f"an {role}" if role[0] in "aeiou" else f"a {role}"
@@ -263,6 +270,9 @@ class PeerFile(BaseModel):
     """How this peer computes its stage."""
     metrics: MetricsFile = MetricsFile()
     """Address and settings of this peer's Prometheus metrics."""
+    page: Annotated[HostAndPort, AfterValidator(_require_loopback)] = "off"
+    """Address of the page with which you watch and steer a worker on this computer. Only this computer can
+    open it. If the port is taken: any free one. `off`: none."""
     observer: ObserverFile = ObserverFile()
     """Address and settings of an observer's page."""
     limits: LimitsFile = LimitsFile()
@@ -330,7 +340,7 @@ class PeerFile(BaseModel):
     @model_validator(mode="after")
     def _require_worker_for_limits(self) -> PeerFile:
         """Refuse `limits.memory` and the limits that pause a peer unless the role is worker."""
-        for key in ("hours", "only_when_idle", "only_when_plugged_in", "memory"):
+        for key in ("hours", "only_when_idle", "only_when_plugged_in", "memory", "traffic_per_month"):
             if self.role != "worker" and getattr(self.limits, key):
                 error = f"is for workers; {_with_article(self.role)} has no such limit, only limits.upload"
                 raise PydanticCustomError("refused", "{error}", {"key": f"limits.{key}", "error": error})

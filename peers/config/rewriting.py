@@ -10,9 +10,9 @@ from peers.config.errors import ConfigError, UserError
 from peers.config.yaml_lines import parse, span
 
 
-def set_key(file: Path, key: str, value: str | list[str], meaning: str) -> bool:
-    """Set a top-level key of a YAML file and return whether the file changed. After a change only the file's
-    owner can read it.
+def set_key(file: Path, key: str, value: object, meaning: str) -> bool:
+    """Set a top-level key of a YAML file to a value that JSON has, and return whether the file changed. After
+    a change only the file's owner can read it.
 
     `meaning` is the comment above a new key. The file is replaced atomically. Raises UserError if it cannot
     be edited, and ConfigError if it is not valid YAML.
@@ -39,7 +39,7 @@ def set_key(file: Path, key: str, value: str | list[str], meaning: str) -> bool:
     return True
 
 
-def _replace_value(text: str, origin: str, key: str, value: str | list[str], meaning: str) -> str:
+def _replace_value(text: str, origin: str, key: str, value: object, meaning: str) -> str:
     """Return the YAML `text` with the new value of `key`. A key that it lacks is appended, below the comment
     `meaning`. `origin` names the file in errors."""
     json_value = json.dumps(value, ensure_ascii=False)

@@ -1,5 +1,8 @@
-"""Fetch a published run (a JSON file that the run's owner has signed) from a URL, with limits of size and
-time. The signature and, if given, the run id are checked."""
+"""Read the texts by which a person names a run: a join link, or a URL.
+
+A join link is one string with all that a newcomer needs: `swarmnet:RUN_ID@ADDRESS,ADDRESS`. A URL leads to a
+published run (a JSON file that the run's owner has signed), which is fetched with limits of size and time.
+The signature and, if given, the run id are checked."""
 
 from __future__ import annotations
 
@@ -10,12 +13,15 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import IO
 from urllib.parse import SplitResult, urldefrag, urlsplit
 
 from peers.config.errors import UserError
-from peers.config.run_file import RunFileError, SignedManifest, from_published
+from peers.config.quantities import bootstrap_multiaddr
+from peers.config.run_file import MAX_BOOTSTRAPS, RunFileError, SignedManifest, from_published
 from swarmnet.identifiers import RunId
 from swarmnet.membership.address_ranges import ip_of, is_public
 from swarmnet.run.canonical_form import MANIFEST_LIMIT
@@ -28,6 +34,48 @@ ANSWER_SECONDS = 10.0
 MAX_BYTES = 4 * MANIFEST_LIMIT
 """Maximum bytes of the file, as in `run_file.py`."""
 _PART_BYTES = 16 * 1024
+
+LINK_SCHEME = "swarmnet:"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinLink:
+    """A run, and the peers through which to find it."""
+
+    run_id: RunId
+    addresses: tuple[str, ...]
+    """Multiaddrs that end in `/p2p/` and a peer id."""
+
+    @property
+    def text(self) -> str:
+        """The link that `parse_join_link` reads."""
+        return f"{LINK_SCHEME}{self.run_id}@{','.join(self.addresses)}"
+
+
+def join_command(run_id: RunId, addresses: Sequence[str]) -> str:
+    """Return the command with which a newcomer joins a run through these addresses."""
+    return f"swarmnet join {JoinLink(run_id, tuple(addresses)).text}"
+
+
+def parse_join_link(text: str) -> JoinLink | None:
+    """Return the join link in `text`; None if it is another text. Raises UserError for a broken link."""
+    if not text.startswith(LINK_SCHEME):
+        return None
+    run_id, _, addresses_text = text.removeprefix(LINK_SCHEME).partition("@")
+    if not re.fullmatch(r"[0-9a-f]{64}", run_id):
+        raise UserError(
+            f"{text[:80]!r}: after `{LINK_SCHEME}` come the 64 digits of the run id; copy the whole link"
+        )
+    addresses = tuple(filter(None, addresses_text.split(",")))
+    if not 1 <= len(addresses) <= MAX_BOOTSTRAPS:
+        raise UserError(
+            f"{text[:80]!r}: a link names 1 to {MAX_BOOTSTRAPS} addresses after `@`, and this one has "
+            f"{len(addresses)}; copy the whole link again"
+        )
+    try:
+        return JoinLink(RunId(run_id), tuple(map(bootstrap_multiaddr, addresses)))
+    except ValueError as error:
+        raise UserError(f"the link is not whole: {error}; copy it again") from None
 
 
 def is_url(text: str) -> bool:

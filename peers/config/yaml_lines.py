@@ -108,8 +108,10 @@ def span(text: str, origin: str, key: str) -> tuple[int, int] | None:
     for key_node, value_node in pairs:
         if key_node.value == key:
             items = value_node.value if isinstance(value_node, SequenceNode) else []
-            # To the parser a block list ends at the next key. Its last item is the end here, because
-            # comments between the two belong to the next key.
+            if isinstance(value_node, MappingNode):
+                items = [value for _, value in value_node.value]
+            # To the parser a block list or block of keys ends at the next key. Its last item is the end here,
+            # because comments between the two belong to the next key.
             last = items[-1] if items and not value_node.flow_style else value_node
             return int(value_node.start_mark.index), int(last.end_mark.index)
     return None

@@ -21,6 +21,8 @@ import uvloop
 
 from peers.config.errors import IdentityInUse, UserError, as_user_errors
 from peers.config.peer_file import PeerFile
+from peers.process.live_limits import LiveLimits
+from peers.process.own_page import OwnPage
 from peers.process.role import Process, Role
 from peers.process.sessions import Sessions
 from peers.runtime.control_server import Control, Request
@@ -29,13 +31,13 @@ from peers.runtime.liveness import Pulse
 from peers.runtime.state_lock import lock_state_folder
 from peers.runtime.supervision import FAULT, FatalError, Watchdog, reason
 from peers.telemetry import log_events
-from peers.telemetry.console import Reporter, open_report, report_library_logs
+from peers.telemetry.console import LineReporter, Reporter, open_report, report_library_logs
 from peers.telemetry.event_log import LOG_FILE, EventLog
 from peers.telemetry.metrics import PeerMetrics
 from protocols.errors import CannotStart
 from protocols.signed.identity import Identity, IdentityError, load_or_create
 
-OF_A_STAGE = ("pause", "resume", "checkpoint", "credit")
+OF_A_STAGE = ("page", "pause", "resume", "checkpoint", "credit")
 """Commands of the control socket that only a peer with a stage carries out (`peers/worker/role.py`)."""
 
 
@@ -97,8 +99,10 @@ class Peer:
         self.log = EventLog(path=config.state / LOG_FILE, clock=time.time, monotonic=time.monotonic)
         self.log.trouble = partial(report.notify, "event_log", level="warning")
         self.metrics = PeerMetrics("worker" if config.holds_stage else config.role)
+        live = LiveLimits(config)
+        self.control.answers["limit"] = live.answer
         self.process = Process(
-            config,
+            live,
             identity,
             report,
             self.metrics,
@@ -109,6 +113,7 @@ class Peer:
             joined=joined,
         )
         self.role = create_role(self.process)
+        self.page: OwnPage | None = None
         for word in OF_A_STAGE if not config.holds_stage else ():
             self.control.answers[word] = self._refuse_stage_command
 
@@ -147,6 +152,7 @@ class Peer:
         stopped_event = log_events.Stopped("fault")
         try:
             await self.control.start()
+            self._start_page()
             await Sessions(self.process, self.role).run()
         except (FatalError, MemoryError) as error:
             if isinstance(error, FatalError):
@@ -170,11 +176,27 @@ class Peer:
             watchdog.stop()
             pulse.cancel()
             await self.control.close()
+            if self.page is not None:
+                await asyncio.to_thread(self.page.close)
             self.log.record(log_events.Stopped("asked") if self._stop.is_set() else stopped_event)
             self.log.close()
             if exporter is not None:
                 await asyncio.to_thread(exporter.close)
         return 0
+
+    def _start_page(self) -> None:
+        """Serve the page of this computer, if the peer file says so. Its address is a secret: it is printed
+        on a terminal only, and never logged. Raises UserError."""
+        if not self.config.holds_stage:
+            return
+        if self.config.page == "off":
+            self.control.answers["page"] = self._refuse_page
+            return
+        self.page = OwnPage(self.config, self.control)
+        self.control.answers["page"] = self.page.answer
+        is_private = isinstance(self.report, LineReporter) and sys.stderr.isatty()
+        address = self.page.secret_url if is_private else f"{self.page.url}: `swarmnet page` opens it"
+        self.report.notify("own_page", f"page   {address}")
 
     def _count_lateness(self, seconds: float) -> None:
         """Count the seconds by which the event loop ran late."""
@@ -210,6 +232,12 @@ class Peer:
             "ready": not_ready_reason is None,
             "why_not": not_ready_reason,
         }
+
+    async def _refuse_page(self, _request: Request) -> dict[str, Any]:
+        """Refuse the command `page` of a peer without a page. Raises UserError."""
+        raise UserError(
+            "this peer has no page; write `page: 127.0.0.1:9400` into its peer file and start it again"
+        )
 
     async def _refuse_stage_command(self, _request: Request) -> dict[str, Any]:
         """Refuse a command of `OF_A_STAGE`, since this peer is no worker. Raises UserError."""

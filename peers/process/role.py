@@ -17,6 +17,7 @@ from peers.network.counted_directory import CountedDirectory
 from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.bootstrap import ANSWER_SECONDS, PeerCache, join_directory
 from peers.network.discovery.mdns import Lan
+from peers.process.live_limits import LiveLimits
 from peers.runtime.control_server import Control
 from peers.runtime.liveness import Pulse
 from peers.telemetry.console import Reporter
@@ -38,7 +39,8 @@ NEIGHBOURS_SECONDS = 3.0
 class Process:
     """Objects of the peer process that stay the same from session to session."""
 
-    config: PeerFile
+    live: LiveLimits
+    """The peer file, with the limits that hold now."""
     identity: Identity
     report: Reporter
     metrics: PeerMetrics
@@ -51,6 +53,10 @@ class Process:
     own_start: OwnStart = field(default_factory=OwnStart)
     joined: Callable[[], str] = str
     """Called when a bootstrap has answered. Returns a line for the user, or an empty string."""
+
+    @property
+    def config(self) -> PeerFile:
+        return self.live.config
 
     def notify(self, topic: Topic, text: str) -> None:
         """Print one line for the user and record it in the event log."""

@@ -30,7 +30,7 @@ from peers.telemetry.metrics import WAYS
 from protocols.daemon.p2pd import DaemonOptions
 from protocols.dht.directory import DhtDirectory
 from protocols.errors import CannotStart
-from protocols.framing.upload_turns import Upload
+from protocols.framing.upload_turns import NO_LIMIT, Upload
 from protocols.p2pd.transport import P2pdTransport
 from protocols.reachability.dial_back import DialBackResult, ask_dial_back
 from protocols.reachability.relay_client import circuits_through
@@ -90,9 +90,8 @@ class Sessions:
         process.report.status(StatusLine("connecting"))
         options = daemon_options(self.config, self.listen)
         transport = await P2pdTransport.start(self.config.identity, options)
-        upload = self.config.limits.upload
-        if upload is not None:
-            transport.limit_upload(Upload(upload))
+        upload = Upload(NO_LIMIT)
+        transport.upload = upload  # Its links follow later changes of the limit.
         self.listen = with_ports(self.config.listen, transport.addresses)  # For a restart of p2pd.
         directory = None
         background_tasks: list[asyncio.Task[None]] = []
@@ -100,8 +99,9 @@ class Sessions:
             circuits = circuits_through(self.config.bootstrap) if self.config.relay else ()
             directory = await DhtDirectory.start(transport.daemon, ways=circuits)
             directory.say = partial(process.notify, "clock")
-            if transport.upload is not None:
-                directory.limit_upload(transport.upload)
+            limit_upload = partial(self._limit_upload, upload, transport, directory)
+            limit_upload()
+            process.live.listeners.append(limit_upload)
             background_tasks.append(asyncio.create_task(directory.keep_time_forever(), name="clock"))
             for address in transport.addresses:
                 text = f"listening on {address}/p2p/{transport.peer}"
@@ -129,12 +129,22 @@ class Sessions:
             async with neighbours(self.config, transport.peer, transport.addresses, process.notify) as lan:
                 await self._run_role(Network(transport, directory, counted, cache, lan))
         finally:
+            process.live.listeners[:] = [each for each in process.live.listeners if each is not limit_upload]
             for task in background_tasks:
                 task.cancel()
             await asyncio.gather(*background_tasks, return_exceptions=True)
             if directory is not None:
                 await directory.close()
             await transport.close()
+
+    def _limit_upload(self, upload: Upload, transport: P2pdTransport, directory: DhtDirectory) -> None:
+        """Apply the upload limit that holds now to all traffic of a session."""
+        limit = self.process.config.limits.upload
+        if limit is None and upload.bytes_per_second == NO_LIMIT:
+            return  # What is served to others then needs no turns.
+        upload.limit(NO_LIMIT if limit is None else limit)
+        transport.limit_upload(upload)
+        directory.limit_upload(upload)
 
     def _report_relaying(self, text: str, relay: PeerId, addresses: Sequence[str]) -> None:
         """Report that a relay leads to this peer at these addresses; none means that it does no longer."""

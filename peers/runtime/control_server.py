@@ -126,9 +126,14 @@ class Control:
             request = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise UserError(f"that is no JSON: {str(error)[:200]}") from None
+        return await self.execute(request)
+
+    async def execute(self, request: object) -> dict[str, Any]:
+        """Execute a request and return its answer. Raises UserError for an unknown or failing one, and
+        TimeoutError."""
         command = request.get("do") if isinstance(request, dict) else None
         handler = self.answers.get(command) if isinstance(command, str) else None
-        if handler is None:
+        if handler is None or not isinstance(request, dict):
             known = ", ".join(sorted(self.answers))
             raise UserError(f'expected {{"do": WORD}} with one of: {known}')
         async with asyncio.timeout(ANSWER_SECONDS):

@@ -75,17 +75,20 @@ class PageServer:
     ) -> None:
         """Bind and start. `hosts` are accepted host names in lower case; port 0 takes any free port. Raises
         UserError with the port and the peer file's `key` if the port is taken."""
-        host, port = address
+        host, _ = address
         foreign_host = HttpResponse(
             403,
             "text/plain; charset=utf-8",
             f"asked by another name than an address, localhost or one of {key.partition('.')[0]}.hosts in "
             "the peer file\n".encode(),
         )
+        self._start(address, _handler_class(pages, {host.lower(), *hosts}, foreign_host), key)
+
+    def _start(self, address: tuple[str, int], handler: type[PageHandler], key: str) -> None:
+        """Bind and serve with this handler. Raises UserError with the port and the peer file's `key`."""
+        host, port = address
         try:
-            self._server = _Server(
-                (host, port), _handler_class(pages, {host.lower(), *hosts}, foreign_host), ":" in host
-            )
+            self._server = _Server((host, port), handler, ":" in host)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise UserError(
@@ -327,31 +330,52 @@ def is_named(fields: Sequence[str], version: str, names: Collection[str]) -> boo
     return name == "localhost" or name in names
 
 
+class PageHandler(BaseHTTPRequestHandler):
+    """A connection to a page server: headers that restrict browsers, and time limits."""
+
+    timeout = REQUEST_SECONDS
+    server_version = "swarmnet"
+    sys_version = ""
+    default_request_version = "HTTP/1.0"  # Otherwise errors are sent as in HTTP/0.9, without any field.
+    server: _Server
+    raw_requestline: bytes
+
+    def parse_request(self) -> bool:
+        """Refuse HTTP/0.9, whose responses lack the headers that restrict a browser."""
+        if len(self.raw_requestline.split()) > 2:
+            return super().parse_request()
+        self.command = ""
+        self.requestline = ""
+        self.request_version = "HTTP/1.0"
+        self.send_error(HTTPStatus.BAD_REQUEST)
+        return False
+
+    def respond(self, response: HttpResponse) -> None:
+        """Send a response."""
+        status, kind, body = response
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def end_headers(self) -> None:
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing: scrapes are not worth a line."""
+
+
 def _handler_class(
     pages: Mapping[str, Page], names: Collection[str], refused: HttpResponse
-) -> type[BaseHTTPRequestHandler]:
+) -> type[PageHandler]:
     """Return a handler class that serves these pages by path. A request whose `Host` is not one of `names`
     gets the response `refused`."""
     not_found = HttpResponse(404, "text/plain; charset=utf-8", (", ".join(pages) + "\n").encode())
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = REQUEST_SECONDS
-        server_version = "swarmnet"
-        sys_version = ""
-        default_request_version = "HTTP/1.0"  # Otherwise errors are sent as in HTTP/0.9, without any field.
-        server: _Server
-        raw_requestline: bytes
-
-        def parse_request(self) -> bool:
-            """Refuse HTTP/0.9, whose responses lack the headers that restrict a browser."""
-            if len(self.raw_requestline.split()) > 2:
-                return super().parse_request()
-            self.command = ""
-            self.requestline = ""
-            self.request_version = "HTTP/1.0"
-            self.send_error(HTTPStatus.BAD_REQUEST)
-            return False
-
+    class Handler(PageHandler):
         def do_GET(self) -> None:
             path, _, query = self.path.partition("?")
             page = pages.get(path)
@@ -362,20 +386,7 @@ def _handler_class(
             else:
                 with self.server.places.computing(self.connection):
                     answer = page(_query_fields(query))
-            status, kind, body = answer
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def end_headers(self) -> None:
-            for name, value in HEADERS.items():
-                self.send_header(name, value)
-            super().end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Log nothing: scrapes are not worth a line."""
+            self.respond(answer)
 
     return Handler
 

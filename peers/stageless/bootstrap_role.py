@@ -12,6 +12,7 @@ import time
 
 from peers.config.errors import UserError
 from peers.config.run_file import SignedManifest
+from peers.config.run_url import join_command
 from peers.network.dht_sampler import RelayObserver
 from peers.network.discovery.bootstrap import find_manifest
 from peers.network.discovery.claims import Claims, plain_name
@@ -120,6 +121,5 @@ class Bootstrap(Role):
 
     def _notify_how_to_join(self, signed: SignedManifest, address: str) -> None:
         """Print the command with which others join the run through this bootstrap."""
-        name, run = signed.manifest.name, signed.run_id
-        text = f"run {name}: others join with: swarmnet join {run} --bootstrap {address}"
+        text = f"run {signed.manifest.name}: others join with: {join_command(signed.run_id, [address])}"
         self.process.notify("run", text)

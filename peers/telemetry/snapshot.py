@@ -18,6 +18,7 @@ import msgspec
 from peers.config.errors import UserError
 from peers.telemetry.console import printable
 from swarmnet.run.owner_orders import NO_ORDER, OwnerOrders
+from swarmnet.run.progress import duration_text, percent, progress_text
 
 MAX_PEERS = 4096
 MAX_LOSSES = 512
@@ -165,6 +166,40 @@ class ShownEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnWork:
+    """What this computer has contributed to the run in its whole life. Only settled contributions count."""
+
+    tokens: int
+    seconds: float
+    """Time in which it trained."""
+    share: float | None = None
+    """Its part of the tokens of its stage, 0 to 1; None if unknown."""
+    stage: int | None = None
+    """The stage of `share`; None in a run of one stage."""
+    joules: float = 0.0
+    """Energy of its GPU while it trained; 0 if the GPU does not report it."""
+
+    def text(self) -> str:
+        """Return one sentence for people."""
+        whole = "the run" if self.stage is None else f"stage {self.stage}'s tokens"
+        share = f" ({percent(self.share)} of {whole})" if self.share else ""
+        energy = f", with {self.joules / JOULES_PER_KWH:.2f} kWh" if self.joules else ""
+        trained = f"This computer has trained {count_text(self.tokens)} tokens"
+        return f"{trained} in {duration_text(self.seconds)}{share}{energy}."
+
+
+JOULES_PER_KWH = 3.6e6
+
+
+def count_text(count: int) -> str:
+    """Return a number for people: `9,500`, `2.4 million`."""
+    for size, word in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
+        if count >= size:
+            return f"{count / size:.1f} {word}"
+    return f"{count:,}"
+
+
+@dataclass(frozen=True, slots=True)
 class SwarmSnapshot:
     """The state of a swarm at one moment. None means that the snapshot's maker does not know the value."""
 
@@ -188,6 +223,10 @@ class SwarmSnapshot:
     round: int | None = None
     settled: int | None = None
     """Newest settled round of this peer's stage or of the first stage, like `finalized_tokens`."""
+    planned: int | None = None
+    """Number of rounds that the run is planned to have (swarmnet/run/progress.py)."""
+    seconds_left: float | None = None
+    """Seconds until the planned rounds are done, at the present pace; None if unknown or done."""
     lag: int | None = None
     """Rounds behind the newest known round of the same stage; each stage counts its own rounds."""
     loss: float | None = None
@@ -217,6 +256,8 @@ class SwarmSnapshot:
     """Own contributions of which it is known whether they count."""
     contributions_late: int = 0
     """Own contributions that came too late to count."""
+    own_work: OwnWork | None = None
+    """What this computer has contributed; None for a snapshot of the swarm."""
     events: tuple[ShownEvent, ...] = ()
     """Oldest first."""
     departures: Mapping[str, int] = field(default_factory=dict)
@@ -253,6 +294,13 @@ class SwarmSnapshot:
     def peers(self) -> int:
         """Number of present workers, of any state."""
         return sum(row.state != "gone" and row.role == "worker" for row in self.rows)
+
+    @property
+    def progress(self) -> str:
+        """How far the run is, for people; empty if unknown."""
+        if self.round is None or self.planned is None:
+            return f"round {self.round}" if self.round is not None else ""
+        return progress_text(self.round, self.planned, self.seconds_left)
 
     @property
     def others(self) -> dict[str, int]:

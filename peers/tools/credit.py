@@ -13,7 +13,9 @@ from peers.config.run_file import load_signed
 from peers.runtime.find_running import PEER_FILE
 from peers.telemetry.console import counted, printable
 from peers.telemetry.reasons import JOIN
-from peers.worker.rounds.receipt_service import FILE_NAME, read, summary
+from peers.telemetry.snapshot import OwnWork
+from peers.worker.rounds.receipt_service import FILE_NAME, own_tokens, read, summary
+from peers.worker.watch.totals import PeerTotals
 
 YOUNG_SECONDS = 60.0
 """Seconds of running below which a peer took part in few blocks of rounds; a link to a signer takes
@@ -38,6 +40,7 @@ def from_disk(state: Path) -> dict[str, Any]:
     with as_user_errors(IdentityError):
         identity = load(key)
     kept = read(state / FILE_NAME, signed, identity.peer_id)
+    tokens, totals = own_tokens(kept), PeerTotals(state)
     return {
         "peer": identity.peer_id,
         "run": signed.run_id,
@@ -45,13 +48,17 @@ def from_disk(state: Path) -> dict[str, Any]:
         "state": "not running",
         "start": start,
         "every": signed.manifest.rounds.snapshot_interval,
+        "own_work": OwnWork(tokens, totals.seconds, joules=totals.joules).text() if tokens else "",
         **summary(kept),
     }
 
 
 def lines(me: Mapping[str, Any]) -> list[str]:
     """Return the credit as lines for people."""
-    report = [f"peer      {me['peer']}", f"run       {printable(me['name'])} ({str(me['run'])[:16]}...)"]
+    report = [str(me["own_work"])] if me.get("own_work") else []
+    if me.get("progress"):
+        report.append(f"progress  {me['progress']}")
+    report += [f"peer      {me['peer']}", f"run       {printable(me['name'])} ({str(me['run'])[:16]}...)"]
     report.append(f"counted   {counted(me['accepted'], 'contribution')} accepted by others")
     if me["accepted"]:
         report.append(f"tokens    {me['tokens']:,} in them, as this peer counted")

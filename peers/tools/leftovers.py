@@ -27,6 +27,8 @@ OF_A_STATE = {
     "peers.json": "",
     "bootstraps.json": "",
     "receipts.jsonl": "",
+    "totals.json": "",
+    "page.html": "",
     "events.jsonl": "",
     "events.jsonl.old": "",
     "order.bin": "",

@@ -28,11 +28,12 @@ from peers.compute.gpu import GpuWatch, nvml_of
 from peers.compute.limits_watch import LimitsWatch, Why
 from peers.compute.machine_use import gpu_use
 from peers.compute.memory_budget import all_needs, allowed_bytes, graphs_that_fit
-from peers.compute.process_memory import free_until_deleted, resident_bytes, trim
+from peers.compute.process_memory import free_until_deleted, resident_bytes, trim_forever
 from peers.compute.stage_part import StagePart, build_stage_part, computing_of, device_of, devices_of
 from peers.config.errors import DevicesLost, UserError
 from peers.config.line_file import known_bandwidth
 from peers.config.run_file import SignedManifest, export_hint
+from peers.config.run_url import join_command
 from peers.data.local_text import missing_text, unservable_stages
 from peers.process.role import Network, Process, Role
 from peers.runtime.control_server import Request
@@ -51,14 +52,16 @@ from peers.worker.find_run import find_run
 from peers.worker.pause.paused import rest
 from peers.worker.pause.pausing import CUT_SECONDS, DRAIN_SECONDS, PauseControl
 from peers.worker.pipeline.text_reader import TextReader
-from peers.worker.rounds.receipt_service import FILE_NAME, read, summary
+from peers.worker.rounds.receipt_service import FILE_NAME, summary
 from peers.worker.running import NotRunning, RunningWorker
 from peers.worker.settings import Settings
 from peers.worker.stage_services import StageServices
 from peers.worker.watch.compute_sampler import ComputeTime
+from peers.worker.watch.own_record import OwnRecord
 from peers.worker.watch.sampler import WorkerSampler
 from peers.worker.watch.startup_summary import (
     PACE_MICROBATCHES,
+    FirstStage,
     found,
     machine_line,
     pace_of,
@@ -76,36 +79,6 @@ from swarmnet.run.manifest import Manifest
 
 SAVE_SECONDS = 10.0
 """How long a new p2pd waits until the weights are on disk."""
-
-
-TRIM_SECONDS = 30.0
-"""Interval for returning free memory to the system. Without it, a stage of 2.2 M parameters kept 200 MB more
-than it used after 500 rounds."""
-
-
-async def _trim_forever() -> None:
-    while True:
-        await asyncio.sleep(TRIM_SECONDS)
-        await asyncio.to_thread(trim)
-
-
-class FirstStage:
-    """The stage that a peer serves first, for what waits until it is chosen."""
-
-    def __init__(self) -> None:
-        self._stage = -1
-        self._chosen = asyncio.Event()
-
-    def serve(self, stage: int) -> None:
-        """Called with each stage that the peer begins to serve."""
-        if not self._chosen.is_set():
-            self._stage = stage
-            self._chosen.set()
-
-    async def wait(self) -> int:
-        """Return the stage once it is chosen."""
-        await self._chosen.wait()
-        return self._stage
 
 
 class WorkerRole(Role):
@@ -127,7 +100,7 @@ class WorkerRole(Role):
         self.story = PeerTimeline()
         """The timeline for `swarmnet top`, fed by the event log from the start."""
         process.log.listeners += [self.story.take, NoticePrinter(process.report).on_line]
-        self.upload = UploadWatch(config, self.story, process.notify)
+        self.upload = UploadWatch(lambda: process.config, self.story, process.notify)
         self.stage = None if config.stage == "auto" else config.stage
         self.moved = 0
         self.signed: SignedManifest | None = None
@@ -139,10 +112,19 @@ class WorkerRole(Role):
         self.began = time.monotonic()
         self.pausing = PauseControl()
         self.compute_time = ComputeTime(process.metrics.compute)
+        self.record = OwnRecord(config.state, process.identity.peer_id, self._joules)
+        self._join_command = ""
+        """How others join the run; empty before the run is found."""
         warn = partial(process.report.notify, "limits", level="warning")
         gpu = gpu_use(self.device, config.limits.only_when_idle, warn)
         self._gpu: GpuWatch | None = None
-        self.watch = LimitsWatch(limits=config.limits, role=self, gpu=gpu)
+        self.watch = LimitsWatch(
+            limits=config.limits,
+            role=self,
+            gpu=gpu,
+            month_bytes=self.record.month_bytes,
+        )
+        process.live.listeners.append(self._limits_changed)
         process.control.answers.update(
             pause=self._asked_to_pause,
             resume=self._asked_to_resume,
@@ -167,6 +149,7 @@ class WorkerRole(Role):
         self.signed = await find_run(process, network)
         signed = self.signed
         process.known_as(signed.run_id, self.device.type)
+        self._join_command = join_command(signed.run_id, config.bootstrap or network.ways_in[:1])
         set_threads(config.threads)
         self.model = await model_here(config.init_checkpoint, signed.manifest, process.notify)
         missing = await asyncio.to_thread(missing_text, signed.manifest, config)
@@ -179,7 +162,7 @@ class WorkerRole(Role):
         beside = [
             asyncio.create_task(watching, name="limits"),
             asyncio.create_task(self._report_run(signed, network), name="introduction"),
-            asyncio.create_task(_trim_forever(), name="trim"),
+            asyncio.create_task(trim_forever(), name="trim"),
         ]
         if self.device.type == "cuda":
             gpu = GpuWatch(process.metrics, self.device, nvml_of(self.device))
@@ -281,6 +264,7 @@ class WorkerRole(Role):
             await text.close()
             observer.look()
             observer.log_event()
+            self.record.end_stage(worker.services)
             process.log.flush()
             if worker.services is not None:
                 known = worker.services.links.membership.peers.items()
@@ -322,6 +306,7 @@ class WorkerRole(Role):
             report=process.report,
             log=process.log,
             compute_time=self.compute_time,
+            count_totals=self.record.count,
             peak=process.config.metrics.peak_flops,
             directory=network.dht,
             name=process.config.name,
@@ -439,6 +424,17 @@ class WorkerRole(Role):
     def _reading_ended(self, task: asyncio.Task[None]) -> None:
         self.running.task_ended(task)
 
+    def _limits_changed(self) -> None:
+        """Follow the limits that hold from now on."""
+        config = self.process.config
+        if config.limits.only_when_idle and not self.watch.limits.only_when_idle:
+            warn = partial(self.process.report.notify, "limits", level="warning")
+            self.watch.gpu = gpu_use(self.device, True, warn)
+        self.watch.change(config.limits)
+        compute = self.running.compute
+        if isinstance(compute, ThreadCompute):
+            compute.work_at_most(config.compute_duty_cycle)
+
     # -- pausing --------------------------------------------------------------------------------------
 
     def pause(self, reason: Why, text: str = "") -> None:
@@ -492,7 +488,7 @@ class WorkerRole(Role):
             await asyncio.gather(resting, ended, return_exceptions=True)
 
     async def _asked_how_it_is(self, _request: Request) -> dict[str, Any]:
-        snapshot, story = self.running.snapshot, self.story
+        snapshot, story, signed = self.running.snapshot, self.story, self.signed
         if snapshot is None:
             name = self.process.config.name or self.process.identity.peer_id[-6:]
             state = "paused" if self.pausing else "connecting"
@@ -510,13 +506,16 @@ class WorkerRole(Role):
                 contributions_decided=story.contributions.decided,
                 contributions_late=story.contributions.late,
                 events=tuple(story.events),
+                own_work=self.record.work(signed, self.services) if signed is not None else None,
                 warnings=(*snapshot.warnings, *self.upload.warnings),
             )
         )
 
-    async def _asked_to_pause(self, _request: Request) -> dict[str, Any]:
+    async def _asked_to_pause(self, request: Request) -> dict[str, Any]:
         before, began = resident_bytes(), time.monotonic()
         self.pause("user")
+        if request.get("wait") is False:
+            return self._standing()
         # Without a worker the peer has not started, and will not start while paused.
         if self.running.is_there and not await self.pausing.rested():
             raise UserError("the pause was ended before it was complete: the peer joins its stage again")
@@ -544,10 +543,9 @@ class WorkerRole(Role):
         if signed is None:
             raise UserError("this peer has not found its run yet: no bootstrap has answered so far")
         services = self.services
-        path, me = process.config.state / FILE_NAME, process.identity.peer_id
-        kept = services.receipts.kept if services is not None else read(path, signed, me)
+        work = self.record.work(signed, services)
         return {
-            "peer": me,
+            "peer": process.identity.peer_id,
             "role": process.config.role,
             "run": signed.run_id,
             "name": signed.manifest.name,
@@ -557,8 +555,13 @@ class WorkerRole(Role):
             "group": services is not None and services.has_company(),
             "uptime_seconds": round(time.monotonic() - self.began, 1),
             "every": signed.manifest.rounds.snapshot_interval,
+            "own_work": work.text() if work.tokens else "",
+            "progress": running.snapshot.progress if running.snapshot is not None else "",
             "warnings": [*running.stuck, *self.upload.warnings],
-            **summary(kept),
+            "join": self._join_command,
+            "month_bytes": self.record.month_bytes(),
+            **self._standing(),
+            **summary(self.record.receipts(signed, services)),
         }
 
     def _standing(self) -> dict[str, Any]:

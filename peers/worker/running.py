@@ -21,6 +21,7 @@ class NotRunning:
     state = ""
     stage = -1
     services: StageServices | None = None
+    compute: Compute | None = None
     snapshot: SwarmSnapshot | None = None
     stuck: tuple[str, ...] = ()
 

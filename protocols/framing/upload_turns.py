@@ -9,6 +9,9 @@ import asyncio
 
 from swarmnet.resources.upload_limiter import UploadShare
 
+NO_LIMIT = 1e15
+"""Bytes per second that no link has: the limit of a peer without one."""
+
 
 class Upload:
     """The upload limit of one process in bytes per second; all links of its transports share it."""
@@ -20,8 +23,16 @@ class Upload:
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
+    def limit(self, bytes_per_second: float) -> None:
+        """Change the limit, also for what waits already."""
+        self.bytes_per_second = bytes_per_second
+        self._share.change_rate(bytes_per_second, self._loop.time())
+        self._grant()
+
     async def turn(self, size: int, priority: int) -> None:
         """Wait until `size` bytes of a message of this priority may be sent. Cancelling ends the request."""
+        if self.bytes_per_second >= NO_LIMIT:
+            return
         ticket = self._share.ask(size, priority, self._loop.time())
         turn = self._loop.create_future()
         self._waiting[ticket] = turn

@@ -293,7 +293,7 @@ def text_of(hour: Hour, name: str) -> str:
 def join_line(hour: Hour) -> str:
     for line in hour.said("bootstrap"):
         if line["event"] == "run":
-            return str(line["text"]).split("--bootstrap ")[1].split()[0]
+            return str(line["text"]).rpartition("@")[2]
     return ""
 
 

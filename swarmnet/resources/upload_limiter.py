@@ -36,6 +36,15 @@ class UploadShare:
         self._order = itertools.count()
         self._withdrawn: set[int] = set()
 
+    def change_rate(self, bytes_per_second: float, now: float) -> None:
+        """Use another rate from now on. What was overdrawn at the old rate is forgiven."""
+        if bytes_per_second <= 0:
+            raise ValueError(f"{bytes_per_second} bytes per second is no rate")
+        self.bytes_per_second = bytes_per_second
+        self._burst = BURST_SECONDS * bytes_per_second
+        self._level = min(self._burst, max(0.0, self._level))
+        self._at = now
+
     def ask(self, size: int, priority: int, now: float) -> int:
         """Queue `size` bytes for sending. Returns their ticket, a number that `granted` returns later."""
         turn, patience = TURNS[min(max(priority, 0), len(TURNS) - 1)]

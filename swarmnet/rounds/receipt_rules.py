@@ -146,6 +146,11 @@ class ContributionCounter:
         ends_block = (round + 1) % self.block_rounds == 0
         return to_write + self._pop_unreported() if ends_block else to_write
 
+    @property
+    def unreported_tokens(self) -> int:
+        """Tokens of settled own contributions that `settled` has not returned yet."""
+        return self._tokens
+
     def rest(self) -> list[CreditedBlock]:
         """Return what must be written before the process ends: counts that were not returned yet. Each block
         with unsettled own contributions gets an entry too."""

@@ -17,6 +17,7 @@ from observed import NOON, Crowd, record
 from swarm import TINY_MODEL, expert_manifest, sign, tiny_manifest
 from swarm_scene import RUN, Scene
 
+from peers.config.run_url import join_command
 from peers.lab.processes.demo import LOOPBACK
 from peers.lab.processes.local_processes import DemoPeer, start
 from peers.runtime.http_server import PageServer
@@ -176,7 +177,7 @@ async def test_a_thousand_peers_make_no_slow_frame_and_no_endless_table(tmp_path
     sightings = PeerObservations(8)
     crowd = Crowd(sightings, 1000)
     bootstrap = "/ip4/203.0.113.5/tcp/31330/p2p/12D3KooW..."
-    board = Board(signed, f"swarmnet join {signed.run_id} --bootstrap {bootstrap}", "0.1.0")
+    board = Board(signed, join_command(signed.run_id, [bootstrap]), "0.1.0")
 
     def live(seconds: float) -> None:
         crowd.live(seconds)
@@ -332,6 +333,7 @@ async def test_a_run_with_experts_shows_who_trains_which_and_what_nobody_trains(
             ]  # fmt: skip
             assert await browser.js("$('groups').querySelectorAll('.bad').length") == 7
             await look_at_all_sizes(browser, "experts")
+            assert "round of 1,000 planned (10 %)" in await browser.js(TEXT_OF.format("tiles"))
             show(0, 1, 2, 0, 1, 2)
             await browser.until("$('groups').querySelectorAll('.bad').length === 3")
             assert (await browser.js(table))[2] == ["0", "4 to 5", "1", "95 (newest)"]

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import Protocol
 
 from peers.config.run_file import SignedManifest
+from peers.config.run_url import join_command
 from peers.network.discovery.bootstrap import find_manifest
 from peers.network.discovery.claims import Claims, plain_name
 from peers.network.discovery.record_reader import OBSERVER
@@ -154,7 +155,7 @@ class ObserverRole(Role):
     def _join_line(self, signed: SignedManifest, network: Network) -> str:
         """Return the join command, through the bootstraps of the peer file, or else through this peer."""
         bootstraps = self.process.config.bootstrap or network.ways_in[:1]
-        return f"swarmnet join {signed.run_id} --bootstrap {' --bootstrap '.join(bootstraps)}"
+        return join_command(signed.run_id, bootstraps)
 
     def not_ready(self) -> str | None:
         board = self.board

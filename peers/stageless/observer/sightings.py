@@ -20,6 +20,7 @@ from peers.telemetry.snapshot import ShownEvent
 from protocols.signed.peer_record import PeerRecord
 from protocols.signed.records import ANNOUNCE_SECONDS, RECORD_SECONDS, SignedRecord
 from swarmnet.identifiers import PeerId
+from swarmnet.run.progress import RoundPace
 
 SHORTEST_ASK_SECONDS = 3.0
 LONGEST_ASK_SECONDS = 60.0
@@ -78,6 +79,8 @@ class PeerObservations:
     """Peers that left and have not come back -> departure code."""
     events: deque[ShownEvent] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     """Arrivals and departures, oldest first."""
+    pace: RoundPace = field(default_factory=RoundPace)
+    """How fast the run's rounds follow each other."""
     left_out: int = 0
     """Records beyond MAX_PEERS in the last walk."""
     _left_out_in_this_walk: int = 0

@@ -44,6 +44,7 @@ from peers.telemetry.snapshot import (
 from protocols.signed.peer_record import PeerRecord
 from swarmnet.identifiers import PeerId
 from swarmnet.placement import policy
+from swarmnet.run.progress import planned_rounds
 
 MAX_CONTRIBUTORS = 20
 NO_BOOTSTRAPS: Mapping[str, bool] = {}
@@ -70,6 +71,8 @@ def snapshot_of(
     current_round = usual_round(training)
     # Upper bound of a peer's tokens. A round may exceed its target, by less than the target.
     max_tokens = 2 * ((current_round or 0) + 2) * manifest.rounds.global_batch_tokens
+    planned = planned_rounds(manifest.sync, ordered.order.ends)
+    sightings.pace.add(now, current_round)
     contributions, stages = sightings.contributions, range(len(manifest.stages))
     stage_rates = [
         _total_rate(observed.tokens_per_second for observed in present if observed.record.stage == stage)
@@ -87,6 +90,8 @@ def snapshot_of(
         rows=tuple(map(_peer_row, sightings.peers.values())),
         weakest=_weakest_stage(stage_peers, signed, now) if not stuck else None,
         round=current_round,
+        planned=planned,
+        seconds_left=sightings.pace.seconds_left(now, planned),
         settled=settled_round(training, stage=0),
         loss=usual_loss(training),
         eval_loss=eval_loss((observed.record for observed in present), own_eval_loss),

@@ -76,6 +76,20 @@ SHOWN = (
         lambda swarm: _known(swarm.round),
     ),
     SwarmMetric(
+        _gauge(
+            "swarm_planned_rounds",
+            "Rounds that the run is planned to have: by the owner's order to end it, else its schedule.",
+        ),
+        lambda swarm: _known(swarm.planned),
+    ),
+    SwarmMetric(
+        _gauge(
+            "swarm_remaining_seconds",
+            "Time until these rounds are done, at the pace of the last 10 minutes, by records.",
+        ),
+        lambda swarm: _known(swarm.seconds_left),
+    ),
+    SwarmMetric(
         _gauge("swarm_loss", "Loss, nats per token: median of the records."),
         lambda swarm: _known(swarm.loss),
     ),

@@ -46,6 +46,8 @@ def frame(snapshot: SwarmSnapshot, console: Console, foot: str = "", rows: int |
     width = max(40, console.width)
     bars = UNICODE if console.encoding.lower().startswith("utf") else ASCII
     head = [_title(snapshot, width), _figures(snapshot)]
+    if snapshot.planned is not None and snapshot.round is not None:
+        head.append(Text(f"progress {snapshot.progress}"))
     head += [_curve(snapshot, width, bars), _stages(snapshot, bars)]
     if snapshot.waits_for:
         names = ", ".join(map(str, snapshot.waits_for[:MAX_STAGES]))
@@ -53,6 +55,7 @@ def frame(snapshot: SwarmSnapshot, console: Console, foot: str = "", rows: int |
         head.append(Text(f"hold one: {JOIN}", style="bold red"))
     head += [Text(part, style="bold red") for line in snapshot.warnings for part in _wrapped(line, width)]
     known = (
+        _own_work(snapshot),
         _tokens(snapshot),
         _traffic("up", snapshot.sent),
         _traffic("down", snapshot.received),
@@ -110,6 +113,11 @@ def _figures(snapshot: SwarmSnapshot) -> Text:
     if snapshot.tokens_per_second is not None:
         parts.append(pace(snapshot.tokens_per_second))
     return Text("  ".join(parts))
+
+
+def _own_work(snapshot: SwarmSnapshot) -> Text | None:
+    work = snapshot.own_work
+    return Text(work.text(), style="bold") if work is not None and work.tokens else None
 
 
 def _tokens(snapshot: SwarmSnapshot) -> Text | None:

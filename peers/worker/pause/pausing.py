@@ -18,6 +18,7 @@ REASONS: Mapping[Why, str] = {
     "user": "paused by `swarmnet pause`; to continue: `swarmnet resume`",
     "schedule": "outside the hours that the peer file allows",
     "idle": "something else needs this machine",
+    "traffic": "the traffic that the peer file allows in a month is used up",
     "battery": "this machine runs on its battery",
 }
 

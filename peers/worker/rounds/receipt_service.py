@@ -77,6 +77,8 @@ class ReceiptsFile:
     """Tokens of own contributions, by stage and block, as this peer counted them."""
     made: dict[tuple[int, int], int] = field(default_factory=dict)
     """Own contributions, by stage and block, in the order in which the blocks were counted."""
+    older_tokens: int = 0
+    """Tokens of own contributions of older blocks, which `tokens` no longer has."""
     first_seconds: float | None = None
     """Swarm time at which the first receipt was signed; None without receipts."""
     unusable: int = 0
@@ -112,6 +114,7 @@ def _take_line(kept: ReceiptsFile, line: str, signed: SignedManifest, me: PeerId
     content = json.loads(line)
     if "older" in content:
         kept.book.older += int(content["older"])
+        kept.older_tokens += int(content.get("tokens", 0))
         return
     if "own" in content:
         _count(kept, CreditedBlock(*(int(content[name]) for name in ("stage", "own", "made", "tokens"))))
@@ -329,18 +332,25 @@ class Receipts:
             self.log_event(log_events.ReceiptNotKept(reason=str(error)))
 
 
-def _content(kept: ReceiptsFile) -> tuple[int, list[CreditedBlock], list[str]]:
-    """Return what to keep: contributions of older blocks, own counts, receipt lines. Drops own counts beyond
-    BLOCKS_KEPT."""
+def _content(kept: ReceiptsFile) -> tuple[tuple[int, int], list[CreditedBlock], list[str]]:
+    """Return what to keep: contributions and own tokens of older blocks, own counts, receipt lines. Own
+    counts beyond BLOCKS_KEPT become a sum."""
     for old in list(kept.made)[:-BLOCKS_KEPT]:
-        del kept.made[old], kept.tokens[old]
+        kept.older_tokens += kept.tokens.pop(old)
+        del kept.made[old]
     own = [CreditedBlock(*key, made, kept.tokens[key]) for key, made in kept.made.items()]
-    return kept.book.older, own, [line for held in kept.lines.values() for line in held.values()]
+    return (
+        (kept.book.older, kept.older_tokens),
+        own,
+        [line for held in kept.lines.values() for line in held.values()],
+    )
 
 
-def _write_anew(path: Path, older: int, own: Iterable[CreditedBlock], lines: Iterable[str]) -> None:
-    """Write the whole file. Raises UserError."""
-    first = [json.dumps({"older": older})] if older else []
+def _write_anew(
+    path: Path, older: tuple[int, int], own: Iterable[CreditedBlock], lines: Iterable[str]
+) -> None:
+    """Write the whole file. `older`: contributions and own tokens of older blocks. Raises UserError."""
+    first = [json.dumps(dict(zip(("older", "tokens"), older, strict=True)))] if any(older) else []
     counts = (_own_line(counted) for counted in own)
     write_atomically(path, "".join(f"{line}\n" for line in (*first, *counts, *lines)).encode())
 
@@ -360,6 +370,14 @@ def _own_line(counted: CreditedBlock) -> str:
             "tokens": counted.tokens,
         }
     )
+
+
+def own_tokens(kept: ReceiptsFile, stage: int | None = None) -> int:
+    """Return the tokens of own contributions that have settled, in a stage or (None) in all, by this peer's
+    own count, confirmed or not. Those of older blocks count only in all stages together."""
+    if stage is None:
+        return kept.older_tokens + sum(kept.tokens.values())
+    return sum(tokens for (at, _), tokens in kept.tokens.items() if at == stage)
 
 
 def summary(kept: ReceiptsFile) -> dict[str, Any]:

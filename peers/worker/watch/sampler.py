@@ -9,9 +9,9 @@ import asyncio
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -34,6 +34,7 @@ from swarmnet.model.experts.load import Routed, busiest_ratio
 from swarmnet.model.flops import operations_per_token
 from swarmnet.pipeline.ledger import MicrobatchLedger
 from swarmnet.run.manifest import learning_rate
+from swarmnet.run.progress import RoundPace, planned_rounds
 from swarmnet.run.rates import WHOLE, factor_of
 
 NOTE_EVERY = 5
@@ -69,17 +70,20 @@ class WorkerSampler:
         report: Reporter,
         log: EventLog,
         compute_time: ComputeTime | None = None,
+        count_totals: Callable[[float, bool, int], None] = lambda _now, _trains, _traffic_bytes: None,
         peak: float | None = None,
         directory: DirectoryBytes | None = None,
         name: str = "",
     ) -> None:
-        """`compute_time` belongs to the process, which may have had other workers before. `peak` is the
+        """`compute_time` belongs to the process, which may have had other workers before. `count_totals`
+        gets the time of each sample, whether this peer trains, and its traffic in bytes. `peak` is the
         device's peak FLOP/s from the peer file. `directory` counts this peer's DHT traffic. `name` is the
         name in the peer file."""
         self.worker = worker
         self._loop = asyncio.get_running_loop()
         self.metrics = metrics
         self.compute_time = compute_time if compute_time is not None else ComputeTime(metrics.compute)
+        self.count_totals = count_totals
         self.peak = peak
         self.directory = directory
         self.utilization: float | None = None
@@ -93,6 +97,7 @@ class WorkerSampler:
         self.growth = Growth()
         self._tokens: list[tuple[float, int]] = []
         self._round_service: RoundService | None = None
+        self._pace = RoundPace()
         self._saved_round: int | None = None
         self._routed: tuple[float, Routed, Routed] | None = None
         """Tokens routed to each expert at an earlier sample: time, the live counter, and a copy of it."""
@@ -115,6 +120,10 @@ class WorkerSampler:
             self.log.flush()
 
     def _account(self) -> None:
+        services = self.worker.services
+        traffic = services.links.traffic if services is not None else None
+        traffic_bytes = traffic.sent.total() + traffic.received.total() if traffic is not None else 0
+        self.count_totals(self._loop.time(), self.worker.state == "training", traffic_bytes)
         self.compute_time.look(self._loop.time(), self.worker.context.compute, idle_reason(self.worker))
 
     def log_event(self) -> None:
@@ -173,6 +182,9 @@ class WorkerSampler:
             idle_share=self.compute_time.idle_share,
             utilization=self.utilization,
         )
+        self._pace.add(now, snapshot.round)
+        planned = planned_rounds(services.context.manifest.sync, worker.orders.last_round)
+        snapshot = replace(snapshot, planned=planned, seconds_left=self._pace.seconds_left(now, planned))
         self.snapshot = snapshot
         self._shown(snapshot)
         self._network(services)
@@ -210,6 +222,8 @@ class WorkerSampler:
             rounds.settled.set(snapshot.settled)
         rounds.lag.set(snapshot.lag or 0)
         self.metrics.counted.set("finalized_tokens", snapshot.finalized_tokens)
+        self.metrics.counted.set("run_planned_rounds", snapshot.planned)
+        self.metrics.counted.set("run_remaining_seconds", snapshot.seconds_left)
         microbatches = self.metrics.microbatches
         for outcome in ("committed", "repeated", "refused", "late_answers"):
             count = snapshot.microbatches[outcome]

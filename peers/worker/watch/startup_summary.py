@@ -30,6 +30,25 @@ PACE_SECONDS = 20.0
 PACE_MICROBATCHES = 8
 
 
+class FirstStage:
+    """The stage that a peer serves first, for what waits until it is chosen."""
+
+    def __init__(self) -> None:
+        self._stage = -1
+        self._chosen = asyncio.Event()
+
+    def serve(self, stage: int) -> None:
+        """Called with each stage that the peer begins to serve."""
+        if not self._chosen.is_set():
+            self._stage = stage
+            self._chosen.set()
+
+    async def wait(self) -> int:
+        """Return the stage once it is chosen."""
+        await self._chosen.wait()
+        return self._stage
+
+
 async def found(
     directory: Directory, signed: SignedManifest, me: PeerId
 ) -> dict[PeerId, SignedRecord] | None:
@@ -104,7 +123,7 @@ def traffic_line(
     """Return a line about the expected traffic at this pace, in tokens per second."""
     others = [s.record for s in (records or {}).values() if s.record.stage >= 0]
     traffic = traffic_of(manifest, stage, pace, 1 + sum(record.stage == stage for record in others))
-    received, share = traffic.received, _share_of_day(limits)
+    received, share = traffic.received, share_of_day(limits)
     sent = traffic.sent if limits.upload is None else min(traffic.sent, limits.upload)
     if sent + received == 0.0:
         return f"will   send next to nothing until others are there{_bounds(limits)}"
@@ -116,7 +135,8 @@ def traffic_line(
     )
 
 
-def _share_of_day(limits: LimitsFile) -> float:
+def share_of_day(limits: LimitsFile) -> float:
+    """Return the share of the day (0 to 1) in which the hours of the limits allow work."""
     when = limits.when
     return 1.0 if when is None else sum(map(when.allow, range(DAY_MINUTES))) / DAY_MINUTES
 

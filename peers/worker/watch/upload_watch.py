@@ -5,7 +5,7 @@ late.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
 from peers.config.line_file import known_bandwidth
@@ -66,8 +66,9 @@ def upload_words(config: PeerFile, verdict: UploadVerdict, *, runs: bool) -> tup
 class UploadWatch:
     """The current warning about this peer's upload, if any."""
 
-    def __init__(self, config: PeerFile, story: PeerTimeline, notify: Notify) -> None:
-        """`story` is the timeline of this peer's events."""
+    def __init__(self, config: Callable[[], PeerFile], story: PeerTimeline, notify: Notify) -> None:
+        """`config` returns the peer file with the limits that hold now. `story` is the timeline of this
+        peer's events."""
         self._config = config
         self._story = story
         self._notify = notify
@@ -89,13 +90,14 @@ class UploadWatch:
             others = [signed.record for signed in records.values()]
             self._need = upload_need_of(signed.manifest, others, stage)
         fates = self._story.contributions
-        verdict = judge_upload(known_bandwidth(self._config).up, self._need, fates.decided, fates.late)
+        config = self._config()
+        verdict = judge_upload(known_bandwidth(config).up, self._need, fates.decided, fates.late)
         before = self._verdict
         self._verdict = verdict
         self.warnings = ()
         if verdict is None:
             return
-        words = ": ".join(upload_words(self._config, verdict, runs=True))
+        words = ": ".join(upload_words(config, verdict, runs=True))
         self.warnings = (words,)
         if before is None or verdict.has_proof > before.has_proof:
             self._notify("slow_upload", words)

@@ -347,7 +347,7 @@ def test_a_peer_says_what_it_is_and_starts_its_p2pd_again(place):
         url = peer.until("metrics")["url"]
         listening = peer.until("listening")["text"].removeprefix("listening on ")
         joining = peer.until("run")["text"]
-        assert f"swarmnet join {signed.run_id} --bootstrap {listening}" in joining
+        assert f"swarmnet join swarmnet:{signed.run_id}@{listening}" in joining
         assert fetch(f"{url}/healthz") == fetch(f"{url}/readyz") == "ok\n"
         children = Path(f"/proc/{peer.process.pid}/task/{peer.process.pid}/children").read_text().split()
         (daemon,) = (int(pid) for pid in children if "p2pd" in Path(f"/proc/{pid}/cmdline").read_text())

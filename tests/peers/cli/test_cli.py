@@ -154,7 +154,7 @@ def test_publishing_signs_and_says_how_to_join(swarmnet, tmp_path):
     assert code == 0
     signed = load_signed(Path("tiny.run.json"))
     assert signed.manifest.seed == 4
-    assert f"swarmnet join {signed.run_id} --bootstrap {BOOTSTRAP}" in out
+    assert f"swarmnet join swarmnet:{signed.run_id}@{BOOTSTRAP}\n" in out
     key = tmp_path / "home/.local/state/swarmnet/owner.key"
     assert f"key    {key}: keep a copy elsewhere" in out
     assert key.stat().st_mode & 0o777 == 0o600

@@ -515,7 +515,7 @@ def test_addresses_beside_a_manifest_are_checked(swarmnet, started, tmp_path, ad
 def test_without_an_address_a_peer_starts_only_where_that_is_meant(swarmnet, started, tmp_path, run):
     Path("a.json").write_text(published_text(SIGNED))
     before = files_below(tmp_path)
-    refused(swarmnet("join", run), "Ask for the whole join line", "--bootstrap /ip4/", "--alone")
+    refused(swarmnet("join", run), "Ask for the whole join line", "swarmnet:RUN@/ip4/", "--alone")
     assert (started, files_below(tmp_path)) == ([], before)
     for number, options in enumerate((["--alone"], ["--set", "lan=true"])):
         assert swarmnet("join", run, "--state", f"peer-{number}", *options)[0] == 0

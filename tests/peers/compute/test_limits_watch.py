@@ -270,3 +270,33 @@ def test_what_a_stage_is_said_to_need_lies_above_what_was_seen_and_not_far(width
     )
     said = all_needs(Manifest("m", "", stages=(4,), model=shape), CPU, text_bytes=64 << 20)[0]
     assert seen < said.weights + said.process - DAEMON_BYTES < 1.5 * seen
+
+
+def test_a_month_that_is_used_up_pauses_a_peer_until_the_next():
+    pausing, used = PauseControl(), [0]
+    watch = LimitsWatch(
+        limits=LimitsFile(traffic_per_month="10MB"), role=pausing, month_bytes=lambda: used[0]
+    )
+    for count, paused in ((9_999_999, False), (10_000_000, True), (12_000_000, True), (0, False)):
+        used[0] = count
+        watch.look(0, 0.0)
+        assert bool(pausing) is paused
+    used[0] = 10_000_000
+    watch.look(0, 0.0)
+    assert "traffic that the peer file allows" in pausing.texts["traffic"]
+
+
+def test_a_limit_that_is_lifted_ends_its_pause_and_no_other():
+    pausing = PauseControl()
+    watch = LimitsWatch(limits=LimitsFile(hours="22:00-08:00", traffic_per_month="10MB"), role=pausing)
+    watch.month_bytes = lambda: 10**9
+    pausing.pause("user")
+    watch.look(12 * 60, 0.0)
+    assert list(pausing.texts) == ["user", "schedule", "traffic"]
+    watch.change(LimitsFile(hours="11:00-13:00"))
+    assert list(pausing.texts) == ["user", "schedule"]
+    watch.look(12 * 60, 1.0)
+    assert list(pausing.texts) == ["user"]
+    watch.change(LimitsFile(hours="22:00-08:00"))
+    watch.look(12 * 60, 2.0)
+    assert list(pausing.texts) == ["user", "schedule"]

@@ -19,6 +19,7 @@ from peers.cli.run import create_role
 from peers.config.errors import UserError
 from peers.config.peer_file import validate_peer_file
 from peers.config.yaml_lines import ParsedYaml
+from peers.process.live_limits import LiveLimits
 from peers.process.process import Peer
 from peers.runtime import control_server
 from peers.runtime.control_client import ask
@@ -172,7 +173,7 @@ async def test_a_peer_without_a_stage_says_so_to_whoever_asks_for_one(tmp_path, 
     )
     try:
         await peer.control.start()
-        for word in ("pause", "resume", "credit"):
+        for word in ("pause", "resume", "credit", "page"):
             with pytest.raises(UserError, match=rf"holds no stage \({role}\).*swarmnet leave"):
                 await asked(tmp_path, {"do": word})
         assert (await asked(tmp_path, {"do": "status"}))["role"] == role
@@ -180,6 +181,71 @@ async def test_a_peer_without_a_stage_says_so_to_whoever_asks_for_one(tmp_path, 
         await peer.control.close()
         peer.log.close()
         report.close()
+
+
+async def limits_of(folder):
+    """A control socket with the limits of a bootstrap and a page, as a running peer has."""
+    typed = ParsedYaml("test", {"role": "bootstrap", "state": str(folder)})
+    control = Control(folder)
+    live = LiveLimits(validate_peer_file(typed, folder, "test", {}))
+    control.answers["limit"] = live.answer
+    await control.start()
+    return control, live
+
+
+async def test_a_limit_is_changed_from_the_command_line(tmp_path, capsys):
+    control, live = await limits_of(tmp_path)
+    try:
+        await asyncio.to_thread(commands.limit, "upload", "2MB/s", tmp_path)
+        assert live.config.limits.upload == 2e6
+        told = capsys.readouterr()
+        assert told.out.splitlines()[0] == "upload  2.0 MB/s (16 Mbit/s)"
+        assert told.out.splitlines()[2:4] == ["hours   all day", "share   100% of the time"]
+        assert "until the peer stops" in told.err
+        await asyncio.to_thread(commands.limit, None, None, tmp_path)
+        assert "until" not in capsys.readouterr().err
+        await asyncio.to_thread(commands.limit, "upload", "none", tmp_path)
+        assert live.config.limits.upload is None
+        for name, value, words in (
+            ("upload", "2Mbit", "upload is '2Mbit'; expected a rate"),
+            ("share", "0", "share is '0'; expected a percentage"),
+            ("share", "half", "expected a percentage"),
+            ("mains", "yes", "mains is 'yes'; expected on or off"),
+            ("memory", "8GiB", "'memory' is no limit; there are: upload, traffic"),
+            ("upload", None, "such as `swarmnet limit upload 2MB/s`"),
+            ("hours", "22:00-08:00", "hours is for workers"),
+        ):
+            with pytest.raises(UserError, match=words):
+                await asyncio.to_thread(commands.limit, name, value, tmp_path)
+    finally:
+        await control.close()
+
+
+async def test_the_page_is_opened_only_for_a_person_at_a_desktop(tmp_path, capsys, monkeypatch):
+    control, _ = await limits_of(tmp_path)
+    opened = []
+    file = tmp_path / "page.html"
+
+    async def page(_request):
+        return {"url": "http://127.0.0.1:9400/#secret", "file": str(file)}
+
+    control.answers["page"] = page
+    monkeypatch.setattr(commands.webbrowser, "open", opened.append)
+    try:
+        for desktop, person in ((":0", False), ("", True), (":0", True)):
+            monkeypatch.setenv("DISPLAY", desktop)
+            monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+            monkeypatch.setattr(commands, "is_interactive", lambda person=person: person)
+            assert opened == []
+            await asyncio.to_thread(commands.page, tmp_path)
+            assert capsys.readouterr().out == "http://127.0.0.1:9400/#secret\n"
+        for _ in range(100):
+            if opened:
+                break
+            await asyncio.sleep(0.05)
+        assert opened == [file.as_uri()], "not the secret itself: other users see the arguments of programs"
+    finally:
+        await control.close()
 
 
 def test_whom_a_command_means(tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ def watch(state, upload=None, story=None):
     """A watch, and what it says."""
     config = PeerFile(run="ab" * 32, state=state, limits={"upload": upload} if upload else {})
     said = []
-    return UploadWatch(config, story or PeerTimeline(), lambda _topic, text: said.append(text)), said
+    return UploadWatch(lambda: config, story or PeerTimeline(), lambda _topic, text: said.append(text)), said
 
 
 def test_a_limit_that_is_too_low_is_named_before_training_with_the_command_that_raises_it(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from two_peers import two_peers
 
 from peers.lab.world.virtual_time import run
-from protocols.framing.upload_turns import Upload
+from protocols.framing.upload_turns import NO_LIMIT, Upload
 from protocols.messages.table import Act, Bye
 from protocols.p2pd.chunk_streams import PART_BYTES, ChunkService
 from protocols.p2pd.speed_test import measure
@@ -100,3 +100,25 @@ def test_nobody_waits_for_ever_at_a_level_of_exactly_nothing():
         return asyncio.get_running_loop().time()
 
     assert run(eight_pieces()) == pytest.approx((7 * 65_536 - 10_000) / 100_000, abs=1e-3)
+
+
+@pytest.mark.loopback
+async def test_a_limit_that_is_set_later_holds_for_links_that_are_open(tmp_path):
+    act = Act("peer", 1, 1, 1, 10.0, (1, 1, 1))
+    async with two_peers(tmp_path) as (sender, taker, heard):
+        sender.upload = upload = Upload(NO_LIMIT)
+        link = await sender.open(taker.peer, "data", 10.0, taker.addresses)
+        link.post(act, bytes(1_000_000))
+        await until(lambda: len(heard.messages) == 1)
+        upload.limit(RATE)
+        began = time.monotonic()
+        for _ in range(2):
+            link.post(act, bytes(1_000_000))
+        await until(lambda: len(heard.messages) == 3)
+        assert heard.messages[-1][0] - began > 0.9 * 2_000_000 / RATE - 0.2
+        link.post(act, bytes(4_000_000))
+        began = time.monotonic()
+        await asyncio.sleep(0.05)
+        upload.limit(NO_LIMIT)
+        await until(lambda: len(heard.messages) == 4)
+        assert heard.messages[-1][0] - began < 4_000_000 / RATE, "what waits is sent at once"

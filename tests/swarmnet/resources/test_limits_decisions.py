@@ -136,3 +136,19 @@ def test_every_piece_gets_its_turn_in_time(asks):
     total = sum(size for _, size, _ in asks) / 10_000.0
     granted = play(share, numbered, 5.0 + total + 0.1)
     assert len(granted) == len(asks)
+
+
+def test_another_rate_holds_at_once_also_for_what_waits():
+    share = UploadShare(1000.0, 0.0)
+    share.ask(10_000, 2, 0.0)
+    ticket = share.ask(10_000, 2, 0.0)
+    assert share.granted(0.0) == [0]
+    assert share.granted(1.0) == []
+    share.change_rate(100_000.0, 1.0)
+    assert share.next_grant(1.0) < 1.1
+    assert share.granted(1.1) == [ticket]
+    share.change_rate(1000.0, 1.1)
+    late = share.ask(1, 0, 1.1)
+    assert share.granted(1.2) == [late], "what was overdrawn at the old rate is forgiven"
+    with pytest.raises(ValueError, match="is no rate"):
+        share.change_rate(0.0, 2.0)

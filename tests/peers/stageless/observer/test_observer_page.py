@@ -225,7 +225,9 @@ def test_drawing_a_thousand_peers_holds_up_the_event_loop_for_less_than_a_frame(
 
 def test_the_swarms_metrics_are_what_prometheus_reads_and_say_whose_word_they_are():
     experts = (ExpertGroup(0, 0, 0, 1, holders=2, trained=90, settled=95),)
-    board = shown(replace(crowd(30), eval_loss=2.9, finalized_tokens=10**6, experts=experts))
+    board = shown(
+        replace(crowd(30), eval_loss=2.9, finalized_tokens=10**6, experts=experts, seconds_left=60.0)
+    )
     text = SwarmMetrics(lambda: board.snapshot).text().decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     for metric in (shown.declared for shown in SHOWN):

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from peers.config.errors import UserError
 from peers.telemetry.reasons import stuck_lines
-from peers.telemetry.snapshot import PeerRow, ShownEvent, SwarmSnapshot, as_json, complete, from_json
+from peers.telemetry.snapshot import OwnWork, PeerRow, ShownEvent, SwarmSnapshot, as_json, complete, from_json
 from peers.tools.top import screen
 
 EPOCH = 1_700_000_000.0
@@ -206,3 +206,17 @@ def test_a_peer_without_a_stage_is_not_said_to_be_of_another_version(role, words
         from_json(answer)
     assert "version" not in str(said.value)
     assert "swarmnet top --run" in str(said.value)
+
+
+def test_what_this_computer_did_and_how_far_the_run_is_are_said_in_words():
+    work = OwnWork(2_400_000, 370.0, share=0.012)
+    seen = replace(SNAPSHOT, planned=3000, seconds_left=250.0, own_work=work)
+    lines = drawn(seen).splitlines()
+    assert "progress round 231 of 3,000 (7.7 %), about 4 min left at this pace" in lines
+    assert "This computer has trained 2.4 million tokens in 6 min (1.2 % of the run)." in lines
+    assert "trained" not in drawn(replace(seen, own_work=OwnWork(0, 60.0))), "nothing counts yet"
+    staged = OwnWork(9500, 30.0, share=0.5, stage=2, joules=3.6e6)
+    assert staged.text() == (
+        "This computer has trained 9,500 tokens in 30 s (50 % of stage 2's tokens), with 1.00 kWh."
+    )
+    assert from_json(json.loads(json.dumps(as_json(seen)))) == seen

@@ -1,0 +1,137 @@
+"""The page of one's own computer in a real Chromium, of a worker that trains with another one on 127.0.0.1.
+
+With SWARMNET_PICTURES=FOLDER the page is kept there as PNG, live and paused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+from browser import CHROMIUM, Browser
+from swarm_scene import RUN, Scene
+
+from peers.config.peer_file import load
+from peers.config.run_file import publish
+from peers.lab.processes.demo import LOOPBACK
+from peers.lab.processes.local_processes import DemoPeer, start
+from peers.runtime.control_client import ask
+from protocols.signed.identity import load_or_create
+
+pytestmark = [
+    pytest.mark.loopback,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: apt install chromium)"),
+]
+TEXT = "document.getElementById('{}').textContent"
+STATUS = "fetch('control', {{method: 'POST', headers: {}, body: '{{}}'}}).then(answer => answer.status)"
+UNLABELLED = """[...document.querySelectorAll('input, button, progress, output')].filter(field =>
+  !(field.labels?.length || field.textContent.trim() || field.getAttribute('aria-label'))).map(f => f.id)"""
+FAINT = """(() => {
+  const parts = text => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(c => c / 255)
+    .map(c => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, n) => sum + c * [0.2126, 0.7152, 0.0722][n], 0);
+  const ground = node => {
+    for (; node; node = node.parentElement) {
+      const colour = parts(getComputedStyle(node).backgroundColor);
+      if (colour.length < 4 || colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  return [...document.querySelectorAll('main *')].filter(node => node.offsetHeight && !node.disabled
+    && [...node.childNodes].some(child => child.nodeType === 3 && child.textContent.trim())).map(node => {
+      const pair = [light(parts(getComputedStyle(node).color)), light(ground(node))].sort((a, b) => b - a);
+      return [node.id || node.textContent.trim().slice(0, 30), (pair[0] + 0.05) / (pair[1] + 0.05)];
+    }).filter(([, contrast]) => contrast < 4.5);
+})()"""
+"""Texts whose contrast is below 4.5, the least that WCAG 2.2 AA asks for."""
+
+
+async def two_workers(scene: Scene) -> DemoPeer:
+    """The one of two workers that has a page."""
+    file = scene.folder / "run.yaml"
+    run = RUN | {"stages": [1], "model": RUN["model"] | {"num_hidden_layers": 1}, "name": "tiny tales"}
+    run["sync"] = {"decay_rounds": 5000}
+    file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))
+    publish(file, load_or_create(scene.folder / "owner.key"), scene.folder / "run.json")
+    scene.boot = await start(scene.folder, "boot", {"role": "bootstrap", "run": "run.json", **LOOPBACK})
+    await scene.boot.until_listening()
+    await scene.worker(0)
+    keys = {"run": "run.json", "bootstrap": scene.boot.addresses, "page": "127.0.0.1:0", **LOOPBACK}
+    scene.peers.append(await start(scene.folder, "attic", keys))
+    await scene.peers[-1].until_listening()
+    return scene.peers[-1]
+
+
+async def look_at_all_sizes(browser: Browser, name: str) -> None:
+    """Nothing sticks out, every field has a name, and every text can be read."""
+    for width in (390, 1280):
+        for dark in (True, False):
+            await browser.look_like(width, 800, dark)
+            assert await browser.js("document.documentElement.scrollWidth <= innerWidth"), (name, width)
+            assert await browser.js(FAINT) == [], (name, width, dark)
+            folder = os.environ.get("SWARMNET_PICTURES")
+            if folder:
+                await browser.picture(Path(folder) / f"{name}-{width}-{'dark' if dark else 'light'}.png")
+    assert await browser.js(UNLABELLED) == []
+
+
+async def asked(state: Path, request: dict) -> dict:
+    return await asyncio.to_thread(ask, state, request, 15.0)
+
+
+async def test_the_page_shows_pauses_and_limits_the_own_peer_and_nobody_else_can(tmp_path):
+    scene = Scene(tmp_path)
+    try:
+        peer = await two_workers(scene)
+        url = (await asked(peer.state, {"do": "page"}))["url"]
+        assert not [line for line in peer.said if url in line], "the secret is in no log"
+        lead = peer.state / "page.html"
+        assert lead.stat().st_mode & 0o777 == 0o600
+        async with Browser(tmp_path / "browser", resolves="rebound.example") as browser:
+            await browser.look_like(1280, 900)
+            await browser.open(lead.as_uri())
+            await browser.until("location.hash === '' && location.protocol === 'http:'")
+            await browser.until(f"{TEXT.format('state')} === 'training'")
+            await browser.until(f"{TEXT.format('work')}.startsWith('This computer has trained ')")
+            await browser.until(f"{TEXT.format('progress')}.includes(' of 5,000 (')")
+            await browser.until(f"{TEXT.format('join')}.startsWith('swarmnet join swarmnet:')")
+            await browser.until("document.querySelectorAll('#rows tr').length === 2")
+            await browser.until(f"{TEXT.format('progress')}.includes(' left at this pace')")
+            await look_at_all_sizes(browser, "live")
+            await browser.js("$('upload').value = '4'; $('share').value = '50'; $('hours').value = '25:00-8'")
+            await browser.js("$('limits').dispatchEvent(new Event('input'))")
+            await browser.js("$('apply').click()")
+            await browser.until(f"{TEXT.format('said')}.startsWith('Not applied: ')")
+            await browser.js("$('hours').value = ''; $('apply').disabled = false; $('apply').click()")
+            await browser.until(f"{TEXT.format('said')} === 'Applied until the peer stops.'")
+            limits = (await asked(peer.state, {"do": "limit"}))["limits"]
+            assert (limits["upload"], limits["compute_duty_cycle"]) == (500_000.0, 0.5)
+            await browser.js("$('pause').click()")
+            await browser.until(f"{TEXT.format('state')} === 'Paused' && {TEXT.format('pause')} === 'Resume'")
+            await browser.until(f"{TEXT.format('why')} === 'You have paused it.'")
+            await browser.until(f"{TEXT.format('work')}.startsWith('This computer has trained ')")
+            await browser.until("!document.getElementById('alone').hidden")
+            await look_at_all_sizes(browser, "paused")
+            await browser.js("$('pause').click()")
+            await browser.until(f"{TEXT.format('state')} === 'training'")
+            assert browser.complaints == []
+            # In the browser of the user, another site gets nothing, not even with the token.
+            token = url.rpartition("#")[2]
+            site = url.partition("#")[0].replace("127.0.0.1", "rebound.example")
+            await browser.open(site)
+            await browser.until("document.body?.innerText.startsWith('asked by another name')")
+            header = json.dumps({"Content-Type": "application/json", "X-Swarmnet-Token": token})
+            assert await browser.js(STATUS.format(header)) == 403
+            own = url.partition("#")[0]
+            elsewhere = f"fetch('{own}control', {{method: 'POST', headers: {header}, body: '{{}}'}})"
+            assert await browser.js(f"{elsewhere}.then(() => 'reached', () => 'refused')") == "refused"
+    finally:
+        await scene.end()
+    assert not lead.exists()
+    assert load(tmp_path / "attic.yaml").limits.upload is None, "a file that join did not write stays"
