@@ -1,4 +1,5 @@
-"""Two commands by which a run's owner changes its course: `order rate` (learning rate) and `order end`.
+"""Commands by which a run's owner changes its course: `order rate` (learning rate), `order mixture` (weights
+of the sources) and `order end`.
 
 An order is a signed message that all peers of the run obey. It applies from a round that is far enough ahead
 for all peers to receive the order in time. The directory is the DHT with the signed records of all peers.
@@ -21,6 +22,7 @@ from swarmnet.run.owner_orders import OwnerOrders
 if TYPE_CHECKING:
     from peers.network.discovery.visitor_session import RunConnection
     from peers.tools.owner.round_ahead import Chosen
+    from swarmnet.run.schema import Data
 
 MAX_FACTOR_DIGITS = 20
 """Maximum digits of a factor in thousandths: an order has 64 bits."""
@@ -51,6 +53,42 @@ def rate(
         return lambda orders: owner_orders.rate(orders, thousandths, first.round, reason)
 
     give_planned_order(run, key, bootstrap, prepare_rate)
+
+
+def mixture(
+    run: Run,
+    weights: Annotated[
+        list[str], typer.Argument(metavar="SOURCE=WEIGHT...", help="All sources; 0: read no more.")
+    ],
+    from_round: FromRound = None,
+    reason: Reason = "",
+    key: Key = None,
+    bootstrap: Bootstraps = None,
+) -> None:
+    """Change the weights of the run's sources from a round on, for all peers."""
+    pairs = [text.rpartition("=") for text in weights]
+    ordered = tuple((name, _thousandths(weight)) for name, _, weight in pairs)
+
+    async def prepare_mixture(connection: RunConnection) -> Callable[[OwnerOrders], OwnerOrders]:
+        _require_sources(connection.signed.manifest.data, ordered)
+        first = await _choose_round(connection, from_round)
+        typer.echo(f"from   round {first.round}: {first.why}")
+        return lambda orders: owner_orders.mixture(orders, ordered, first.round, reason)
+
+    give_planned_order(run, key, bootstrap, prepare_mixture)
+
+
+def _require_sources(data: Data, weights: Sequence[tuple[str, int]]) -> None:
+    """Raise UserError unless the run has weights, and these are for all of its sources."""
+    names = [source.name for source in data.sources]
+    if data.sampling != "epoch" or not any(source.weight for source in data.sources):
+        raise UserError(
+            "the run was published without weights of its sources, so that they cannot change: they need "
+            "data.sampling: epoch, and a weight of each source"
+        )
+    if sorted(names) != sorted(name for name, _ in weights):
+        shown = " ".join(f"{name}=WEIGHT" for name in names)
+        raise UserError(f"give the weight of each source once: {shown}")
 
 
 def end(

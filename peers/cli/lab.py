@@ -208,8 +208,16 @@ LiarsOption: TypeAlias = Annotated[
     str,
     typer.Option(
         metavar="N:KIND",
-        help="Peers that lie, with sign-muon: flip, noise, zero, repeat, copy, collude, covert, lazy or "
-        "honest-first. [default: none]",
+        help="Peers that lie, with sign-muon: flip, noise, zero, repeat, copy, collude, covert, lazy, "
+        "slow-flip or honest-first. [default: none]",
+    ),
+]
+SplitOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        metavar="SIZES",
+        help="Owners of unequal text, who have peers in turn: parts of these sizes (1:10:100), each a source "
+        "of the run (kinds), or both (kinds:1:10:100). [default: all peers have all text]",
     ),
 ]
 
@@ -236,6 +244,7 @@ def learning(
     away: Annotated[int, typer.Option(min=0, help="Number of peers that pause in the middle third.")] = 0,
     late: LateOption = 0.0,
     liars: LiarsOption = "",
+    split: SplitOption = "",
     rate: Annotated[
         float | None, typer.Option(min=0, help="Learning rate of all methods. [default: searched]")
     ] = None,
@@ -280,6 +289,7 @@ def learning(
                 away=away,
                 late=late,
                 liars=liars,
+                split=split,
                 rate=rate,
                 local_steps=local_steps,
                 device=device_of(device),
@@ -437,12 +447,12 @@ def _run_sections(
     """Return the section `rounds` of a run file, its number of stages, and its section `sync` with this
     method; None of each that neither gives."""
     if run_file is None:
-        return None, None, None if method is None else Sync(method=method)
+        return None, None, None if method is None else Sync().with_method(method)
     from peers.config.run_file import load_manifest
     from swarmnet.identifiers import PeerId
 
     manifest = load_manifest(run_file, PeerId(""), {})
-    sync = manifest.sync if method is None else dataclasses.replace(manifest.sync, method=method)
+    sync = manifest.sync if method is None else manifest.sync.with_method(method)
     return manifest.rounds, len(manifest.stages), sync
 
 

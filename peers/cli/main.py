@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from peers.cli import control, course, doctor, join, lab, making, model, owner, run, top, uninstall
+from peers.cli import control, course, doctor, host, join, lab, making, model, owner, run, top, uninstall
 from peers.cli.help_text import PlainCommand, SectionedGroup
 from peers.config.errors import ConfigError, UserError
 
@@ -119,6 +119,7 @@ def application() -> typer.Typer:
         "index": making.index,
         "plan": lab.plan,
         "publish": run.publish,
+        "host": host.host,
         "invite": owner.invite,
         "report": owner.report,
     }
@@ -152,6 +153,7 @@ def _add_groups(app: typer.Typer) -> None:
         "withdraw": owner.withdraw,
         "revoke": owner.revoke,
         "rate": course.rate,
+        "mixture": course.mixture,
         "end": course.end,
     }
     registry: dict[str, Callable[..., None]] = {

@@ -191,8 +191,15 @@ def generate(
     top_k: TopK = 40,
     seed: Seed = 0,
     tokenizer: TokenizerFile = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Answer PROMPT, as the model's chat template shows it.")
+    ] = False,
+    messages: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Answer a conversation: a line of JSON with `messages`."),
+    ] = None,
 ) -> None:
-    """Continue a text with a trained model, or through the live peers of a run."""
+    """Continue a text or answer a message with a trained model, or through the live peers of a run."""
     from peers.data.documents import TextError
     from peers.tools.model.export_folder import ExportError
     from peers.tools.model.generate import Readable
@@ -200,33 +207,59 @@ def generate(
     from peers.tools.model.local_model import held
 
     texts = prompts or [prompt]
+    talks = _talks(texts, chat, messages)
     if uses_live_peers(source, run, bootstrap, invite):
         from peers.cli.swarm_model import Style
         from peers.cli.swarm_model import generate as through_swarm
 
         assert run is not None
         style = Style(temperature=temperature, top_k=top_k, seed=seed)
-        through_swarm(run, bootstrap or [], invite, texts, tokens, style, tokenizer)
+        through_swarm(run, bootstrap or [], invite, texts, tokens, style, tokenizer, talks)
         return
     if len(texts) > 1:
         raise UserError(f"{len(texts)} prompts: several need --run; give one")
     with as_user_errors(ExportError, TextError):
         model, readable = held(source, warn, tokenizer), Readable()
-        typer.echo(texts[0], nl=False)
+        reads, text = model.tokenizer, texts[0]
+        if talks:
+            from peers.data.conversations import prompts_of
+
+            reads, (text,) = prompts_of(model.tokenizer_file, talks)
+        else:
+            typer.echo(text, nl=False)
         for piece in write(
             model.weights,
             model.shape,
-            texts[0].encode(),
+            text.encode(),
             tokens,
             temperature=temperature,
             top_k=top_k,
             seed=seed,
             window=model.window,
-            tokenizer=model.tokenizer,
+            tokenizer=reads,
         ):
             sys.stdout.write(readable.add(piece))
             sys.stdout.flush()
     typer.echo(readable.add(b"", final=True))
+
+
+def _talks(texts: list[str], chat: bool, messages: Path | None) -> list[list[dict[str, Any]]]:
+    """Return the conversations to answer; none: the texts are continued. Raises UserError."""
+    if messages is None:
+        return [[{"role": "user", "content": text}] for text in texts] if chat else []
+    from peers.data.conversations import messages_of
+
+    if texts != [""]:
+        raise UserError("--messages FILE and PROMPT: give one of them")
+    try:
+        return [messages_of(messages.read_bytes())]
+    except OSError as error:
+        raise UserError(f"--messages {messages}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(
+            f'--messages {messages}: {error}; it looks like {{"messages": [{{"role": "user", "content": '
+            '"Hello"}]}'
+        ) from None
 
 
 def evaluate(

@@ -185,6 +185,11 @@ def _describe_order(order: OwnerOrders) -> str:
     lines += [f"withdrawn  {entry.document}  {entry.reason}" for entry in order.withdrawn]
     lines += [f"revoked    {invite}" for invite in order.revoked]
     lines += [f"rate       {in_words(rate.factor)} from round {rate.from_round} on" for rate in order.rates]
+    lines += [
+        f"mixture    {' '.join(f'{name}={in_words(weight)}' for name, weight in change.weights)} from round "
+        f"{change.from_round} on"
+        for change in order.mixtures
+    ]
     if order.ends is not None:
         lines.append(f"ends       at round {order.ends}")
     return "\n".join(lines)

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import typer
 
 from peers.cli.connecting import NOT_REACHED, notify, remembered_peers
 from peers.config.errors import as_user_errors
 from peers.data.documents import TextError
+from peers.data.tokenizer import Tokenizer, tokenizer_file
 from peers.telemetry.beside import Beside
 from peers.tools.model.evaluate import Score
 from peers.tools.model.generate import Readable, harmless
@@ -38,6 +39,9 @@ STOPPED = 130
 """Exit code after a signal, as shells report it for Ctrl+C."""
 EXPECTED = (*NOT_REACHED, TextError)
 """Errors that the user can correct."""
+
+
+Message = dict[str, Any]
 
 
 class Style(TypedDict):
@@ -72,9 +76,11 @@ def generate(
     tokens: int,
     style: Style,
     tokenizer: Path | None = None,
+    talks: Sequence[Sequence[Message]] = (),
 ) -> None:
-    """Continue each prompt by `tokens` tokens, and print the texts, caveats and speed. A single text is
-    streamed; of several, each is printed when it is complete. Raises UserError."""
+    """Continue each prompt by `tokens` tokens, or answer `talks` if there are any, and print the texts,
+    caveats and speed. A single text is streamed; of several, each is printed when it is complete. Raises
+    UserError."""
     cache, invite_data = remembered_peers(run, bootstraps), invite_of(invite)
     out = Beside(sys.stdout, sys.stderr, shutil.get_terminal_size().columns)
     notify = out.notify
@@ -84,12 +90,14 @@ def generate(
         async with visiting(
             run, bootstraps, cache, notify, invite=invite_data, tokenizer=tokenizer
         ) as client:
-            began = perf_counter()
-            if len(prompts) == 1:
-                conversations = [await _stream_text(client, prompts[0], tokens, style, out)]
+            began, asked, reads = perf_counter(), [(text, text) for text in prompts], None
+            if talks:
+                reads, asked = _asked(client, talks)
+            if len(asked) == 1:
+                conversations = [await _stream_text(client, asked[0], tokens, style, out, reads)]
             else:
-                conversations = await _generate_several(client, prompts, tokens, style)
-            seconds, count = perf_counter() - began, tokens * len(prompts)
+                conversations = await _generate_several(client, asked, tokens, style, reads)
+            seconds, count = perf_counter() - began, tokens * len(asked)
             lines = [line for conversation in conversations for line in caveats(conversation)]
             for line in dict.fromkeys(lines):  # Each line once.
                 notify("told", line)
@@ -101,15 +109,32 @@ def generate(
         asyncio.run(connect_and_generate())
 
 
+Asked = tuple[str, str]
+"""A prompt, and what is printed of it."""
+
+
+def _asked(client: SwarmClient, talks: Sequence[Sequence[Message]]) -> tuple[Tokenizer, list[Asked]]:
+    """Return the tokenizer and the prompts of conversations, of which only the answers are printed. Raises
+    TextError."""
+    from peers.data.conversations import prompts_of
+
+    data = client.manifest.data
+    reads, prompts = prompts_of(tokenizer_file(data, client.tokenizer), talks, data.chat_template_sha256)
+    return reads, [(prompt, "") for prompt in prompts]
+
+
 async def _stream_text(
-    client: SwarmClient, prompt: str, tokens: int, style: Style, out: Beside
+    client: SwarmClient, asked: Asked, tokens: int, style: Style, out: Beside, reads: Tokenizer | None
 ) -> Conversation:
     """Print one prompt and stream its continuation. Return which peers and weights answered. `Readable` joins
     pieces of bytes to whole characters."""
     conversation, readable = Conversation(), Readable()
-    out.write(prompt)
+    prompt, shown = asked
+    out.write(shown)
     try:
-        async for piece in stream(client, prompt.encode(), tokens, conversation=conversation, **style):
+        async for piece in stream(
+            client, prompt.encode(), tokens, conversation=conversation, reads=reads, **style
+        ):
             out.write(readable.add(piece))
     finally:
         out.write(readable.add(b"", final=True) + "\n")
@@ -117,19 +142,21 @@ async def _stream_text(
 
 
 async def _generate_several(
-    client: SwarmClient, prompts: Sequence[str], tokens: int, style: Style
+    client: SwarmClient, prompts: Sequence[Asked], tokens: int, style: Style, reads: Tokenizer | None
 ) -> list[Conversation]:
     """Continue several prompts at the same time, and print each text when it is complete. Return their
     conversations. If one prompt fails, the others are cancelled."""
 
-    async def continue_prompt(prompt: str) -> Conversation:
+    async def continue_prompt(prompt: str, shown: str) -> Conversation:
         conversation, pieces = Conversation(), []
-        async for piece in stream(client, prompt.encode(), tokens, conversation=conversation, **style):
+        async for piece in stream(
+            client, prompt.encode(), tokens, conversation=conversation, reads=reads, **style
+        ):
             pieces.append(piece)
-        typer.echo(prompt + harmless(b"".join(pieces).decode(errors="replace")) + "\n")
+        typer.echo(shown + harmless(b"".join(pieces).decode(errors="replace")) + "\n")
         return conversation
 
-    tasks = [asyncio.create_task(continue_prompt(prompt)) for prompt in prompts]
+    tasks = [asyncio.create_task(continue_prompt(*asked)) for asked in prompts]
     try:
         return await asyncio.gather(*tasks)
     finally:

@@ -43,11 +43,13 @@ def lines(cls: type, prefix: str = "") -> Iterator[ExplainedKey]:
             yield from lines(section_class, f"{name}.")
             continue
         default = "required" if key.default is None else key.default
-        # Two defaults are computed, so the class cannot name them.
+        # Three defaults are computed, so the class cannot name them.
         if cls is Manifest and key.name == "name":
             default = "the file's name"
         if name == "data.sources":
             default = "modules of each peer's Python"
+        if name == "sync.weights":
+            default = "agreement with sign-muon, else equal"
         yield ExplainedKey(name, type_text(key.kind), default, key.meaning)
         if item_class is not None:
             yield from lines(item_class, f"{name}[].")

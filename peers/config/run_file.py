@@ -12,9 +12,9 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +91,9 @@ def load_manifest(path: Path, owner: PeerId, overrides: Mapping[str, str] | None
     typed.data.setdefault("name", path.stem)
     typed.data["owner"] = owner
     manifest = validate(RunFile, typed, inside=("manifest",)).manifest
+    if "weights" not in (typed.data.get("sync") or {}):
+        # A published manifest without the key means equal weights, so that it keeps its meaning.
+        manifest = replace(manifest, sync=manifest.sync.with_method(manifest.sync.method))
     if manifest.init_checkpoint.digests:
         raise ConfigError(
             [f"{typed.place(('init_checkpoint', 'digests'))}: init_checkpoint.digests: {FILLED_IN}"]
@@ -258,7 +261,7 @@ def publish(
                 f"the limit is {MANIFEST_LIMIT}: shorten the list of sources"
             ]
         )
-    _refuse_another_run(path, run_id)
+    _refuse_another_run(path, signed)
     write_atomically(path, published_text(signed).encode())
     return signed, path
 
@@ -284,6 +287,7 @@ def _with_text_sizes(manifest: Manifest, data: Data | None, path: Path) -> Manif
             published.data,
             sources=tuple(unmeasured_sources),
             tokenizer_sha256=manifest.data.tokenizer_sha256,
+            chat_template_sha256=manifest.data.chat_template_sha256,
         )
         if published != manifest and replace(published, data=unmeasured_data) == manifest:
             return published
@@ -298,20 +302,33 @@ def _require_digests(manifest: Manifest) -> None:
         )
 
 
-def _refuse_another_run(path: Path, run_id: RunId) -> None:
+def _refuse_another_run(path: Path, signed: SignedManifest) -> None:
     """Raise UserError if `path` holds another published run: its owner may still need it, for invites for
     instance."""
     if not is_file(path):
         return
     try:
-        existing_id = load_signed(path).run_id
+        existing = load_signed(path)
     except RunFileError:
         return
-    if existing_id != run_id:
+    if existing.run_id != signed.run_id:
+        keys = ", ".join(_differing_keys(existing.manifest, signed.manifest))
         raise UserError(
-            f"{path} is the published run {existing_id[:16]}, and this would be another, {run_id[:16]}: "
-            "a run's id is computed from its keys; name another file with --out, or move that one away"
+            f"{path} is the published run {existing.run_id[:16]}, and this would be another, "
+            f"{signed.run_id[:16]}, with another value of {keys}: a run's id is computed from its keys; name "
+            "another file with --out, or move that one away"
         )
+
+
+def _differing_keys(one: object, other: object, name: str = "") -> Iterator[str]:
+    """Yield the dotted keys in which two manifests differ."""
+    if not is_dataclass(one):
+        if one != other:
+            yield name
+        return
+    for key in fields(one):
+        dotted = f"{name}.{key.name}" if name else key.name
+        yield from _differing_keys(getattr(one, key.name), getattr(other, key.name), dotted)
 
 
 def published_text(signed: SignedManifest) -> str:

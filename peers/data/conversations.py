@@ -2,111 +2,95 @@
 
 A line of a .jsonl file has `messages`, a list of {role, content}, or `prompt` and `completion`. Only the
 assistant's tokens are learned: all others are context (`swarmnet/model/sampling.py`). The template lies in
-the folder of the run's tokenizer.json, as Hugging Face stores it. Jinja runs it in a sandbox.
+the folder of the run's tokenizer.json, as Hugging Face stores it. It runs in a process of its own
+(`rendering.py`).
 """
 
 from __future__ import annotations
 
 import json
+import os
+import select
+import subprocess
+import sys
+import weakref
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from torch import Tensor
 
-from peers.config.atomic_files import is_file
+from peers.data import rendering
+from peers.data.chat_settings import settings_beside
 from peers.data.documents import TextError
 from peers.data.forms import record_of
+from peers.data.rendering import ANSWERER, Message, Span
 from peers.data.tokenizer import DocumentSeparator, FileTokenizer, Tokenizer
 from swarmnet.model.sampling import as_context
 
-CHAT_TEMPLATE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
-ANSWERER = "assistant"
-"""Role whose messages are learned."""
-NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
-"""Tokens of tokenizer_config.json that a template may name."""
-MAX_CHARACTERS = 2**20
-"""Maximum characters of a rendered conversation. The tokenizers package needs 1.4 s for as many bytes without
-a line end (peers/data/tokenizer.py)."""
 MAX_MESSAGES = 1000
 """Maximum messages of a conversation: the template runs up to twice for each."""
-MAX_CONFIG_BYTES = 16 * 2**20
-Message = dict[str, Any]
-Span = tuple[int, int]
-"""First character of an answer, and the one behind its last."""
-
-
-class _Generation(Extension):
-    """Accept `{% generation %}`, with which some templates mark answers, and render what is inside."""
-
-    tags = {"generation"}  # noqa: RUF012 - the base class declares it so.
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+RENDER_SECONDS = 60.0
+"""Timeout for one conversation, with the start of the process; one usually takes less than a millisecond."""
 
 
 class ChatTemplate:
-    """The chat template next to a tokenizer.json."""
+    """The chat template next to a tokenizer.json, in a process that renders conversations with it."""
 
-    def __init__(self, tokenizer: Path) -> None:
-        """Raises TextError if there is no template next to `tokenizer`, or if Jinja cannot read it."""
-        file, config = tokenizer.parent / CHAT_TEMPLATE, _read_config(tokenizer.parent / TOKENIZER_CONFIG)
-        try:
-            source = file.read_text(encoding="utf-8") if is_file(file) else _template_in(config)
-        except (OSError, UnicodeDecodeError) as error:
-            raise TextError(f"chat template {file} cannot be read: {error}") from None
-        if not source:
-            raise TextError(
-                f"there is no chat template next to {tokenizer}: put the model's {CHAT_TEMPLATE} or "
-                f"{TOKENIZER_CONFIG} there, or write data.format: text"
-            )
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    def __init__(self, tokenizer: Path, sha256: str = "") -> None:
+        """Read the template of `settings_beside`. Raises TextError, also if Jinja cannot read it."""
+        self.settings = settings_beside(tokenizer, sha256)
+        command = [sys.executable, "-m", rendering.__name__]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
-        environment.filters["tojson"] = _as_json
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
-        self._tokens = {name: _content(config.get(name)) for name in NAMED_TOKENS}
-        self.source = source
+        weakref.finalize(self, _end, self._process)
         try:
-            self._template = environment.from_string(source)
-        except TemplateError as error:
-            raise TextError(f"the chat template next to {tokenizer} is no Jinja template: {error}") from None
+            self._ask({"template": self.settings.chat_template, "tokens": self.settings.tokens})
+        except ValueError as error:
+            raise TextError(f"the chat template next to {tokenizer} {error}") from None
 
     def render(self, messages: Sequence[Message]) -> tuple[str, list[Span]]:
-        """Return the text of a conversation, and where its answers are. An answer begins behind the prompt
-        that a user of the model would type, and includes the template's end of a message. An answer is
-        left out if the template shows it differently once more messages follow. Raises ValueError with
-        the defect of the conversation."""
-        text, spans = self._text(messages), []
-        for number, message in enumerate(messages):
-            if message["role"] != ANSWERER:
-                continue
-            before = self._text(messages[:number], add_generation_prompt=True)
-            through = self._text(messages[: number + 1])
-            if through.startswith(before) and text.startswith(through):
-                spans.append((len(before), len(through)))
-        if not spans:
-            raise ValueError("no answer: the template shows no message of the assistant behind its prompt")
-        return text, spans
+        """Return the text of a conversation, and where its answers are (`Renderer.render`). Raises ValueError
+        with the defect of the conversation, and TextError if the template takes too long."""
+        text, spans = self._ask({"messages": messages, "is_prompt": False})
+        return text, [(first, last) for first, last in spans]
 
-    def _text(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+    def prompt(self, messages: Sequence[Message]) -> str:
+        """Return what the model continues with its answer to `messages`. Raises as `render` does."""
+        return str(self._ask({"messages": messages, "is_prompt": True}))
+
+    def _ask(self, request: dict[str, object]) -> Any:  # noqa: ANN401 - what JSON holds
+        process = self._process
+        assert process.stdin is not None, "it is a pipe"
+        assert process.stdout is not None, "it is a pipe"
+        answer = bytearray()
         try:
-            text = self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self._tokens
-            )
-        except (TemplateError, TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
-            raise ValueError(f"the chat template refuses a conversation: {error}") from None
-        if len(text) > MAX_CHARACTERS:
-            raise ValueError(f"a conversation of more than {MAX_CHARACTERS:,} characters")
-        return text
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            while not answer.endswith(b"\n"):
+                ready, _, _ = select.select([process.stdout], [], [], RENDER_SECONDS)
+                part = os.read(process.stdout.fileno(), 2**20) if ready else b""
+                if not part:
+                    raise BrokenPipeError
+                answer += part
+        except BrokenPipeError:
+            process.kill()
+            raise TextError(
+                f"the run's chat template takes more than {RENDER_SECONDS:g} s for one conversation: ask the "
+                "run's owner for another one"
+            ) from None
+        told = json.loads(answer)
+        if "error" in told:
+            raise ValueError(told["error"])
+        return told["result"]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that renders, and wait for it."""
+    process.kill()
+    process.communicate()
 
 
 class ChatTokenizer(Tokenizer):
@@ -115,13 +99,13 @@ class ChatTokenizer(Tokenizer):
     end = DocumentSeparator(b"")
     """The template writes ends of its own."""
 
-    def __init__(self, path: Path, eos_token: str = "") -> None:
+    def __init__(self, path: Path, eos_token: str = "", template_sha256: str = "") -> None:
         """Raises TextError."""
         # Special tokens are read as such, because the template writes some; messages may have none.
         self._tokenizer = FileTokenizer(path, eos_token, reads_special_tokens=True)
-        self._template = ChatTemplate(path)
+        self._template = ChatTemplate(path, template_sha256)
         self.vocabulary, self.warning = self._tokenizer.vocabulary, self._tokenizer.warning
-        self.form = f"messages {self._template.source}"
+        self.form = f"messages {self._template.settings.chat_template}"
         self.parse_line = self._parse_line
 
     @property
@@ -133,10 +117,7 @@ class ChatTokenizer(Tokenizer):
         """Return a conversation, rendered, as JSON, and the line, whose SHA-256 names it. Raises ValueError
         with the defect of the line."""
         messages = messages_of(line)
-        contents = json.dumps([message.get("content") for message in messages], ensure_ascii=False)
-        for token in self._tokenizer.special_tokens:
-            if token in contents:
-                raise ValueError(f"a special token in a message: {token}; remove it there")
+        _refuse_special_tokens(self._tokenizer, messages)
         return json.dumps(self._template.render(messages)).encode(), line.strip()
 
     def encode_pieces(self, pieces: Sequence[bytes]) -> list[Tensor]:
@@ -150,6 +131,46 @@ class ChatTokenizer(Tokenizer):
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         return self._tokenizer.decode(tokens)
+
+
+class PromptTokenizer(FileTokenizer):
+    """Tokenizer of a prompt that a chat template has rendered, and of the model's answer."""
+
+    def __init__(self, path: Path, template_sha256: str = "") -> None:
+        """Raises TextError."""
+        self._template = ChatTemplate(path, template_sha256)
+        super().__init__(path, self._template.settings.tokens["eos_token"], reads_special_tokens=True)
+
+    def prompt(self, messages: Sequence[Message]) -> str:
+        """Return what the model continues with its answer to `messages`. Raises TextError."""
+        try:
+            _refuse_special_tokens(self, messages)
+            return self._template.prompt(messages)
+        except ValueError as error:
+            raise TextError(f"the prompt cannot be rendered: {error}") from None
+
+    def _split_at_end_of_text(self, text: str) -> list[str]:
+        """Return the whole text: ends of messages are read as what they are."""
+        return [text]
+
+
+def prompts_of(
+    tokenizer: Path | None, talks: Sequence[Sequence[Message]], template_sha256: str = ""
+) -> tuple[Tokenizer, list[str]]:
+    """Return the tokenizer of prompts, and the prompt that asks the model to answer each conversation, by the
+    template next to `tokenizer`, a tokenizer.json. Raises TextError."""
+    if tokenizer is None:
+        raise TextError("the model's tokens are bytes, and it has no chat template: leave out --chat")
+    reads = PromptTokenizer(tokenizer, template_sha256)
+    return reads, [reads.prompt(messages) for messages in talks]
+
+
+def _refuse_special_tokens(tokenizer: FileTokenizer, messages: Sequence[Message]) -> None:
+    """Raise ValueError if a message holds a special token: it would end a message, or begin one."""
+    contents = json.dumps([message.get("content") for message in messages], ensure_ascii=False)
+    for token in tokenizer.special_tokens:
+        if token in contents:
+            raise ValueError(f"a special token in a message: {token}; remove it there")
 
 
 def messages_of(line: bytes) -> list[Message]:
@@ -190,38 +211,3 @@ def _marked(ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]) 
         is_learned.append(any(first <= start and end <= last for first, last in spans))
     tokens = torch.tensor(ids, dtype=torch.int32)
     return torch.where(torch.tensor(is_learned, dtype=torch.bool), tokens, as_context(tokens))
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    """Return a tokenizer_config.json; empty if there is none. Raises TextError."""
-    if not is_file(path):
-        return {}
-    try:
-        with path.open("rb") as file:
-            content = json.loads(file.read(MAX_CONFIG_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
-        raise TextError(f"{path} cannot be read: {error}") from None
-    return content if isinstance(content, dict) else {}
-
-
-def _template_in(config: dict[str, Any]) -> str:
-    """Return the template in a tokenizer_config.json, which may have several by name; empty: none."""
-    found = config.get("chat_template")
-    if isinstance(found, list):
-        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
-        found = named.get("default")
-    return found if isinstance(found, str) else ""
-
-
-def _content(token: object) -> str:
-    """Return the text of a token, which is stored as a text or as an object."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else ""
-
-
-def _as_json(value: object, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _refuse(reason: str) -> NoReturn:
-    raise TemplateError(reason)

@@ -24,9 +24,9 @@ from peers.config.atomic_files import is_file, is_folder, is_there
 from peers.config.run_url import is_url, without_secret
 from peers.data.files import (
     INDEX,
-    LINE_LIMIT,
     LINES,
     MAX_UNPACKED_RATIO,
+    ROWS,
     SUFFIXES,
     TABLE,
     Content,
@@ -40,7 +40,15 @@ from peers.data.files import (
     suffixes_of,
 )
 from peers.data.files import TextError as TextError
-from peers.data.forms import RawTokens, csv_rows, parquet_rows, raw_tokens, text_of_line
+from peers.data.forms import (
+    RawTokens,
+    csv_rows,
+    json_lines,
+    parquet_lines,
+    parquet_rows,
+    raw_tokens,
+    text_of_line,
+)
 from swarmnet.run.schema import STANDARD_LIBRARY
 
 HELD_OUT = (
@@ -191,7 +199,7 @@ class DocumentText:
         From a text over `longest_bytes` only a part is read, chosen by `seed`: give each peer its own seed.
         `check` is called with each block; an error that it raises ends the reading. `places` is named in the
         error about a text without documents; empty: such a text is no error. Files of tokens hold ids below
-        `vocabulary`. With `parse_line`, only .jsonl files are read, line by line."""
+        `vocabulary`. With `parse_line`, only lines of JSON and Parquet are read."""
         self.reading = ReadSummary()
         """Summary of the newest pass over the blocks."""
         self.whole = True
@@ -277,15 +285,17 @@ class DocumentText:
     ) -> Iterator[Block]:
         """Return the blocks of an opened file by its format. From a file larger than `room` bytes, documents
         in lines or rows are skipped at random, and plain text is read from a random byte."""
-        if self._parse_line is not None and content.form != LINES:
-            raise Unreadable("holds no lines of JSON, in which a run of conversations has them")
+        if self._parse_line is not None and content.form not in (LINES, ROWS):
+            raise Unreadable("holds no lines of JSON and is no Parquet, in which conversations are")
         if content.form:
             read_share = min(1.0, room / max(1, file.bytes))
             stream, is_skipped = content.stream, lambda: chance.random() >= read_share
             if content.form == LINES:
-                return self._read_lines(file, stream, is_skipped)
+                return self._read_lines(file, json_lines(stream), is_skipped)
             if content.form == TABLE:
                 return self._read_rows(file.name, csv_rows(stream, file.column), is_skipped)
+            if self._parse_line is not None:
+                return self._read_lines(file, parquet_lines(file.name, stream), is_skipped)
             return self._read_rows(file.name, parquet_rows(file.name, stream, file.column), is_skipped)
         if file.bytes > room and not content.packed and content.stream.seekable():
             content.stream.seek(chance.randrange(file.bytes - room + 1))
@@ -357,19 +367,13 @@ class DocumentText:
                 starts = False
 
     def _read_lines(
-        self, file: File, opened: BufferedReader, is_skipped: Callable[[], bool]
+        self, file: File, lines: Iterable[bytes | Unreadable], is_skipped: Callable[[], bool]
     ) -> Iterator[Block]:
-        """Yield the documents of a .jsonl file. `is_skipped` is called once per document and decides at
-        random whether to skip it. Lines that are too long or have no text are counted as skipped."""
-        number = 0
-        while line := opened.readline(LINE_LIMIT):
-            number += 1
-            if len(line) == LINE_LIMIT and not line.endswith(b"\n"):
-                self.reading.leave_out(
-                    f"{file.name}:{number}: a line of more than {LINE_LIMIT:,} bytes", "long"
-                )
-                while line and not line.endswith(b"\n"):
-                    line = opened.readline(LINE_LIMIT)
+        """Yield the documents in lines of JSON. `is_skipped` is called once per document and decides at
+        random whether to skip it. Lines without text are counted as skipped."""
+        for number, line in enumerate(lines, 1):
+            if isinstance(line, Unreadable):
+                self.reading.leave_out(f"{file.name}:{number}: {line}", "long")
                 continue
             if not line.strip() or is_skipped():
                 continue

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from io import BufferedReader
 from typing import Any
 
@@ -24,6 +25,8 @@ SHARD_MAGICS = {20240520: "uint16", 20240801: "uint32"}
 """First number of .bin files with a header of 256 int32 (llm.c, modded-nanogpt), and the type of their
 tokens. Other .bin files are tokens from the first byte on (nanoGPT)."""
 HEADER_BYTES = 1024
+CONVERSATIONS = (("messages",), ("prompt", "completion"))
+"""Columns of a Parquet file of conversations."""
 
 
 class RawTokens(bytes):
@@ -55,6 +58,17 @@ def text_of_line(line: bytes, column: str) -> bytes:
     if not isinstance(text, str):
         raise ValueError(f'no field "{column}" with a string in it')
     return text.encode("utf-8", "replace")
+
+
+def json_lines(stream: BufferedReader) -> Iterator[bytes | Unreadable]:
+    """Yield the lines of a .jsonl file, and an Unreadable in place of one that is too long."""
+    while line := stream.readline(LINE_LIMIT):
+        if len(line) < LINE_LIMIT or line.endswith(b"\n"):
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = stream.readline(LINE_LIMIT)
+        yield Unreadable(f"a line of more than {LINE_LIMIT:,} bytes")
 
 
 def csv_rows(stream: BufferedReader, column: str) -> Iterator[str | Unreadable]:
@@ -91,20 +105,16 @@ def parquet_rows(name: str, stream: BufferedReader, column: str) -> Iterator[str
     """Yield a column of each row of a Parquet file, or an Unreadable with the reason why it has none. Only
     some rows are in memory at a time. Raises TextError if the package pyarrow is missing, and Unreadable for
     a damaged file."""
-    try:
-        import pyarrow
-        from pyarrow import compute, parquet
-    except ImportError:
-        raise TextError(f"{name} needs the package pyarrow: {how_to_install('text')}") from None
-    try:
-        file = parquet.ParquetFile(stream, buffer_size=BUFFER_BYTES, pre_buffer=False)
-        leaves = {file.schema.column(at).path: file.schema.column(at) for at in range(len(file.schema))}
+    with _opened_parquet(name, stream) as file:
+        import pyarrow.compute
+
+        leaves = _leaves(file)
         if column not in leaves:
             has = ", ".join(leaves)[:200] or "none"
             raise Unreadable(f"has no column {column}; it has {has}")
         if leaves[column].physical_type == "BYTE_ARRAY":
             # Keep dictionary encoding: a string that many rows share is in memory once.
-            file = parquet.ParquetFile(
+            file = pyarrow.parquet.ParquetFile(
                 stream,
                 buffer_size=BUFFER_BYTES,
                 pre_buffer=False,
@@ -112,22 +122,63 @@ def parquet_rows(name: str, stream: BufferedReader, column: str) -> Iterator[str
                 read_dictionary=[column],
             )
         inner = column.split(".")[1:] if column not in file.schema_arrow.names else []
-        for group in range(file.num_row_groups):
-            rows = _rows_at_a_time(file.metadata.row_group(group), column)
-            for batch in file.iter_batches(rows, row_groups=[group], columns=[column], use_threads=False):
-                values = batch.column(0)
-                for part in inner:
-                    values = compute.struct_field(values, part)
-                yield from (_row_text(value, column) for value in values)
+        for batch in _batches(file, [column]):
+            values = batch.column(0)
+            for part in inner:
+                values = pyarrow.compute.struct_field(values, part)
+            yield from (_row_text(value, column) for value in values)
+
+
+def parquet_lines(name: str, stream: BufferedReader) -> Iterator[bytes | Unreadable]:
+    """Yield each conversation of a Parquet file as a line of JSON (`CONVERSATIONS`). Raises as `parquet_rows`
+    does."""
+    with _opened_parquet(name, stream) as file:
+        there = file.schema_arrow.names
+        columns = next((keys for keys in CONVERSATIONS if set(keys) <= set(there)), None)
+        if columns is None:
+            has = ", ".join(there)[:200] or "none"
+            raise Unreadable(f"has no column messages, and no prompt and completion; it has {has}")
+        for batch in _batches(file, columns):
+            for row in batch.to_pylist():
+                line = json.dumps(row, ensure_ascii=False, separators=(",", ":"), default=str)
+                is_long = len(line) > LINE_LIMIT
+                yield Unreadable("a conversation that is too long") if is_long else line.encode()
+
+
+@contextmanager
+def _opened_parquet(name: str, stream: BufferedReader) -> Iterator[Any]:
+    """Open a Parquet file. Raises TextError and Unreadable, also during reading."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise TextError(f"{name} needs the package pyarrow: {how_to_install('text')}") from None
+    try:
+        yield parquet.ParquetFile(stream, buffer_size=BUFFER_BYTES, pre_buffer=False)
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise Unreadable(f"is no Parquet file, or not whole: {str(error).partition(chr(10))[0]}") from None
 
 
-def _rows_at_a_time(group: Any, column: str) -> int:  # noqa: ANN401 - of a package without types
+def _leaves(file: Any) -> dict[str, Any]:  # noqa: ANN401 - of a package without types
+    return {file.schema.column(at).path: file.schema.column(at) for at in range(len(file.schema))}
+
+
+def _batches(file: Any, columns: Sequence[str]) -> Iterator[Any]:  # noqa: ANN401 - of a package without types
+    """Yield some rows of these columns at a time. Raises Unreadable."""
+    for group in range(file.num_row_groups):
+        rows = _rows_at_a_time(file.metadata.row_group(group), columns)
+        yield from file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
+
+
+def _rows_at_a_time(group: Any, columns: Sequence[str]) -> int:  # noqa: ANN401 - of a package without types
     """Return how many rows of a row group to read together, by its metadata: one if its texts are large.
     Raises Unreadable if large texts unpack to more than MAX_UNPACKED_RATIO times their packed bytes."""
-    columns = [group.column(at) for at in range(group.num_columns)]
-    text_columns = [each for each in columns if each.path_in_schema == column]
+    leaves = [group.column(at) for at in range(group.num_columns)]
+    text_columns = [
+        each
+        for each in leaves
+        if any(f"{each.path_in_schema}.".startswith(f"{column}.") for column in columns)
+    ]
     unpacked = sum(each.total_uncompressed_size for each in text_columns)
     if unpacked <= LARGE_CHUNK_BYTES:
         return ROWS_AT_A_TIME

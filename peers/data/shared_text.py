@@ -1,7 +1,7 @@
 """The text that peers send to each other: where it is kept, which part of it a peer keeps, and what it can
 send.
 
-    STATE/text/fetched/SHA256         files, indexes and a tokenizer.json that came from other peers
+    STATE/text/fetched/SHA256         files, indexes, a tokenizer.json and chat settings from other peers
     STATE/text/fetched/SHA256.part    a file that is not complete
 
 An index, which the manifest names by its hash, lists the files of a source. A file is cut into chunks. The
@@ -17,8 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
+from peers.config.atomic_files import write_atomically
+from peers.config.errors import UserError
 from peers.config.peer_file import PeerFile
 from peers.config.run_url import is_url
+from peers.data.chat_settings import settings_beside
 from peers.data.documents import TextError
 from peers.data.files import FetchedFolder, File, Place
 from peers.data.shards import Shard, folder_of, index_of_place, read_index
@@ -46,7 +49,7 @@ def fetched_tokenizer(manifest: Manifest, config: PeerFile) -> Path | None:
 
 def needed_blobs(manifest: Manifest, config: PeerFile, places: Mapping[str, Place]) -> dict[str, str]:
     """Return what this peer must fetch before it knows the files of the text, by its SHA-256: a description
-    of each index, and of the tokenizer."""
+    of each index, the tokenizer and the chat template."""
     indexes = {
         source.index: f"the index of `{source.name}`"
         for source in manifest.data.sources
@@ -54,6 +57,8 @@ def needed_blobs(manifest: Manifest, config: PeerFile, places: Mapping[str, Plac
     }
     tokenizer = fetched_tokenizer(manifest, config)
     needed = indexes if tokenizer is None else {**indexes, tokenizer.name: "the tokenizer"}
+    if tokenizer is not None and manifest.data.chat_template_sha256:
+        needed[manifest.data.chat_template_sha256] = "the chat template"
     folder = fetched_folder(config)
     return {sha256: what for sha256, what in needed.items() if not folder.path(sha256).is_file()}
 
@@ -175,7 +180,8 @@ def shared_files(
 def shared_blobs(
     manifest: Manifest, config: PeerFile, places: Mapping[str, Place], tokenizer: Path | None
 ) -> dict[bytes, Path]:
-    """Return the indexes and the tokenizer that this peer can send, by their SHA-256."""
+    """Return the indexes, the tokenizer and the chat template that this peer can send, by their SHA-256. The
+    template of a tokenizer of its own is written to the folder of what peers send. Raises TextError."""
     blobs = {}
     for source in manifest.data.sources:
         place = places.get(source.name)
@@ -185,6 +191,13 @@ def shared_blobs(
             blobs[bytes.fromhex(source.index)] = index_of_place(Path(place).expanduser())
     if manifest.data.tokenizer_sha256 and tokenizer is not None:
         blobs[bytes.fromhex(manifest.data.tokenizer_sha256)] = tokenizer
+        if template := manifest.data.chat_template_sha256:
+            path = blobs[bytes.fromhex(template)] = fetched_folder(config).path(template)
+            if not path.is_file():
+                try:
+                    write_atomically(path, settings_beside(tokenizer, template).encoded())
+                except UserError as error:
+                    raise TextError(str(error)) from None
     return blobs
 
 

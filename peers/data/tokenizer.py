@@ -315,7 +315,7 @@ def open_reader(data: Data, file: Path | None, vocabulary: int) -> Tokenizer:
 
     if file is None:
         raise TextError("conversations need the model's tokenizer.json: --tokenizer FILE")
-    return ChatTokenizer(file, data.eos_token)
+    return ChatTokenizer(file, data.eos_token, data.chat_template_sha256)
 
 
 def tokenizer_file(data: Data, given: Path | None) -> Path | None:

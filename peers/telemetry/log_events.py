@@ -415,7 +415,7 @@ class Fetched(Event, frozen=True):
     bytes: int
 
 class TextFetched(Event, frozen=True):
-    """A file of the run's text came from other peers."""
+    """A file of the run's text came from other peers, or from an archive (0 peers)."""
     sentence = "fetched {file} from {peers} peers"
     file: str
     bytes: int

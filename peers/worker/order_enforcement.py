@@ -120,6 +120,7 @@ class OrderEnforcer:
             return
         stopped = orders.paused or orders.text_is_stale or self._ending.starts_nothing
         pipeline.origin.text = None if stopped else orders.text
+        pipeline.origin.mixtures = orders.book.order.mixtures
         reading = self._tasks.get(READ_TEXT)
         if orders.text_is_stale and (reading is None or reading.done()):
             self._begin(READ_TEXT, self._read_again())

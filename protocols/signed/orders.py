@@ -27,6 +27,7 @@ from protocols.signed.envelope import (
 )
 from protocols.signed.identity import Identity, public_key_bytes
 from swarmnet.identifiers import PeerId, RunId
+from swarmnet.run.mixtures import LARGEST_WEIGHT, MAX_MIXTURES, MAX_SOURCES, MixtureChange
 from swarmnet.run.owner_orders import ORDER_LIMIT, REASON_LIMIT, Ban, OwnerOrders, Withdrawal
 from swarmnet.run.rates import LARGEST_FACTOR, MAX_RATES, RateChange
 
@@ -39,6 +40,13 @@ Text = Annotated[str, Meta(max_length=REASON_LIMIT)]
 Sha256 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 InviteId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Factor = Annotated[int, Meta(ge=1, le=LARGEST_FACTOR)]
+
+
+Shares = Annotated[
+    tuple[tuple[Name, Annotated[int, Meta(ge=0, le=LARGEST_WEIGHT)]], ...],
+    Meta(min_length=1, max_length=MAX_SOURCES),
+]
+"""Pairs of a source's name and its weight in thousandths."""
 
 
 class OrderDocument(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="order"):
@@ -57,11 +65,10 @@ class OrderDocument(Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """Pairs of (first round, learning-rate factor in thousandths). A shorter array may end before them."""
     ends: RoundNumber | None = None
     """The last round of the run; nil if there is none."""
+    mixtures: Annotated[tuple[tuple[RoundNumber, Shares], ...], Meta(max_length=MAX_MIXTURES)] = ()
+    """Pairs of (first round, shares of the sources). A shorter array may end before them."""
 
 
-_LATER_FIELDS = 2
-"""Number of fields added later. Older programs refuse an array that has them, so an order that does not use
-them is written without."""
 _decoder: msgspec.msgpack.Decoder[OrderDocument] = msgspec.msgpack.Decoder(OrderDocument)
 
 
@@ -95,6 +102,7 @@ def seal_order(identity: Identity, run_id: RunId, order: OwnerOrders) -> SignedO
         chains=None,  # A retired field.
         rates=tuple((rate.from_round, rate.factor) for rate in order.rates),
         ends=order.ends,
+        mixtures=tuple((change.from_round, change.weights) for change in order.mixtures),
     )
     payload = _encode(document)
     size = len(payload) + ENVELOPE_BYTES
@@ -106,10 +114,14 @@ def seal_order(identity: Identity, run_id: RunId, order: OwnerOrders) -> SignedO
 
 
 def _encode(document: OrderDocument) -> bytes:
-    """Encode an order; the array ends before the later fields if the order does not use them."""
+    """Encode an order. Older programs refuse an array that has fields added later, so the array ends before
+    those that the order does not use."""
     fields: list[object] = msgspec.to_builtins(document, builtin_types=(bytes,))
-    uses_later_fields = bool(document.rates) or document.ends is not None
-    return msgspec.msgpack.encode(fields if uses_later_fields else fields[:-_LATER_FIELDS])
+    if not document.mixtures:
+        del fields[-1]
+        if not document.rates and document.ends is None:
+            del fields[-2:]
+    return msgspec.msgpack.encode(fields)
 
 
 def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> SignedOrder:
@@ -140,6 +152,7 @@ def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> Signe
         revoked=tuple(invite.hex() for invite in document.revoked),
         rates=tuple(RateChange(from_round, factor) for from_round, factor in document.rates),
         ends=document.ends,
+        mixtures=tuple(MixtureChange(first, weights) for first, weights in document.mixtures),
     )
     return SignedOrder(order, envelope.sender, bytes(data))
 

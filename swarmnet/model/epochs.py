@@ -43,6 +43,8 @@ class TextPosition:
     """Number of shards that were read to their end in this epoch."""
     read: int = 0
     """Number of windows that were read in all epochs."""
+    since: int = 0
+    """Value of `read` when the present shares of the sources began to hold."""
 
 
 def following(reader: EpochReader, names: Collection[str], epoch: int, shard: str) -> tuple[int, str]:

@@ -34,15 +34,20 @@ def state_of(layout: Layout, sync: Sync) -> Layout:
     """Return the layout of what the rounds of a stage change: the trained weights of `layout`. If the run
     settles the outer momentum too, it follows them, with the same layout. The same holds for the agreement
     ledger."""
-    if sync.config.weighs_by_agreement:
-        ledger = Entry(LEDGER, (LEDGER_ROWS, LEDGER_FIELDS), 0, LEDGER)
-        return behind(layout, Layout((ledger,), (), (), ledger.size))
     if not sync.settles_momentum:
-        return layout
+        return behind(layout, ledger_layout(sync))
     momentum_entries = tuple(
         replace(entry, name=MOMENTUM + entry.name, block=MOMENTUM + entry.block) for entry in layout.entries
     )
     return behind(layout, replace(layout, entries=momentum_entries))
+
+
+def ledger_layout(sync: Sync) -> Layout:
+    """Return the layout of the agreement ledger; empty if the run has none."""
+    if not sync.config.weighs_by_agreement:
+        return Layout((), (), (), 0)
+    ledger = Entry(LEDGER, (LEDGER_ROWS, LEDGER_FIELDS), 0, LEDGER)
+    return Layout((ledger,), (), (), ledger.size)
 
 
 def behind(first: Layout, second: Layout) -> Layout:

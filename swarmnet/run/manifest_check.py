@@ -427,22 +427,16 @@ def _data_rows(data: Data) -> list[Problem]:
             any(not source.column for source in data.sources),
             "data.sources: column is empty; leave it out, or name the field that holds the text",
         ),
-        (
-            bool(data.tokenizer_sha256) and not is_sha256(data.tokenizer_sha256),
-            "data.tokenizer_sha256 is no SHA-256 (64 hexadecimal digits); publishing fills it in",
+        *(
+            (bool(digest) and not is_sha256(digest), f"data.{key} is no SHA-256; publishing fills it in")
+            for key, digest in (
+                ("tokenizer_sha256", data.tokenizer_sha256),
+                ("chat_template_sha256", data.chat_template_sha256),
+            )
         ),
         (
             data.format == "messages" and data.tokenizer == BYTES,
             "data.format: messages needs the model's own tokenizer.json; name it as data.tokenizer",
-        ),
-        (
-            data.format == "messages" and any(source.shared == "peers" for source in data.sources),
-            "data.sources: shared: peers does not send the chat template of data.format: messages; set none",
-        ),
-        (
-            data.format == "messages" and any(source.shared == "peers" for source in data.sources),
-            "data.sources: shared: peers sends no chat template, which data.format: messages needs; leave it "
-            "out",
         ),
         (
             data.sampling == "random" and any(weights),

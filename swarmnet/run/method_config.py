@@ -57,7 +57,7 @@ class MethodConfig:
     can_shard: ClassVar[bool] = False
     """Whether the method works with `sync.topology: sharded-reduce`."""
     can_weigh: ClassVar[bool] = False
-    """Whether the method works with `sync.weights: agreement`."""
+    """Whether the method works with `sync.weights: agreement`. A run file without the key then means it."""
     orthogonalizes_gradients: ClassVar[bool] = False
     """Whether a contribution takes Newton-Schulz steps on the matrices of layers."""
     loss_law: ClassVar[LossLaw] = LossLaw(scale=1.055)

@@ -4,8 +4,8 @@ No order changes what a group has settled, so the time of arrival does not matte
 microbatches, links or documents. A learning rate is part of the sets that a group settles afterwards
 (`rates.py`). An end is a round after which the group makes no contributions.
 
-`pause`, `resume`, `checkpoint`, `ban`, `unban`, `withdraw`, `revoke`, `rate` and `end` return the next
-document: the orders in force (`held`) with one change. They raise OrderError if nothing would change.
+`pause`, `resume`, `checkpoint`, `ban`, `unban`, `withdraw`, `revoke`, `rate`, `mixture` and `end` return the
+next document: the orders in force (`held`) with one change. They raise OrderError if nothing would change.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from swarmnet.identifiers import PeerId
+from swarmnet.run.mixtures import LARGEST_WEIGHT, MAX_MIXTURES, MAX_SOURCES, MixtureChange, Mixtures
 from swarmnet.run.rates import LARGEST_FACTOR, MAX_RATES, RateChange, Rates, in_words
 
 ORDER_LIMIT = 16 * 1024
@@ -67,6 +68,8 @@ class OwnerOrders:
     """Changes of the learning rate; at most MAX_RATES."""
     ends: int | None = None
     """The run's last round; None if it does not end."""
+    mixtures: Mixtures = ()
+    """Changes of the sources' shares; at most MAX_MIXTURES."""
 
     def banned(self, peer: PeerId) -> str | None:
         """Return the reason if the peer is banned, else None."""
@@ -139,6 +142,20 @@ def rate(held: OwnerOrders, factor: int, from_round: int, reason: str) -> OwnerO
     return replace(held, reason=reason, rates=(*held.rates, change)[-MAX_RATES:])
 
 
+def mixture(
+    held: OwnerOrders, weights: tuple[tuple[str, int], ...], from_round: int, reason: str
+) -> OwnerOrders:
+    """Return the orders `held` with one more change of the sources' shares: `weights` in thousandths, by
+    name, from round `from_round` on. Raises OrderError."""
+    if not 0 < len(weights) <= MAX_SOURCES or len(dict(weights)) < len(weights):
+        raise OrderError(f"name each source once, at most {MAX_SOURCES}")
+    if any(not 0 <= weight <= LARGEST_WEIGHT for _, weight in weights) or not any(w for _, w in weights):
+        raise OrderError(f"weights lie between 0 and {in_words(LARGEST_WEIGHT)}, and one is above 0")
+    change = MixtureChange(from_round, weights)
+    _check_change(reason, held.mixtures[-1:] == (change,), f"{_describe_mixture(change)} already")
+    return replace(held, reason=reason, mixtures=(*held.mixtures, change)[-MAX_MIXTURES:])
+
+
 def end(held: OwnerOrders, last_round: int, reason: str) -> OwnerOrders:
     """Return the orders that end the run: no contribution is made for any round after `last_round`."""
     _check_change(reason, held.ends == last_round, f"the run ends at round {last_round} already")
@@ -148,6 +165,11 @@ def end(held: OwnerOrders, last_round: int, reason: str) -> OwnerOrders:
 def _describe_rate(rate: RateChange) -> str:
     times = f"{in_words(rate.factor)} times the manifest's"
     return f"the learning rate is {times} from round {rate.from_round} on"
+
+
+def _describe_mixture(change: MixtureChange) -> str:
+    shares = ", ".join(f"{name} {in_words(weight)}" for name, weight in change.weights)
+    return f"the sources are mixed {shares} from round {change.from_round} on"
 
 
 def _without(items: tuple[Item, ...], gone: Callable[[Item], bool]) -> tuple[Item, ...]:
@@ -179,6 +201,7 @@ def describe_changes(old: OwnerOrders, new: OwnerOrders) -> list[str]:
         lines.append(f"documents withdrawn from the text: {newly_withdrawn}")
     lines += [f"the invite {invite} is revoked" for invite in new.revoked if invite not in old.revoked]
     lines += [_describe_rate(rate) for rate in new.rates if rate not in old.rates]
+    lines += [_describe_mixture(change) for change in new.mixtures if change not in old.mixtures]
     if new.ends != old.ends:
         lines.append(f"round {new.ends} is the last one" if new.ends is not None else "the run does not end")
     return lines or ["nothing changes"]

@@ -6,7 +6,7 @@ that follow from them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from swarmnet.identifiers import PeerId
@@ -281,8 +281,11 @@ class Data:
     tokenizer_sha256: str = field(default="", metadata={ADDED: True})
     """SHA-256 of the tokenizer.json, by which peers fetch it. Publishing fills it in if a text is shared."""
     format: FormatName = field(default="text", metadata={ADDED: True})
-    """`messages`: .jsonl lines with `messages`, or `prompt` and `completion`, rendered by the chat template
-    next to the tokenizer. Only the assistant's tokens are learned."""
+    """`messages`: .jsonl lines or Parquet rows with `messages`, or `prompt` and `completion`, rendered by the
+    chat template next to the tokenizer. Only the assistant's tokens are learned."""
+    chat_template_sha256: str = field(default="", metadata={ADDED: True})
+    """SHA-256 of the chat template and the tokens that it names, by which peers fetch it. Publishing fills it
+    in with `format: messages`."""
 
     @property
     def is_library_alone(self) -> bool:
@@ -397,10 +400,16 @@ class Sync:
     """sharded-reduce: slices per contribution. Each has its own reducers."""
     weights: WeightsName = field(default="equal", metadata={ADDED: True})
     """sign-muon: weight of each peer's votes. `equal`: all count in full. `agreement`: votes that disagree
-    with those of others count less or not at all, and copies share one vote."""
+    with those of others count less or not at all, and copies share one vote. Publishing writes the default
+    of the run file into the manifest."""
     trainable: tuple[str, ...] = field(default=(), metadata={ADDED: True})
     """Parameters to train, as Hugging Face names or patterns (`*.mlp.*`); the rest are frozen and not sent.
     Empty: all. With LoRA, the factors are trained, and these in addition."""
+
+    def with_method(self, method: MethodName) -> Sync:
+        """Return these keys with another method, and with the weights that a run file without the key has."""
+        weights: WeightsName = "agreement" if METHOD_CONFIGS[method].can_weigh else "equal"
+        return replace(self, method=method, weights=weights)
 
     def step_microbatches(self, microbatch_tokens: int) -> int:
         """Return the number of microbatches per local step of `inner_batch_tokens`, at least 1."""

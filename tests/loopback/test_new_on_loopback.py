@@ -2,74 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from chats import VOCABULARY, chat_folder, riddles, write_lines
 from public_models import LLAMA, save
-
-from peers.lab.processes.demo_report import read_story
+from shell import Shell, loss_of, settled
 
 pytestmark = [pytest.mark.loopback, pytest.mark.soak, pytest.mark.timeout(900)]
-PATIENCE_SECONDS = 240.0
 ROUNDS = 20
-
-
-class Shell:
-    """Runs commands as a person would, in one folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.environment = {
-            "PATH": os.environ["PATH"],
-            "XDG_STATE_HOME": str(folder / "states"),
-            "OMP_NUM_THREADS": "1",
-        }
-        self.running: list[subprocess.Popen[bytes]] = []
-
-    def _arguments(self, command: str) -> list[str]:
-        program, *arguments = shlex.split(command)
-        assert program == "swarmnet"
-        return [sys.executable, "-m", "peers.cli.main", *arguments]
-
-    def run(self, command: str) -> str:
-        done = subprocess.run(
-            self._arguments(command), cwd=self.folder, env=self.environment, capture_output=True, text=True,
-            timeout=PATIENCE_SECONDS, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def start(self, command: str) -> None:
-        with (self.folder / f"{len(self.running)}.log").open("wb") as log:
-            self.running.append(
-                subprocess.Popen(
-                    self._arguments(command), cwd=self.folder, env=self.environment, stdout=log, stderr=log
-                )
-            )
-
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not condition():
-            logs = [path.read_text()[-400:] for path in sorted(self.folder.glob("*.log"))]
-            assert all(each.poll() is None for each in self.running), logs
-            assert time.monotonic() < deadline, f"{what}: {logs}"
-            time.sleep(0.5)
-
-    def stop(self) -> None:
-        for each in self.running:
-            each.send_signal(signal.SIGTERM)
-        for each in self.running:
-            each.wait(60.0)
 
 
 @pytest.fixture
@@ -77,15 +21,6 @@ def shell(tmp_path) -> Iterator[Shell]:
     shell = Shell(tmp_path)
     yield shell
     shell.stop()
-
-
-def settled(state: Path) -> int:
-    return max(read_story(state).settled, default=-1) if (state / "events.jsonl").is_file() else -1
-
-
-def loss_of(told: str) -> float:
-    (loss,) = re.findall(r"loss ([\d.]+) nats", told)
-    return float(loss)
 
 
 @pytest.mark.parametrize("tuned", [False, True], ids=["from a text", "a fine-tuning"])

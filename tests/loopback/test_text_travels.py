@@ -3,16 +3,20 @@
 import asyncio
 
 import pytest
+from chats import VOCABULARY, chat_folder, riddles, write_lines
 from on_p2pd import DEADLINE, transports
-from travelling import Directory, lying, newcomer, published, record_of, shelf_of, write_shards
+from travelling import RUN, Directory, lying, newcomer, published, record_of, shelf_of, write_shards
 
 from peers.data.files import TextUnreachable
 from peers.data.local_text import missing_text, shards_here
 from peers.data.shards import read_index
+from peers.state.archive_store import open_store
+from peers.state.archived_text import ArchivedText
 from peers.telemetry import log_events
 from peers.worker.pipeline.text_reader import TextReader
 from protocols.signed.identity import load
 from swarmnet.identifiers import MicrobatchId
+from swarmnet.model.sampling import IGNORE_INDEX
 
 pytestmark = pytest.mark.loopback
 SHARD_BYTES = 1_200_000
@@ -126,3 +130,49 @@ async def test_a_download_goes_on_where_it_was_and_a_withdrawn_file_is_neither_f
     withdrawn = shelf_of(run, tmp_path, {gone})
     assert await withdrawn.find(gone, 0) is None
     assert await withdrawn.find(sent, 9) is not None
+
+
+async def test_conversations_travel_with_the_tokenizer_and_the_template_that_render_them(start, tmp_path):
+    tokenizer = chat_folder(tmp_path)
+    write_lines(tmp_path / "books" / "talks.jsonl", riddles(200))
+    data = {**RUN["data"], "tokenizer": tokenizer.name, "format": "messages"}
+    run = published(tmp_path, {**RUN, "data": data, "model": {**RUN["model"], "vocab_size": VOCABULARY}})
+    directory = Directory()
+    await holder(start, tmp_path, directory, run, shelf_of(run, tmp_path, tokenizer=tokenizer).find)
+    peer = newcomer(run, await start(), directory, tmp_path / "new")
+    reader = TextReader(
+        process=peer.process, signed=run, exchange=peer.exchange, opened=lambda: None, ended=print
+    )
+    async with asyncio.timeout(DEADLINE):
+        await reader.open(frozenset())
+        inputs, labels = reader.microbatch(MicrobatchId("me", 0))
+        await reader.close()
+    assert 0 < (labels != IGNORE_INDEX).sum() < labels.numel(), "only answers are learned"
+    assert inputs.min() >= 0
+    kept = {path.name for path in (tmp_path / "new" / "text" / "fetched").iterdir()}
+    assert {run.manifest.data.tokenizer_sha256, run.manifest.data.chat_template_sha256} < kept
+
+
+async def test_an_archive_has_the_text_that_no_honest_peer_sends(start, tmp_path, run):
+    directory, shelf = Directory(), shelf_of(run, tmp_path)
+    archived = ArchivedText(open_store(str(tmp_path / "archive")))
+    archived.put(shelf.paths())
+    source = run.manifest.data.sources[0]
+    gone, *_ = read_index(source, str(tmp_path / "books"))
+    archived.withdraw({bytes.fromhex(gone.sha256)})
+    liar = await holder(start, tmp_path, directory, run, lying(shelf, run))
+    peer = newcomer(run, await start(), directory, tmp_path / "new", archive=str(tmp_path / "archive"))
+    manifest, config = run.manifest, peer.process.config
+    async with asyncio.timeout(DEADLINE):
+        await peer.exchange.prepare()
+        shards, _, _ = shards_here(manifest, config, peer.process.identity.public_key, frozenset())
+        await peer.exchange.share(shards, frozenset())
+        first, *others = shards["books"]
+        for shard in others:
+            await peer.exchange.fetch(shard)
+        with pytest.raises(TextUnreachable, match="none of 1 others answers"):
+            await peer.exchange.fetch(first)
+        await peer.exchange.close()
+    assert (liar.peer, "wrong_hash") in dropped(peer)
+    assert [event.peers for event in fetched(peer)] == [0, 0, 0]
+    assert all(peer.exchange.folder.path(file.sha256).is_file() for each in others for file in each.files)

@@ -152,7 +152,7 @@ class Sampled:
     run_id: RunId
     data: Data
 
-    def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor]:
+    def microbatch(self, key: MicrobatchId, _mixture: object = None) -> tuple[Tensor, Tensor]:
         return drawn(self.run_id, 0, key, self.tokens, self.data)
 
 

@@ -32,7 +32,8 @@ class Begin(msgspec.Struct, tag=True):
 
 
 class Hold(msgspec.Struct, tag=True):
-    """Start from these settled weights. The tensor is a share of the state, int32."""
+    """Start from these settled weights. The tensor is a share of the state, int32, with the whole agreement
+    ledger if the run has one."""
 
     settled_round: int
 
@@ -118,20 +119,16 @@ class MeasureAgreement(msgspec.Struct, tag=True):
     me: str
 
 
-class SettleOnDevice(msgspec.Struct, tag=True):
-    """Settle a round. The answer has a share of the settled state: tensor int32."""
-
-    round: int
-
-
 class Close(msgspec.Struct, tag=True):
-    """Settle a round without returning the settled state."""
+    """Settle a round. `chain` is the value of the chain of settled sets after it."""
 
     round: int
+    chain: bytes
 
 
 class GetSettledState(msgspec.Struct, tag=True):
-    """Return a share of the settled state as it is now: tensor int32."""
+    """Return a share of the settled state as it is now, int32, and on the first device the whole agreement
+    ledger behind it."""
 
 
 Order: TypeAlias = (
@@ -151,7 +148,6 @@ Order: TypeAlias = (
     | RateOnDevice
     | ApplyOnDevice
     | MeasureAgreement
-    | SettleOnDevice
     | Close
     | GetSettledState
 )
@@ -168,6 +164,8 @@ class Done(msgspec.Struct, tag=True):
     momentum_norm: float | None = None
     """Norm over this share."""
     vote_agreement: tuple[int, int, int] | None = None
+    weighed_again: int = 0
+    """After a round settled: `Replica.weighed_again`, which is the same on all devices."""
 
 
 class InputRefused(msgspec.Struct, tag=True):

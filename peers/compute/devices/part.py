@@ -29,7 +29,7 @@ from swarmnet.model.experts.load import Routed
 from swarmnet.model.flat_layout import Layout, trained_layout
 from swarmnet.model.parameters import has_frozen
 from swarmnet.model.stage_compute import LastStageResult, Tiles
-from swarmnet.model.state_layout import first_state
+from swarmnet.model.state_layout import first_state, ledger_layout
 from swarmnet.optimizer.device_groups.payload import Divisible, divided, put_together
 from swarmnet.optimizer.method import LocalOptimizer, RoundAggregate, method_of
 from swarmnet.optimizer.replica import NOT_HASHED, digest_of
@@ -95,8 +95,6 @@ def not_divisible(manifest: Manifest) -> str:
     sync = manifest.sync
     if sync.chunking == "tiled":
         return "the run cuts matrices in tiles (sync.chunking), which do not lie on one device"
-    if sync.config.weighs_by_agreement:
-        return "the agreement ledger (sync.weights) is not held share by share"
     if sync.topology == "sharded-reduce":
         return "what goes to reducers (sync.topology: sharded-reduce) is not made share by share yet"
     if has_frozen(manifest):
@@ -193,6 +191,7 @@ class SpreadMethod:
     def __init__(self, *, manifest: Manifest, layout: Layout, processes: Processes, shares: Shares) -> None:
         self.whole = method_of(manifest, layout, "meta")
         assert isinstance(self.whole, Divisible)
+        self.ledger_size = ledger_layout(manifest.sync).size
         self.sections = self.whole.sections
         self.processes = processes
         self.shares = shares
@@ -278,8 +277,9 @@ class SpreadReplica:
         self._method = method
         self._processes = method.processes
         self._shares = method.shares
-        self._copies = method.state.size // self._shares.whole.size
-        """Number of vectors that follow one another in the state. Each device has its share of each."""
+        self._copies = (method.state.size - method.ledger_size) // self._shares.whole.size
+        """Number of vectors that follow one another in the state. Each device has its share of each. The
+        agreement ledger is behind them: all of it on every device, and read from the first one."""
         self.size = self._shares.whole.size
         self.settled_round = settled_round
         self.applied_round = settled_round
@@ -288,6 +288,8 @@ class SpreadReplica:
         each: list[list[Tensor]] = [[] for _ in range(self._shares.devices)]
         for device, start, stop in self._device_ranges():
             each[device].append(units[start:stop])
+        for parts in each:
+            parts.append(units[method.state.size - method.ledger_size :])
         held = [[torch.cat(parts)] for parts in each]
         self._processes.ask_each([orders.Hold(settled_round)] * len(held), held)
 
@@ -330,21 +332,22 @@ class SpreadReplica:
     def settle(self, round: int, hashed: bool = True, chain: bytes = b"") -> bytes:
         """Settle a round on all devices. Returns the digest of the settled state. Without `hashed`, returns
         NOT_HASHED and does not read the state from the devices."""
-        digest = digest_of(round)
-        if hashed:
-            for piece in self._read_state(orders.SettleOnDevice(round)):
-                digest.update(piece)
-        else:
-            self._processes.ask(orders.Close(round))
+        first_answer, _ = self._processes.ask(orders.Close(round, chain))[0]
+        self.weighed_again = first_answer.weighed_again
         self.settled_round = round
         self._factors.pop(round, None)
-        return digest.digest() if hashed else NOT_HASHED
+        if not hashed:
+            return NOT_HASHED
+        digest = digest_of(round)
+        for piece in self._read_state():
+            digest.update(piece)
+        return digest.digest()
 
     def settled_units(self) -> Tensor:
         """Return the whole settled state, int32 [state.size], read from all devices."""
         units = torch.empty(self._method.state.size, dtype=torch.int32)
         view, offset = bytes_of(units), 0
-        for piece in self._read_state(orders.GetSettledState()):
+        for piece in self._read_state():
             view[offset : offset + len(piece)] = piece
             offset += len(piece)
         return units
@@ -354,7 +357,9 @@ class SpreadReplica:
     def live_tiles(self, ahead: bool) -> LiveWeights:
         return LiveWeights(ahead)
 
-    def _read_state(self, order: orders.SettleOnDevice | orders.GetSettledState) -> Iterator[bytearray]:
-        """Yield the bytes of the settled state in its order, in pieces, after this order."""
-        sizes = ((device, UNIT_BYTES * (stop - start)) for device, start, stop in self._device_ranges())
-        return self._processes.read(order, sizes)
+    def _read_state(self) -> Iterator[bytearray]:
+        """Yield the bytes of the settled state in its order, in pieces."""
+        ledger = (0, 0, self._method.ledger_size)
+        ranges = (*self._device_ranges(), ledger)
+        sizes = ((device, UNIT_BYTES * (stop - start)) for device, start, stop in ranges)
+        return self._processes.read(orders.GetSettledState(), sizes)

@@ -30,6 +30,7 @@ from swarmnet.model.computing.choices import Computing
 from swarmnet.model.computing.shares import Shares
 from swarmnet.model.flat_layout import trained_layout
 from swarmnet.model.stage_compute import LastStageResult, StageCompute, StageError
+from swarmnet.model.state_layout import ledger_layout
 from swarmnet.optimizer.device_groups.device_group import MultiDevice
 from swarmnet.optimizer.device_groups.payload import Divisible
 from swarmnet.optimizer.method import GradientError, method_of
@@ -80,6 +81,10 @@ class Device:
         self.method.use_device_group(MultiDevice(shares, begin.rank, total))
         if self.method.own is not None and begin.optimizer_state == "cpu":
             self.method.own.offload_optimizer_state()
+        ledger_size = ledger_layout(manifest.sync).size if begin.rank else 0
+        self._state_to_send = self.method.state.size - ledger_size
+        """Numbers of the state that this device sends. Every device has the whole agreement ledger, and the
+        first one sends it."""
         self._replica: Replica | None = None
 
     @property
@@ -88,16 +93,14 @@ class Device:
         return self._replica
 
     def do(self, order: Order, tensors: list[Tensor]) -> tuple[Answer, list[Tensor]]:
-        """Carry out an order. Returns the answer and its tensors: for two orders this device's share of the
+        """Carry out an order. Returns the answer and its tensors: for one order this device's share of the
         settled state. Input that the stage or the optimizer method refuses is answered with `InputRefused`;
         other errors are raised."""
         try:
             if isinstance(order, orders.Forward | orders.Finish | orders.Backward):
                 return self._compute_microbatch(order, tensors)
-            if isinstance(order, orders.SettleOnDevice | orders.GetSettledState):
-                if isinstance(order, orders.SettleOnDevice):
-                    self.replica.close(order.round)
-                return Done(), [self.replica.settled_now()]
+            if isinstance(order, orders.GetSettledState):
+                return Done(), [self.replica.settled_now()[: self._state_to_send]]
             return self._change_state(order, tensors), []
         except StageError as error:
             return InputRefused("stage", str(error)), []
@@ -151,8 +154,9 @@ class Device:
             case orders.EncodeDelta(round, peer):
                 assert method.own is not None
                 return self._payload_answer(method.own.encode_delta(round, PeerId(peer)))
-            case orders.Close(round):
-                self.replica.close(round)
+            case orders.Close(round, chain):
+                self.replica.close(round, chain)
+                return Done(weighed_again=self.replica.weighed_again)
             case orders.RestoreOnDevice(round, peer, payload):
                 # The round settled without this contribution: its values return to the momentum.
                 method.give_back(payload, round, PeerId(peer))

@@ -138,7 +138,7 @@ class ZeroText:
         shape = (manifest.data.micro_batch_size, manifest.data.seq_len)
         self._tokens = torch.zeros(shape, dtype=torch.int64)
 
-    def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor]:
+    def microbatch(self, key: MicrobatchId, _mixture: object = None) -> tuple[Tensor, Tensor]:
         return self._tokens, self._tokens
 
 

@@ -88,7 +88,7 @@ class _Text:
         data = manifest.data
         self._tokens = torch.zeros(data.micro_batch_size, data.seq_len, dtype=torch.int64)
 
-    def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor]:
+    def microbatch(self, key: MicrobatchId, _mixture: object = None) -> tuple[Tensor, Tensor]:
         return self._tokens, self._tokens
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
+from peers.config.errors import UserError
 from peers.config.remote_files import retry_until_reached
 from peers.data.documents import TextError
 from peers.network.discovery.announcer import OPERATION_SECONDS
@@ -27,6 +28,7 @@ from peers.stageless.archivist.sampler import ArchiveObserver
 from peers.stageless.archivist.serve import NewcomerService
 from peers.state.archive import Archive
 from peers.state.archive_store import StoreUnreachable, open_store
+from peers.state.archived_text import ArchivedText
 from peers.state.chunks.text_exchange import TextExchange
 from peers.state.start_fetch import model_here
 from peers.state.start_folder import open_model
@@ -121,9 +123,12 @@ class ArchivistRole(Role):
             links.close()
 
     async def _keep_text(self, book: OrderBook, network: Network) -> None:
-        """Keep the run's text and send it to newcomers, without what the owner withdraws, until cancelled."""
+        """Keep the run's text, copy it to the archive and send it to newcomers, without what the owner
+        withdraws, until cancelled."""
+        config = self.process.config
+        is_shared = any(source.is_shared for source in book.signed.manifest.data.sources)
         exchange = TextExchange(
-            config=self.process.config,
+            config=config,
             signed=book.signed,
             transport=network.transport,
             directory=network.directory,
@@ -133,11 +138,14 @@ class ArchivistRole(Role):
         kept_without: frozenset[bytes] | None = None
         while True:
             withdrawn = book.order.documents()
-            if withdrawn != kept_without:
+            if is_shared and withdrawn != kept_without:
                 try:
+                    archived = await asyncio.to_thread(lambda: ArchivedText(open_store(config.archive)))
+                    await asyncio.to_thread(archived.withdraw, withdrawn)
                     await exchange.keep(self.process.identity.public_key, withdrawn)
+                    await asyncio.to_thread(archived.put, exchange.shelf.paths())
                     kept_without = withdrawn
-                except TextError as error:
+                except (TextError, UserError, OSError) as error:
                     self.process.notify("text", f"{error}; tries again in {TEXT_SECONDS:g} s")
             await asyncio.sleep(TEXT_SECONDS)
 

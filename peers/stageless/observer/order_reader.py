@@ -40,6 +40,13 @@ def as_json(ordered: OwnerOrdersView) -> dict[str, object]:
         "withdrawn": len(order.withdrawn),
         "revoked": len(order.revoked),
         "rates": [{"from_round": rate.from_round, "factor": rate.factor / WHOLE} for rate in order.rates],
+        "mixtures": [
+            {
+                "from_round": change.from_round,
+                "weights": {name: weight / WHOLE for name, weight in change.weights},
+            }
+            for change in order.mixtures
+        ],
         "ends": order.ends,
         "bans": [{"peer": ban.peer, "reason": ban.reason} for ban in order.bans[: -SHOWN_ENTRIES - 1 : -1]],
         "withdrawals": [

@@ -1,6 +1,7 @@
 """Fetch files of the run's text from other peers, and send them on.
 
-Peers of the first stage and archivists are asked. An index, a list of hashes or a tokenizer (a blob) comes
+Peers of the first stage and archivists are asked; if none sends a file, it is read from the archive that the
+user names. An index, a list of hashes or a tokenizer (a blob) comes
 from one peer at a time and is checked as a whole. The chunks of a file come from several peers and are
 checked one by one. A peer that sends wrong bytes is never asked again; one that does not answer rests for a
 while.
@@ -32,6 +33,8 @@ from peers.data.shared_text import (
     shared_blobs,
     shared_files,
 )
+from peers.state.archive_store import ArchiveError, open_store
+from peers.state.archived_text import ArchivedText
 from peers.state.chunks.chunk_transfer import ChunkTransfer
 from peers.state.chunks.file_download import FileDownload
 from peers.state.chunks.text_shelf import BLOB_CHUNK_BYTES, HASH_BYTES, TextShelf
@@ -140,8 +143,12 @@ class TextExchange:
         """Fetch the indexes and the tokenizer that are not here. Raises TextUnreachable, TextError."""
         needed = await asyncio.to_thread(needed_blobs, self.signed.manifest, self.config, self._places)
         for sha256, what in needed.items():
-            holders = await self._candidates(what)
-            data = await self._fetch_blob(bytes.fromhex(sha256), what, holders)
+            try:
+                data = await self._fetch_blob(bytes.fromhex(sha256), what, await self._candidates(what))
+            except TextUnreachable:
+                if await self._fetch_archived(sha256, what, MAX_INDEX_BYTES):
+                    continue
+                raise
             self.folder.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
                 await asyncio.to_thread(write_atomically, self.folder.path(sha256), data)
@@ -154,7 +161,7 @@ class TextExchange:
         manifest, config, places = self.signed.manifest, self.config, self._places
         chosen = [shard for some in shards.values() for shard in some]
         tokenizer = tokenizer_here(manifest, config)
-        blobs = shared_blobs(manifest, config, places, tokenizer)
+        blobs = await asyncio.to_thread(shared_blobs, manifest, config, places, tokenizer)
         fetched = [file for shard in chosen for file in shard.files if file.chunks]
         names = {path.name for path in blobs.values() if path.parent == self.folder.folder}
         names |= {file.sha256 for file in fetched}
@@ -198,7 +205,31 @@ class TextExchange:
         async with self._one_at_a_time:
             for file in shard.files:
                 if file.chunks and not await asyncio.to_thread(self._is_here, file):
-                    await self._fetch_file(file)
+                    try:
+                        await self._fetch_file(file)
+                    except TextUnreachable:
+                        if not await self._fetch_archived(file.sha256, file.name, file.bytes):
+                            raise
+
+    async def _fetch_archived(self, sha256: str, what: str, longest: int) -> bool:
+        """Fetch a file from the archive that the user names. Returns whether it is here now; what is wrong
+        with the archive is reported. Raises TextError if the disk refuses."""
+        if not self.config.archive:
+            return False
+        began, path = self._clock.time(), self.folder.path(sha256)
+        try:
+            size = await asyncio.to_thread(
+                lambda: ArchivedText(open_store(self.config.archive)).fetch(sha256, path, longest)
+            )
+        except ArchiveError as error:
+            self._notify("archive", str(error))
+            return False
+        except OSError as error:
+            raise TextError(str(error) if error.errno is None else f"{path}: {error.strerror}") from None
+        if size:
+            seconds = round(self._clock.time() - began, 3)
+            self._log_event(log_events.TextFetched(what, size, seconds, 0))
+        return size > 0
 
     def _is_here(self, file: File) -> bool:
         try:

@@ -42,6 +42,11 @@ class TextShelf:
         self._by_list = {file.chunks: file for file in self._files.values()}
         self._blobs = dict(blobs)
 
+    def paths(self) -> dict[str, Path]:
+        """Return where each file and blob is, by its SHA-256. It may not be on disk yet."""
+        files = {file.sha256.hex(): file.path for file in self._files.values()}
+        return {digest.hex(): path for digest, path in self._blobs.items()} | files
+
     async def find(self, digest: bytes, index: int) -> bytes | None:
         """Return chunk `index` of the file, the list of hashes or the blob with this SHA-256; None if it is
         not here or differs."""

@@ -26,6 +26,8 @@ class StoredModel:
     weights: dict[str, Tensor]
     shape: ModelShape
     tokenizer: Tokenizer
+    tokenizer_file: Path | None
+    """None: its tokens are bytes."""
     window: int | None
     """Training sequence length in tokens; None: unknown."""
     is_library_alone: bool
@@ -60,10 +62,11 @@ def held(
         window, alone = (known.seq_len, known.is_library_alone) if known else (None, False)
         file = tokenizer or (None if shape.vocab_size == BYTES else place / "tokenizer.json")
         opened = opened_for(known, file, shape.vocab_size, load_end(place))
-        return StoredModel(load_weights(place), shape, opened, window, alone)
+        return StoredModel(load_weights(place), shape, opened, file, window, alone)
     newest = checkpoint_file.newest(source)
     shape, data = newest.manifest.model, newest.manifest.data
     for trouble in newest.passed_over:
         warn(f"passed over: {trouble}")
-    opened = opened_for(data, tokenizer_file(data, tokenizer), shape.vocab_size, data.eos_token)
-    return StoredModel(newest.whole(), shape, opened, data.seq_len, data.is_library_alone)
+    file = tokenizer_file(data, tokenizer)
+    opened = opened_for(data, file, shape.vocab_size, data.eos_token)
+    return StoredModel(newest.whole(), shape, opened, file, data.seq_len, data.is_library_alone)

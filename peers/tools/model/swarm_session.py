@@ -105,12 +105,14 @@ async def stream(
     top_k: int = 40,
     seed: int = 0,
     conversation: Conversation | None = None,
+    reads: Tokenizer | None = None,
 ) -> AsyncIterator[bytes]:
     """Generate as `generate.generate` through the swarm: yields the new bytes as they come. Raises NoAnswer.
 
-    Peers keep nothing between tokens, so each token costs a forward pass over the whole window.
+    Peers keep nothing between tokens, so each token costs a forward pass over the whole window. `reads`: the
+    tokenizer of the prompt; None: that of plain text.
     """
-    going = begin(client, prompt, temperature=temperature, top_k=top_k, seed=seed)
+    going = begin(client, prompt, temperature=temperature, top_k=top_k, seed=seed, reads=reads)
     model = SwarmModel(client, conversation)
     for _ in range(tokens):
         yield going.take(await model.logits(going))
@@ -119,7 +121,13 @@ async def stream(
 
 
 def begin(
-    client: SwarmClient, prompt: bytes, *, temperature: float = 0.8, top_k: int = 40, seed: int = 0
+    client: SwarmClient,
+    prompt: bytes,
+    *,
+    temperature: float = 0.8,
+    top_k: int = 40,
+    seed: int = 0,
+    reads: Tokenizer | None = None,
 ) -> Continuation:
     """Return a continuation of the prompt for the run's model. Raises TextError."""
     manifest = client.manifest
@@ -130,7 +138,7 @@ def begin(
         top_k=top_k,
         seed=seed,
         window=manifest.data.seq_len,
-        tokenizer=tokenizer_of(client),
+        tokenizer=reads or tokenizer_of(client),
     )
 
 

@@ -201,7 +201,8 @@ def _text(manifest: Manifest, folder: Path, reads: Tokenizer | None) -> Iterator
 def counted_data(manifest: Manifest, folder: Path, tokenizer: Path | None) -> Data:
     """Return the run's `data`, with missing sizes, hashes and document counts filled in from the text in
     `folder`. For a text that peers may send to each other, write its index, and fill in its hash, the
-    number and size of its files, and the hash of the `tokenizer`. Reads the text. Raises TextError."""
+    number and size of its files, and the hashes of the `tokenizer` and of the chat template. Reads the text.
+    Raises TextError."""
     data = manifest.data
     reads = tokenizer_beside(manifest, folder, tokenizer) if data.format == "messages" else None
     sources = tuple(
@@ -210,17 +211,23 @@ def counted_data(manifest: Manifest, folder: Path, tokenizer: Path | None) -> Da
     file = None if data.tokenizer == BYTES else tokenizer or beside(folder, data.tokenizer)
     is_sent = file is not None and any(source.is_shared for source in sources)
     sha256 = hashlib.sha256(file.read_bytes()).hexdigest() if is_sent and file is not None else ""
-    return replace(data, sources=sources, tokenizer_sha256=data.tokenizer_sha256 or sha256)
+    template = data.chat_template_sha256
+    if data.format == "messages" and file is not None and not template:
+        from peers.data.chat_settings import settings_beside
+
+        template = settings_beside(file).sha256()
+    return replace(
+        data,
+        sources=sources,
+        tokenizer_sha256=data.tokenizer_sha256 or sha256,
+        chat_template_sha256=template,
+    )
 
 
 def _indexed(manifest: Manifest, source: TextSource, folder: Path) -> TextSource:
     """Return a source with what peers need to send its text to each other, if they may (`TextSource.shared`).
     Writes the index of the text if there is none. Raises TextError."""
-    is_free = (
-        source.kind in FREE_KINDS
-        and source.licence not in ("", "unknown")
-        and manifest.data.format == "text"  # Conversations need a chat template, which peers do not send.
-    )
+    is_free = source.kind in FREE_KINDS and source.licence not in ("", "unknown")
     wanted = source.shared == "peers" or (source.shared == "auto" and manifest.access == "open" and is_free)
     place = find_source_text(folder, source)
     if not wanted or source.path == STANDARD_LIBRARY or (source.files and source.index):

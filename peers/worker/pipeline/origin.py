@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,13 +15,17 @@ from swarmnet.model.sampling import learned
 from swarmnet.pipeline.flow_control import Flow
 from swarmnet.pipeline.pipeline import Pipeline
 from swarmnet.routing.next_hop import NextHop
+from swarmnet.run.mixtures import MixtureChange, Mixtures, mixture_at
 
 
 class MicrobatchSource(Protocol):
     """The source of the first stage's microbatches."""
 
-    def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor] | None:
-        """Return inputs_BT and labels_BT, int64.
+    def microbatch(
+        self, key: MicrobatchId, mixture: MixtureChange | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return inputs_BT and labels_BT, int64, from sources in the shares of `mixture`; None: in those of
+        the manifest.
 
         With random sampling they are a pure function of the key; with epochs they are the next ones in order.
         None means that they are not read yet; the caller tries again in `pump`, which is called when they
@@ -39,6 +44,10 @@ class Origin:
     pipeline: Pipeline
     ways: NextHop
     flow: Flow
+    round: Callable[[], int]
+    """Returns the round that gathers gradients now."""
+    mixtures: Mixtures = field(default=(), init=False)
+    """Changes of the sources' shares that the run's owner has ordered."""
     next_counter: int = field(default=0, init=False)
 
     def cut(self, now: float) -> tuple[MicrobatchId, MicrobatchState] | None:
@@ -47,7 +56,7 @@ class Origin:
         if text is None or pipeline.started_here >= self.flow.window or not pipeline.has_room_ahead(now):
             return None
         key = MicrobatchId(self.peer, self.next_counter)
-        taken = text.microbatch(key)
+        taken = text.microbatch(key, mixture_at(self.mixtures, self.round()))
         if taken is None:
             return None
         self.next_counter += 1

@@ -100,6 +100,7 @@ class PipelineService:
             pipeline=self.pipeline,
             ways=self.ways,
             flow=Flow(min(in_flight, fitting)),
+            round=round,
         )
         self.missing = MissingStages(self.ways, log_event)
         self.bodies: dict[MicrobatchId, MicrobatchState] = {}

@@ -45,6 +45,7 @@ from swarmnet.model.epochs import (
     window_token_start,
 )
 from swarmnet.model.sampling import drawn, inputs_and_labels
+from swarmnet.run.mixtures import MixtureChange
 from swarmnet.run.schema import BYTES, Data
 
 PLACE = "place.json"
@@ -108,7 +109,7 @@ class EndlessText:
             epoch, self.now = self.ahead
             self.ahead = None
             shards = self.place.shards if epoch == self.place.epoch else 0
-            self.place = TextPosition(epoch, self.now.name, 0, shards, self.place.read)
+            self.place = replace(self.place, epoch=epoch, shard=self.now.name, window=0, shards=shards)
         assert self.now is not None
         tokens, place = self.now.tokens, self.place
         start = window_token_start(
@@ -163,6 +164,8 @@ class TextReader:
         self._ended = ended
         self._path = process.config.state / FOLDER / PLACE
         self.circles: list[EndlessText] = []
+        self._mixture: MixtureChange | None = None
+        """The owner's change of the weights that holds now; None: the manifest's hold."""
         self._drawn: Tensor | None = None
         self._cache: ShardCache | None = None
         self._waiting: list[Tensor] = []
@@ -200,7 +203,7 @@ class TextReader:
                 await self._open_drawn(shards[""][0])
                 return self
             self._warn(reading)
-            self.circles = self._circles(shards)
+            self._restore(shards)
             for circle in self.circles:
                 if (shard := circle.shards.get(circle.place.shard)) is not None:
                     circle.now = await self._open(shard)
@@ -234,14 +237,18 @@ class TextReader:
         self._tasks = []
         self._waiting.clear()
 
-    def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor] | None:
+    def microbatch(
+        self, key: MicrobatchId, mixture: MixtureChange | None = None
+    ) -> tuple[Tensor, Tensor] | None:
         """Return inputs_BT and labels_BT. With random sampling they belong to the key, else they are this
-        peer's next ones, whatever the key. None means that the next shard is not open yet; `opened` is called
-        when it is."""
+        peer's next ones, whatever the key, by the weights of `mixture` or else of the manifest. None means
+        that the next shard is not open yet; `opened` is called when it is."""
         if self._drawn is not None:
             return drawn(self._signed.run_id, self._signed.manifest.seed, key, self._drawn, self._data)
+        if mixture != self._mixture:
+            self._mix(mixture)
         while len(self._waiting) < self._data.micro_batch_size:
-            places = [circle.place.read for circle in self.circles]
+            places = [circle.place.read - circle.place.since for circle in self.circles]
             circle = self.circles[mixed(places, [circle.weight for circle in self.circles])]
             before = circle.now
             window = circle.take()
@@ -257,6 +264,23 @@ class TextReader:
         self._waiting.clear()
         self._whole = self._as_json()
         return microbatch
+
+    def _mix(self, mixture: MixtureChange | None) -> None:
+        """Read by other weights from now on. What was read before does not count for their shares."""
+        self._mixture = mixture
+        for circle, weight in zip(self.circles, self._weights(), strict=True):
+            circle.weight = weight
+            circle.place = replace(circle.place, since=circle.place.read)
+
+    def _weights(self) -> list[float]:
+        """Return the weight of each circle: those of the present mixture, or of the manifest if it names no
+        source."""
+        names = [circle.name for circle in self.circles]
+        ordered = self._mixture.weights_of(names) if self._mixture is not None else []
+        if any(ordered):
+            return [float(weight) for weight in ordered]
+        published = {source.name: source.weight for source in self._data.sources}
+        return [published.get(name, 1.0) for name in names]
 
     def coverage(self) -> Coverage | None:
         """Return how much was read; None with random sampling, which does not count it."""
@@ -280,23 +304,25 @@ class TextReader:
             raise _too_short("", length, read)
         self._drawn = opened.tokens
 
-    def _circles(self, shards: Mapping[str, list[Shard]]) -> list[EndlessText]:
-        """Return the circles, each at this peer's saved position if there is one."""
-        weights, reader = {one.name: one.weight for one in self._data.sources}, self._reader
-        if not any(weights.values()):
+    def _restore(self, shards: Mapping[str, list[Shard]]) -> None:
+        """Make the circles, each at this peer's saved position if there is one."""
+        if not any(source.weight for source in self._data.sources):
             shards = {"": [each for some in shards.values() for each in some]}
         kept = self._kept()
-        return [
+        self._mixture = kept.mixture
+        self.circles = [
             EndlessText(
                 name,
-                weights.get(name, 1.0),
+                1.0,
                 {each.name: each for each in some},
-                reader,
+                self._reader,
                 self._data.seq_len,
-                kept.get(name, TextPosition()),
+                kept.circles.get(name, TextPosition()),
             )
             for name, some in shards.items()
         ]
+        for circle, weight in zip(self.circles, self._weights(), strict=True):
+            circle.weight = weight
 
     async def _read_ahead(self) -> None:
         """Open next shards until cancelled. Raises UserError if the text cannot be read."""
@@ -366,16 +392,20 @@ class TextReader:
 
     def _as_json(self) -> bytes:
         circles = {circle.name: circle.place for circle in self.circles}
-        return msgspec.json.encode({"run": self._signed.run_id, "circles": circles})
+        return msgspec.json.encode(_Places(self._signed.run_id, circles, self._mixture))
 
-    def _kept(self) -> dict[str, TextPosition]:
+    def _kept(self) -> _Places:
         """Return the positions that are on disk; empty if there are none of this run."""
+        nothing = _Places(self._signed.run_id, {})
         try:
             told = msgspec.json.decode(self._path.read_bytes(), type=_Places)
         except (OSError, ValueError, RecursionError):
-            return {}
-        whole = all(min(one.epoch, one.window, one.shards, one.read) >= 0 for one in told.circles.values())
-        return told.circles if whole and told.run == self._signed.run_id else {}
+            return nothing
+        whole = all(
+            min(one.epoch, one.window, one.shards, one.since, one.read - one.since) >= 0
+            for one in told.circles.values()
+        )
+        return told if whole and told.run == self._signed.run_id else nothing
 
     def _log_shard_read(self, circle: EndlessText) -> None:
         """Log that the open shard was read to its end."""
@@ -405,3 +435,4 @@ def coverage_of(text: object) -> Coverage | None:
 class _Places(msgspec.Struct, frozen=True):
     run: str
     circles: dict[str, TextPosition]
+    mixture: MixtureChange | None = None

@@ -129,6 +129,33 @@ def test_a_run_file_can_say_that_its_exchange_is_sharded(run_yaml, shards):
     assert b"shards" not in plain.canonical(), "runs that do not say so keep their ids"
 
 
+@pytest.mark.parametrize(
+    ("sync", "weights"),
+    [
+        ("{method: sign-muon}", "agreement"),
+        ("{method: sign-muon, weights: equal}", "equal"),
+        ("{method: demo-sign}", "equal"),
+        ("{method: local-steps}", "equal"),
+    ],
+)
+def test_votes_of_signs_are_weighed_unless_the_run_file_says_otherwise(run_yaml, sync, weights):
+    manifest = load_manifest(run_yaml(f"sync: {sync}\n"), OWNER.peer_id)
+    assert manifest.sync.weights == weights
+    assert (b'"weights":"agreement"' in manifest.canonical()) == (weights == "agreement")
+    assert parse(manifest.canonical()) == manifest
+    option = {"sync.weights": "equal"}
+    assert load_manifest(run_yaml(f"sync: {sync}\n"), OWNER.peer_id, option).sync.weights == "equal"
+
+
+def test_a_run_published_with_equal_weights_keeps_them_and_its_run_file_names_the_difference(run_yaml):
+    before, path = publish(run_yaml("sync: {method: sign-muon, weights: equal}\n"), OWNER)
+    assert b"weights" not in before.wire(), "as runs from before weights had the key"
+    assert load_signed(path).manifest.sync.weights == "equal"
+    with pytest.raises(UserError, match=r"would be another, \w+, with another value of sync\.weights: a run"):
+        publish(run_yaml("sync: {method: sign-muon}\n"), OWNER)
+    assert load_signed(path) == before
+
+
 EPOCHS = "data: {sampling: epoch, sources: [{name: a, path: a, weight: 3}, {name: b, path: b, weight: 1.5"
 
 

@@ -63,13 +63,13 @@ def published(folder, keys=RUN):
     return publish(file, load_or_create(folder / "owner.key"), folder / "run.json", data=data)[0]
 
 
-def shelf_of(signed, folder, withdrawn=()):
+def shelf_of(signed, folder, withdrawn=(), tokenizer=None):
     """The shelf of a peer with its own copy in `folder`/books."""
     config = PeerFile(run=signed.run_id, state=folder / "state", data_paths={"books": str(folder / "books")})
     places, shelf = places_here(signed.manifest, config), TextShelf()
     shelf.replace(
         shared_files(signed.manifest, config, places, withdrawn),
-        shared_blobs(signed.manifest, config, places, None),
+        shared_blobs(signed.manifest, config, places, tokenizer),
     )
     return shelf
 

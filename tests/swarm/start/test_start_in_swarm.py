@@ -199,6 +199,48 @@ def test_lora_learns_answers_alone_by_sign_muon_and_a_newcomer_gets_the_base(fol
     torch.testing.assert_close(ours, logits(home, inputs), atol=1e-4, rtol=0)
 
 
+def test_lora_learns_answers_alone_by_local_steps_and_a_newcomer_gets_the_base(folder, shape, tmp_path):
+    adapted = replace(shape, lora=Lora(rank=2, alpha=8.0))
+    manifest = from_model(
+        folder,
+        adapted,
+        stages=(shape.num_hidden_layers,),
+        sync=Sync(method="local-steps", warmup_rounds=1, learning_rate=2e-2),
+        data=Data(tokenizer="t.json", format="messages", seq_len=16, micro_batch_size=2),
+    )
+    swarm, began = Swarm(manifest), start_state(folder, manifest, 0)
+    swarm.text = replace(swarm.text, tokens=riddle_corpus())
+    trained = trained_layout(manifest, 0)
+    assert all(".lora_" in entry.name for entry in trained.entries)
+
+    async def story() -> None:
+        swarm.open()
+        for name in "abc":
+            swarm.start(name, 0, in_flight=2, checkpoints=tmp_path / name / "checkpoints", start=folder)
+        await until_settled_by(swarm, 8, 3)
+        late = swarm.start("late", 0, in_flight=2)
+        await swarm.until(lambda: late.worker.state == "training", 60.0)
+        await until_settled_by(swarm, 22, 4)
+        for name in ("a", "late"):
+            services = swarm.members[name].worker.services
+            settled = services.round_service.work.replica.settled_units()
+            assert torch.equal(settled[trained.size :], began[trained.size :]), "the base to the bit"
+            assert not torch.equal(settled[: trained.size], began[: trained.size])
+        assert {note.fields["contributor"] for note in swarm.of("contribution_accepted", "a")} >= {late.peer}
+        await swarm.close()
+
+    run(story())
+    assert shared_rounds(swarm) > 20
+    losses = swarm.losses(0)
+    assert sum(losses[-20:]) < sum(losses[:20]) - 20 * 0.5, "it learns"
+    first = swarm.of("committed", "a")[0].fields
+    inputs, labels = swarm.text.microbatch(MicrobatchId(PeerId(first["origin"]), first["counter"]))
+    assert abs(first["loss"] - loss(logits(folder, inputs), labels)) < 1e-4
+    home, weights, _ = exported(tmp_path, tmp_path / "model")
+    ours = forward(weights, adapted, whole(adapted), inputs)
+    torch.testing.assert_close(ours, logits(home, inputs), atol=1e-4, rtol=0)
+
+
 @on_virtual_clock
 async def test_without_the_folder_all_wait_and_an_archivist_that_has_it_is_enough(folder, shape, tmp_path):
     manifest = from_model(folder, shape)

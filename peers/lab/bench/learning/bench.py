@@ -50,6 +50,8 @@ class BenchConfig:
     """Local steps of a round; 0: each method's own number."""
     liars: str = ""
     """Number and kind of peers that lie, as `N:KIND` (`liars.py`); empty: none."""
+    split: str = ""
+    """How the text is divided among owners (`text_split.py`); empty: all peers have all of it."""
     device: torch.device = CPU
     """Device of the trials; on a GPU they use bfloat16 if it has that, like a peer."""
     jobs: int = 1
@@ -61,7 +63,9 @@ def bench(question: BenchConfig, said: Said) -> LearningReport:
 
     `said` receives progress. Raises UserError and TextError.
     """
-    subject = TrialSubject(question.run_file, question.eval_text, question.tokenizer, question.device)
+    subject = TrialSubject(
+        question.run_file, question.eval_text, question.tokenizer, question.device, question.split
+    )
     known = _recipes(question, subject.manifest())
     ground = subject.ground(0)
     manifest, computed = ground.manifest, computing_of(ComputeFile(), question.device).dtype
@@ -79,6 +83,7 @@ def bench(question: BenchConfig, said: Said) -> LearningReport:
         question.local_steps,
         question.liars,
         "" if question.device.type == "cpu" else f"{computed} {question.device.type}",
+        question.split,
     )
     question.out.mkdir(parents=True, exist_ok=True)
     plans = {}
@@ -98,6 +103,8 @@ def bench(question: BenchConfig, said: Said) -> LearningReport:
         question.away,
         question.late,
         question.liars,
+        question.split,
+        ground.owners,
         question.seeds,
         activation_bytes(manifest),
         tuple(rows),

@@ -22,6 +22,7 @@ from peers.config.run_file import find_source_text
 from peers.data.documents import TextError, held_out_text, read_text, text_at
 from peers.data.tokenizer import ByteTokenizer
 from peers.data.tokens import encoded
+from peers.lab.bench.learning.text_split import TextSplit
 from peers.state.start_folder import start_state
 from peers.tools.model.evaluate import Windows, cut, cut_answers, labels_of, nats_of
 from peers.tools.owner.run_check import tokenizer_beside
@@ -32,7 +33,7 @@ from swarmnet.model.decoder import forward, scaled
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout, frozen_layout, trained_layout, views_of
 from swarmnet.model.parameters import whole
-from swarmnet.model.sampling import learned, window_starts, windows
+from swarmnet.model.sampling import inputs_and_labels, learned, window_starts
 from swarmnet.model.stage_compute import StageCompute, copied
 from swarmnet.model.state_layout import first_state
 from swarmnet.run.activation_sizes import Codec
@@ -78,8 +79,8 @@ class Gradient:
 class BenchTexts:
     """Tokens to train on, and held-out windows to evaluate."""
 
-    corpus: Tensor
-    """Training tokens, int64 with one dimension."""
+    owners: tuple[Tensor, ...]
+    """Training tokens of each owner, int64 with one dimension. Owners have peers in turn."""
     held_out: Windows
 
 
@@ -102,6 +103,7 @@ class Ground:
         self.seed = seed
         self.device = torch.device(device)
         self._texts = texts
+        self.owners = len(texts.owners)
         stages = range(len(manifest.stages))
         self._rules = manifest.path_rules()
         if self._rules.most_swaps:
@@ -156,9 +158,7 @@ class Ground:
         """Return the gradient of a peer's `counter`-th microbatch at these weights."""
         self._publish(weights_P)
         microbatch = MicrobatchId(PeerId(f"peer {peer}"), counter)
-        inputs_BT, labels_BT = windows(
-            self._texts.corpus, self._starts(microbatch), self.manifest.data.seq_len
-        )
+        inputs_BT, labels_BT = inputs_and_labels(self._windows(peer, counter))
         hidden, path = inputs_BT, self._path(microbatch)
         for stage in path[:-1]:
             scale = self._rules.branch_scale(stage, len(path))
@@ -187,9 +187,8 @@ class Ground:
             tokens = sum(one.tokens for one in each)
             return Gradient(summed_P, sum(one.loss * one.tokens for one in each) / tokens, tokens)
         self._publish(weights_P)
-        microbatches = [MicrobatchId(PeerId(f"peer {peer}"), counter) for peer in range(peers)]
-        starts = tuple(start for one in microbatches for start in self._starts(one))
-        inputs_BT, labels_BT = windows(self._texts.corpus, starts, self.manifest.data.seq_len)
+        drawn = [window for peer in range(peers) for window in self._windows(peer, counter)]
+        inputs_BT, labels_BT = inputs_and_labels(drawn)
         finished = self._computes[0].finish(0, inputs_BT, labels_BT, inputs_BT)
         summed_P = self._computes[0].use_gradient(torch.clone)
         return Gradient(summed_P, finished.loss_sum / max(1, learned(labels_BT)), finished.tokens)
@@ -198,17 +197,13 @@ class Ground:
         for compute, part in zip(self._computes, self.slices, strict=True):
             compute.publish(copied(weights_P[part]))
 
-    def _starts(self, microbatch: MicrobatchId) -> tuple[int, ...]:
-        """Return the positions in the training text at which the microbatch's sequences start."""
-        data = self.manifest.data
-        return window_starts(
-            RUN,
-            self.seed,
-            microbatch,
-            len(self._texts.corpus),
-            data.micro_batch_size,
-            data.seq_len,
-        )
+    def _windows(self, peer: int, counter: int) -> list[Tensor]:
+        """Return the sequences of a peer's `counter`-th microbatch, with one token more each, from the text
+        of its owner."""
+        microbatch = MicrobatchId(PeerId(f"peer {peer}"), counter)
+        data, corpus = self.manifest.data, self._texts.owners[peer % self.owners]
+        starts = window_starts(RUN, self.seed, microbatch, len(corpus), data.micro_batch_size, data.seq_len)
+        return [corpus[start : start + data.seq_len + 1] for start in starts]
 
     def _path(self, microbatch: MicrobatchId) -> list[int]:
         """Return the stages that the microbatch visits; the middle ones are drawn at random.
@@ -246,13 +241,18 @@ def _carried(tensor: Tensor, codec: Codec, chance: torch.Generator | None = None
 
 
 def read_texts(
-    run_file: Path, manifest: Manifest, eval_text: Path | None, tokenizer: Path | None
+    run_file: Path, manifest: Manifest, eval_text: Path | None, tokenizer: Path | None, split: TextSplit
 ) -> BenchTexts:
-    """Read the run's texts from the folder of the run file. Raises TextError if one is missing."""
+    """Read the run's texts from the folder of the run file, divided among owners. Raises TextError if one is
+    missing, UserError if they cannot be divided."""
     data, folder = manifest.data, run_file.parent
     reads = tokenizer_beside(manifest, folder, tokenizer) or ByteTokenizer()
-    text = text_at(_places(folder, manifest), parse_line=reads.parse_line)
-    tokens = torch.cat(list(encoded(text, reads, lambda done, total: None)))
+    places = list(_places(folder, manifest))
+    sources = [
+        torch.cat(list(encoded(text_at(of, parse_line=reads.parse_line), reads, lambda done, total: None)))
+        for of in ([[place] for place in places] if split.by_kind else [places])
+    ]
+    tokens = split.cut(sources, data.seq_len + 1)
     window = min(data.seq_len, manifest.model.max_position_embeddings)
     if reads.parse_line is not None and eval_text is not None:
         answers = text_at([str(eval_text)], parse_line=reads.parse_line)

@@ -39,6 +39,11 @@ class Learner(Protocol):
     def sent_bytes(self) -> int:
         """Return the bytes of all contributions that one peer has made so far; each counts once."""
 
+    @property
+    def vote_weights(self) -> tuple[float, ...]:
+        """Return the weight of each peer's votes by agreement, 0 to 1, mean over the rounds so far; empty if
+        all votes are equal."""
+
     def step(self, number: int) -> float:
         """Train each peer on its `number`-th microbatch; return the mean loss in nats per token."""
 
@@ -104,6 +109,7 @@ class MeanGradient:
         self._weights_P = ground.initial_weights()
         self._inner = Inner(inner, self._weights_P, ground.parameters)
         self.sent_bytes = 0
+        self.vote_weights: tuple[float, ...] = ()
 
     def step(self, number: int) -> float:
         published_P = self.weights()  # A copy, because the step below writes to the weights.

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from peers.config.errors import UserError
+from peers.lab.bench.learning.liars import Liars
 from peers.lab.bench.learning.trials import Outcome, mean_and_spread
 from swarmnet.run.manifest import Manifest
 
@@ -53,6 +54,10 @@ class LearningReport:
     late: float
     liars: str
     """Number and kind of peers that lie, as `N:KIND`; empty: none."""
+    split: str
+    """How the text is divided among owners (`text_split.py`); empty: all peers have all of it."""
+    owners: int
+    """Number of owners, who have peers in turn."""
     seeds: int
     activation_bytes: float
     """Bytes of activations and gradients that a peer of a middle stage sends for each token."""
@@ -94,6 +99,7 @@ def render(report: LearningReport) -> str:
         + (f", rounds applied {report.delay} later" if report.delay else "")
         + (f", {report.late:.0%} of contributions late" if report.late else "")
         + (f", liars: {report.liars}" if report.liars else "")
+        + (f", text of {report.owners} owners: {report.split}" if report.split else "")
         + (f", {report.away} of the peers away for a third" if report.away else ""),
         f"activations: {report.activation_bytes:,.0f} bytes per token of a middle stage",
         "",
@@ -111,7 +117,30 @@ def render(report: LearningReport) -> str:
             f"{each.bits_per_byte:>11.4f}{relative:>10}{each.contribution_bytes:>13,.2f}{fewer:>9}"
             f"{each.seconds:>9,.0f}  {each.told}"
         )
+    lines.extend(line for each in report.rows if (line := _weights_line(report, each)))
     return "\n".join(lines)
+
+
+def _weights_line(report: LearningReport, row: MethodRow) -> str:
+    """Return a line with the weights of votes by agreement, mean over rounds and seeds; empty if all are
+    equal."""
+    seeds = [outcome.vote_weights for outcome in row.outcomes if outcome.vote_weights]
+    if not seeds:
+        return ""
+    weights = [sum(of_peer) / len(seeds) for of_peer in zip(*seeds, strict=True)]
+    honest = len(weights) - Liars.parse(report.liars, report.peers).count
+
+    def mean(peers: Sequence[int]) -> str:
+        return f"{sum(weights[peer] for peer in peers) / len(peers):.3f}"
+
+    line = f"weights of votes, {row.method}: honest peers {mean(range(honest))}"
+    line += f", lowest {min(weights[:honest]):.3f}"
+    if honest < len(weights):
+        line += f", liars {mean(range(honest, len(weights)))}"
+    if report.owners > 1:
+        owners = [mean(range(owner, honest, report.owners)) for owner in range(min(honest, report.owners))]
+        line += f", peers of each owner {', '.join(owners)}"
+    return line
 
 
 def as_json(report: LearningReport) -> str:

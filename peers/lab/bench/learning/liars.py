@@ -15,8 +15,11 @@ from numpy.typing import NDArray
 from peers.config.errors import UserError
 from swarmnet.identifiers import PeerId
 
-LieKind = Literal["flip", "noise", "zero", "repeat", "copy", "collude", "covert", "lazy", "honest-first"]
-"""`zero` votes for one sign everywhere. `lazy` computes the same microbatch over and over."""
+LieKind = Literal[
+    "flip", "noise", "zero", "repeat", "copy", "collude", "covert", "lazy", "slow-flip", "honest-first"
+]
+"""`zero` votes for one sign everywhere. `lazy` computes the same microbatch over and over. `slow-flip` flips
+more bits from round to round, at last all."""
 Bits: TypeAlias = NDArray[np.uint8]
 COVERT_ERRORS = 0.25
 """Share of bits in which a covert liar differs from the common direction. Two of them then have a correlation
@@ -80,6 +83,11 @@ class Lies:
                 return (~honest).tobytes()
             case "honest-first" if round >= HONEST_SHARE * self._rounds:
                 return (~honest).tobytes()
+            case "slow-flip":
+                # The same bits of a fragment stay flipped.
+                thresholds = self._generator(stage, fragment, peer).random((len(honest), 8))
+                flipped = thresholds < (round + 1) / self._rounds
+                return (honest ^ np.packbits(flipped, axis=1)[:, 0]).tobytes()
             case "noise":
                 return self._bits(len(honest), stage, round, peer).tobytes()
             case "zero":

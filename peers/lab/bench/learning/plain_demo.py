@@ -66,6 +66,7 @@ class PlainDemo:
         self._momenta = [torch.zeros_like(self._weights_P) for _ in range(peers)]
         self._tiles = [_Tiles(each, kept, self._weights_P.device) for each in ground.parameters]
         self.sent_bytes = 0
+        self.vote_weights: tuple[float, ...] = ()
 
     def step(self, number: int) -> float:
         rate, losses, published_P = self._rate(number), [], self.weights()

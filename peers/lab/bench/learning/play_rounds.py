@@ -23,6 +23,8 @@ from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.model.experts.merging import ExpertMerging
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.state_layout import with_zero_momentum
+from swarmnet.optimizer.agreement.comparison import FULL_WEIGHT
+from swarmnet.optimizer.agreement.ledger import KeepsLedger
 from swarmnet.optimizer.method import Method, add_own, method_of
 from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.step import dense
@@ -87,6 +89,8 @@ class BenchRounds:
         self._begun = -1
         """Newest round to which peers contributed; -1 if none."""
         self.sent_bytes = 0
+        self._noted_weights: list[list[int]] = []
+        """For each round and stage, the weight of each peer's votes."""
 
     def step(self, number: int) -> float:
         """Compute one microbatch of every peer. At the end of a round, peers also contribute and the step is
@@ -139,12 +143,25 @@ class BenchRounds:
         for replica, of, contributor, payload in [late for late in self._held_back if late[1] < due]:
             replica.add(of, contributor, payload)
         self._held_back = [late for late in self._held_back if late[1] >= due]
-        for replica in self._replicas:
+        for replica, method in zip(self._replicas, self._group_methods, strict=True):
             if replica.applied_round > replica.settled_round:
                 replica.settle(due - 1)
             replica.apply(due)
+            self._note_weights(replica, method, due)
             if not self._late:
                 replica.settle(due)
+
+    def _note_weights(self, replica: Replica, method: Method, round: int) -> None:
+        """Note the weights by which a round was applied."""
+        ledger = method.ledger if isinstance(method, KeepsLedger) else None
+        if ledger is not None:
+            tags = [tag_of(peer) for peer in self._names]
+            self._noted_weights.append(ledger.weights(round - replica.settled_round, tags))
+
+    @property
+    def vote_weights(self) -> tuple[float, ...]:
+        of_peers = zip(*self._noted_weights, strict=True)
+        return tuple(sum(weights) / len(weights) / FULL_WEIGHT for weights in of_peers)
 
     def weights(self) -> Tensor:
         return torch.cat([replica.live_floats(ahead=False) for replica in self._replicas])

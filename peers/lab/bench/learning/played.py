@@ -23,6 +23,7 @@ from peers.config.errors import UserError
 from peers.config.run_file import beside, load_manifest
 from peers.lab.bench.learning.ground import BenchTexts, Ground, read_texts
 from peers.lab.bench.learning.recipes import recipes
+from peers.lab.bench.learning.text_split import TextSplit
 from peers.lab.bench.learning.trials import Outcome, Trial, play
 from peers.lab.world.parallel import pool
 from peers.state.start_folder import open_model, require_hash
@@ -45,6 +46,8 @@ class TrialSubject:
     eval_text: Path | None
     tokenizer: Path | None
     device: torch.device
+    split: str = ""
+    """How the text is divided among owners (`text_split.py`); empty: all peers have all of it."""
 
     def ground(self, seed: int) -> Ground:
         """Return the model and texts for a seed. Raises UserError, TextError."""
@@ -85,7 +88,8 @@ def _read(subject: TrialSubject) -> tuple[Manifest, BenchTexts]:
     if start is not None:  # A trial of another model is another trial.
         sha256 = require_hash(open_model(start, manifest), manifest)
         manifest = replace(manifest, init_checkpoint=replace(manifest.init_checkpoint, sha256=sha256))
-    return manifest, read_texts(subject.run_file, manifest, subject.eval_text, subject.tokenizer)
+    split = TextSplit.parse(subject.split)
+    return manifest, read_texts(subject.run_file, manifest, subject.eval_text, subject.tokenizer, split)
 
 
 def _outcome(subject: TrialSubject, trial: Trial, report_progress: Callable[[int], None]) -> Outcome:

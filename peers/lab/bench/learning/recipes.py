@@ -60,7 +60,7 @@ class Recipe:
 
 def recipes(sync: Sync) -> Mapping[str, Recipe]:
     """Return all methods by name. `sync`: settings of the run, whose method is "run"."""
-    votes = replace(sync, method="demo-sign")
+    votes = sync.with_method("demo-sign")
     own = partial(
         Sync,
         learning_rate=8e-3,
@@ -72,7 +72,8 @@ def recipes(sync: Sync) -> Mapping[str, Recipe]:
     )
     diloco, sparse = own("diloco", learning_rate=2e-3), own("sparse-loco", learning_rate=4e-3)
     streaming = own("streaming-diloco", learning_rate=2e-3)
-    sign_muon = replace(sync, method="sign-muon", learning_rate=METHOD_CONFIGS["sign-muon"].small_model_rate)
+    sign_muon = sync if sync.method == "sign-muon" else sync.with_method("sign-muon")
+    sign_muon = replace(sign_muon, learning_rate=METHOD_CONFIGS["sign-muon"].small_model_rate)
     average = own("diloco", outer_lr=1.0, outer_momentum=0.0)  # No outer optimizer.
     return {
         "adamw": _mean_gradient("adamw"),
@@ -85,12 +86,12 @@ def recipes(sync: Sync) -> Mapping[str, Recipe]:
         "votes-group": _rounds(
             replace(votes, selection="group", topk_per_chunk=128), "votes, the largest of each 32"
         ),
-        "float-demo": _rounds(replace(sync, method="demo"), "DeMo's values, exact"),
+        "float-demo": _rounds(sync.with_method("demo"), "DeMo's values, exact"),
         "float-demo-paper": Recipe(_as_the_paper(sync), 2e-3, "the product's DeMo, cut and set as demo"),
         "low-rank": _rounds(
-            replace(sync, method="low-rank"), "of each matrix few directions, an orthogonal step"
+            sync.with_method("low-rank"), "of each matrix few directions, an orthogonal step"
         ),
-        "hybrid": _rounds(replace(sync, method="hybrid"), "the same, and votes on what they left"),
+        "hybrid": _rounds(sync.with_method("hybrid"), "the same, and votes on what they left"),
         **{
             f"sign-muon-{fragments}": _rounds(
                 replace(sign_muon, fragments=fragments),
@@ -152,8 +153,7 @@ def _as_the_paper(sync: Sync) -> Callable[[Ground, Setting, float], Learner]:
     """Return the maker of the product's DeMo with the settings of the paper."""
     return _rounds(
         replace(
-            sync,
-            method="demo",
+            sync.with_method("demo"),
             selection="top-k",
             topk_per_chunk=KEPT,
             momentum=DECAY,

@@ -54,6 +54,8 @@ class Trial:
     """Number and kind of peers that lie (`liars.py`); empty: none."""
     computed: str = ""
     """Number format and device, such as "bf16 cuda"; empty: float32 on the CPU."""
+    split: str = ""
+    """How the text is divided among owners (`text_split.py`); empty: all peers have all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ class Outcome:
     """Tokens that all peers trained."""
     seconds: float
     curve: tuple[Point, ...]
+    vote_weights: tuple[float, ...] = ()
+    """Weight of each peer's votes by agreement, 0 to 1, mean over the rounds; empty if all are equal."""
 
     @property
     def bytes_per_token(self) -> float:
@@ -125,6 +129,7 @@ class TrialSettings:
     local_steps: int = 0
     liars: str = ""
     computed: str = ""
+    split: str = ""
 
     def trial(self, name: str, recipe: Recipe, rates: Rates, seed: int) -> Trial:
         """Return the trial of the method `name` at these rates."""
@@ -143,6 +148,7 @@ class TrialSettings:
             self.local_steps if recipe.local_steps else 0,
             self.liars,
             self.computed,
+            self.split,
         )
 
 
@@ -186,6 +192,7 @@ def play(trial: Trial, recipe: Recipe, ground: Ground, said: Callable[[int], Non
         trial.steps * tokens_of_a_step - missed,
         perf_counter() - began,
         tuple(curve),
+        learner.vote_weights,
     )
 
 
@@ -203,6 +210,7 @@ def _outcome(line: str) -> Outcome | None:
     try:
         fields = json.loads(line)
         curve = tuple(Point(**point) for point in fields.pop("curve"))
-        return Outcome(trial=Trial(**fields.pop("trial")), curve=curve, **fields)
+        weights = tuple(fields.pop("vote_weights", ()))
+        return Outcome(trial=Trial(**fields.pop("trial")), curve=curve, vote_weights=weights, **fields)
     except (ValueError, TypeError, KeyError):
         return None

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from peers.data.documents import ReadSummary, TextError, files_at, text_at
-from peers.data.files import LINES, Unreadable, open_content
+from peers.data.files import LINES, ROWS, Unreadable, open_content
+from peers.data.forms import json_lines, parquet_lines
 from swarmnet.run.schema import FormatName
 
 if TYPE_CHECKING:
@@ -32,18 +33,22 @@ class TextFacts:
 
 
 def format_of(place: str) -> FormatName:
-    """Return the format of a text: that of the first line of its first file with lines of JSON. Raises
+    """Return the format of a text: that of the first conversation or
+    line of its first file with lines of JSON or Parquet. Raises
     TextError if there is no text."""
     from peers.data.conversations import messages_of
 
     for _, file in files_at(place, ReadSummary()):
         try:
             with open_content(file) as content:
-                if content.form != LINES:
+                if content.form not in (LINES, ROWS):
                     continue
-                messages_of(content.stream.readline())
-        except (OSError, Unreadable):
-            continue  # The reading reports it.
+                is_table = content.form == ROWS
+                lines = parquet_lines(file.name, content.stream) if is_table else json_lines(content.stream)
+                if not isinstance(first := next(lines, b""), Unreadable):
+                    messages_of(first)
+        except (OSError, Unreadable):  # Parquet without conversations, or what the reading reports.
+            continue
         except ValueError:
             return "text"
         return "messages"

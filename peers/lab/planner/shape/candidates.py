@@ -79,14 +79,13 @@ class Shape:
         sync = run.sync
         if self.local:
             sync = replace(
-                sync,
-                method=own_method(sync),
+                sync.with_method(own_method(sync)),
                 inner_batch_tokens=self.inner_batch_tokens,
                 topology=self.exchange,
                 fragments=self.parts or sync.fragments,
             )
         else:
-            sync = replace(sync, method=COMMON_STEP_METHOD, topology=self.exchange, fragments=self.parts)
+            sync = replace(sync.with_method(COMMON_STEP_METHOD), topology=self.exchange, fragments=self.parts)
         return replace(
             run,
             model=replace(run.model, boundary=self.boundary(run)),

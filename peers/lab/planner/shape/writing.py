@@ -18,6 +18,7 @@ from peers.lab.planner.shape.shape_report import local_steps, round_seconds, sen
 from peers.lab.planner.shape.shape_search import PlayedShape, Search
 from peers.telemetry.console import counted
 from swarmnet.run.manifest import Manifest
+from swarmnet.run.sync_methods import METHOD_CONFIGS
 
 WIDTH = 110
 WARMUP_SHARE = 0.02
@@ -53,6 +54,8 @@ def text_of(search: Search, run: Manifest, run_file: Path) -> str:
             typed[section] = keys
             continue
         typed.setdefault(section, {}).update(keys)
+    if not METHOD_CONFIGS[typed["sync"]["method"]].can_weigh:
+        typed["sync"].pop("weights", None)  # Other methods have none.
     body = StringIO()
     round_trip.dump(typed, body)
     return "".join(f"# {line}".rstrip() + "\n" for line in _reasons(search)) + body.getvalue()

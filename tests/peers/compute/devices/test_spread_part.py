@@ -5,6 +5,7 @@ import signal
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -16,8 +17,11 @@ from peers.config.errors import DevicesLost, UserError
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.stage_compute import StageError
+from swarmnet.optimizer.agreement.comparison import FULL_WEIGHT
+from swarmnet.optimizer.agreement.ledger import LAG, AgreementLedger
 from swarmnet.optimizer.method import ContributionError
 from swarmnet.optimizer.replica import NOT_HASHED
+from swarmnet.rounds.result_table import tag_of
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.schema import ModelShape, Sync
 
@@ -110,6 +114,52 @@ def test_losses_are_those_of_one_device_and_what_settles_is_equal_to_the_bit(met
                 assert torch.equal(held[stage].settled_units(), held[2 + stage].settled_units())
             with pytest.raises(ContributionError):
                 held[2].add(round + 1, OTHER, payloads[ME][:-1])
+
+
+@pytest.mark.loopback
+@pytest.mark.slow
+def test_devices_weigh_votes_by_the_agreement_ledger_as_one_device_does():
+    manifest = replace(RUN, stages=(4,), sync=Sync(method="sign-muon", weights="agreement", fragments=2))
+    names = [PeerId(f"peer {number}") for number in range(8)]
+    liars = names[-2:]
+    drawn = np.random.default_rng(1)
+
+    def contributions(size):
+        common = drawn.integers(0, 256, size, np.uint8)
+        votes = {name: common ^ np.packbits(drawn.random((size, 8)) < 0.25, axis=1)[:, 0] for name in names}
+        return {name: (~bits if name in liars else bits).tobytes() for name, bits in votes.items()}
+
+    alone = build_stage_part(manifest, 0)
+    with spread(manifest, 0, 2) as (together, _):
+        held = [part.replica(part.first_units(), -1) for part in (alone, together)]
+        late = LAG + 2  # So many rounds are open that the ledger by which one is weighed may not be settled.
+        for round in range(2 * late):
+            payloads = contributions(alone.method.payload_bytes)
+            for replica in held:
+                for name, payload in payloads.items():
+                    replica.add(round, name, payload)
+                replica.apply(round)
+            if round >= late:
+                settled = [replica.settle(round - late, chain=bytes([round])) for replica in held]
+                assert settled[0] == settled[1]
+        assert held[0].weighed_again == held[1].weighed_again > 0
+        states = [replica.settled_units() for replica in held]
+        assert torch.equal(*states)
+        ledger = AgreementLedger()
+        ledger.load(states[1][held[1].size :].numpy())
+        assert ledger.weights(99, [tag_of(name) for name in names]) == [FULL_WEIGHT] * 6 + [0] * 2
+
+        settled_round = held[0].settled_round  # As after a restart: new replicas with what was settled.
+        again = [
+            part.replica(state, settled_round) for part, state in zip((alone, together), states, strict=True)
+        ]
+        for name, payload in contributions(alone.method.payload_bytes).items():
+            for replica in again:
+                replica.add(settled_round + 1, name, payload)
+        for replica in again:
+            replica.apply(settled_round + 1)
+        digests = [replica.settle(settled_round + 1, chain=b"next") for replica in again]
+        assert digests[0] == digests[1]
 
 
 @pytest.mark.loopback
@@ -215,7 +265,6 @@ def test_a_device_that_hangs_is_given_up_after_the_deadline(monkeypatch):
         (Sync(chunking="tiled", transform="dct"), "sync.chunking"),
         (Sync(method="low-rank"), "low-rank"),
         (Sync(method="local-steps", topology="sharded-reduce"), "reducers"),
-        (Sync(method="sign-muon", weights="agreement"), "sync.weights"),
     ],
 )
 def test_runs_whose_contributions_need_a_whole_stage_are_refused_in_words(sync, words):

@@ -25,9 +25,10 @@ from peers.lab.bench.learning.play_rounds import BenchRounds
 from peers.lab.bench.learning.played import player
 from peers.lab.bench.learning.rate_search import MAX_PAIRS, carried_out, plan
 from peers.lab.bench.learning.recipes import Recipe, Setting, recipes
+from peers.lab.bench.learning.text_split import TextSplit
 from peers.lab.bench.learning.trials import Outcome, Rates, StoredTrials, TrialSettings
 from peers.tools.model.evaluate import cut
-from swarmnet.identifiers import PeerId
+from swarmnet.identifiers import PeerId, RunId
 from swarmnet.model.flat_layout import CHUNK
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.schema import Data, Paths, Sync
@@ -42,7 +43,7 @@ def ground(stages=(1, 1, 1), codec="fp32", seed=0):
     )  # fmt: skip
     text = corpus()
     held_out = cut(bytes(text[-600:].tolist()), window=16, batch=8)
-    return Ground(manifest=manifest, texts=BenchTexts(text[:-600], held_out), seed=seed)
+    return Ground(manifest=manifest, texts=BenchTexts((text[:-600],), held_out), seed=seed)
 
 
 @pytest.fixture(autouse=True)
@@ -304,9 +305,23 @@ def test_the_table_names_what_each_method_costs_beside_adamw():
     from peers.lab.bench.learning.learning_report import LearningReport
 
     activations = activation_bytes(ground().manifest)
-    told = render(LearningReport("tiny", 100, 1000, 2, 0, 0, 0.0, "", 2, activations, tuple(rows)))
+    told = render(LearningReport("tiny", 100, 1000, 2, 0, 0, 0.0, "", "", 1, 2, activations, tuple(rows)))
     assert "+10.0%" in told
     assert told.index("adamw") < told.index("ours")
+
+
+def test_the_table_says_what_votes_weigh_for_honest_peers_liars_and_owners():
+    from peers.lab.bench.learning.learning_report import LearningReport
+
+    trial = outcome_of(Rates(1.0), 2.0, "sign-muon-4")
+    seeds = [replace(trial, vote_weights=weights) for weights in ((1.0, 0.8, 1.0, 0.1), (1.0, 0.9, 0.8, 0.3))]
+    rows = (row("sign-muon-4", "", 0, 1, seeds), row("adamw", "", 0, 1, [trial]))
+    told = render(LearningReport("tiny", 100, 1000, 4, 1, 0, 0.0, "1:flip", "1:9", 2, 2, 0.0, rows))
+    assert "text of 2 owners: 1:9" in told
+    assert told.endswith(
+        "weights of votes, sign-muon-4: honest peers 0.917, lowest 0.850, liars 0.200, "
+        "peers of each owner 0.950, 0.850"
+    )
 
 
 def test_on_the_front_is_who_learns_more_than_all_that_send_as_little():
@@ -317,7 +332,7 @@ def test_on_the_front_is_who_learns_more_than_all_that_send_as_little():
         row(name, "", 0, 1, [replace(outcome_of(Rates(1.0), loss, name), sent_bytes=sent)])
         for name, (loss, sent) in told.items()
     ]
-    found = _front(LearningReport("tiny", 100, 1000, 2, 0, 0, 0.0, "", 1, 0.0, tuple(rows)))
+    found = _front(LearningReport("tiny", 100, 1000, 2, 0, 0, 0.0, "", "", 1, 1, 0.0, tuple(rows)))
     assert [each.method for each in found] == ["less", "ours", "muon"]
 
 
@@ -424,13 +439,71 @@ def test_liars_replace_their_own_contributions_only(kind):
     assert (told[0] == own[0]) == (kind in ("lazy", "repeat", "honest-first"))
     assert (told[7] == own[7]) == (kind == "lazy")
     assert len({*map(len, told)}) == 1
+    if kind == "slow-flip":
+        wrong = [
+            sum((a ^ b).bit_count() for a, b in zip(*pair, strict=True)) / (8 * len(pair[0]))
+            for pair in zip(told, own, strict=True)
+        ]
+        assert wrong == sorted(wrong)
+        assert 0 < wrong[0] < 0.25 < wrong[4] < 0.85 < wrong[7] == 1
     assert (told[7] == made[7][names[3]]) == (kind in ("zero", "copy", "collude"))
+
+
+def test_owners_have_unequal_text_and_their_peers_train_on_it_in_turn():
+    sources = [torch.arange(1110), torch.arange(5000, 5200)]
+    assert [len(part) for part in TextSplit.parse("").cut(sources, 17)] == [1310]
+    small, middle, large = TextSplit.parse("1:10:100").cut(sources[:1], 10)
+    assert (len(small), len(middle), len(large)) == (10, 100, 1000)
+    assert torch.equal(torch.cat([small, middle, large]), sources[0])
+    assert TextSplit.parse("kinds").cut(sources, 17) == tuple(sources)
+    first, second = TextSplit.parse("kinds:1:10").cut(sources, 17)
+    assert (first.tolist(), second.tolist()) == (list(range(20)), list(range(5000, 5200)))
+
+    here = ground(stages=(3,))
+    halves = TextSplit.parse("1:1").cut([*here._texts.owners], 17)
+    apart = Ground(manifest=here.manifest, texts=BenchTexts(halves, here._texts.held_out), seed=0)
+    weights = here.initial_weights()
+    for peer in range(4):
+        alone = Ground(
+            manifest=here.manifest, texts=BenchTexts((halves[peer % 2],), here._texts.held_out), seed=0
+        )
+        assert torch.equal(apart.gradient(weights, peer, 3).summed, alone.gradient(weights, peer, 3).summed)
+
+
+@pytest.mark.parametrize("text", ["1", "1:0", "kind", "kinds:3", "1:x", "1::2"])
+def test_a_split_that_cannot_be_says_how_one_is_written(text):
+    with pytest.raises(UserError, match=f"--split {text}: write the sizes of the owners' texts, such as"):
+        TextSplit.parse(text)
+
+
+def test_a_split_that_does_not_fit_the_text_is_refused():
+    with pytest.raises(UserError, match="owner 0 has 9 tokens where one sequence takes 17"):
+        TextSplit.parse("1:10").cut([torch.arange(100)], 17)
+    with pytest.raises(UserError, match="2 sizes where the run has 1 sources"):
+        TextSplit.parse("kinds:1:10").cut([torch.arange(100)], 17)
 
 
 @pytest.mark.parametrize("text", ["2", "0:flip", "4:flip", "two:flip", "2:shout"])
 def test_liars_that_cannot_be_are_named_with_those_that_can(text):
     with pytest.raises(UserError, match="write N:KIND, with N below the 4 peers and KIND one of flip, noise"):
         Liars.parse(text, 4)
+
+
+@pytest.mark.parametrize("peers", [1, 2, 3, 4])
+def test_small_groups_learn_with_weights_by_agreement_as_without_to_the_bit(peers, monkeypatch):
+    monkeypatch.setattr(
+        Manifest, "run_id", lambda _: RunId("0" * 64)
+    )  # It seeds the votes that chance decides.
+    here, learned = ground(stages=(1, 2)), []
+    for weights in ("equal", "agreement"):
+        sync = replace(here.manifest.sync, method="sign-muon", weights=weights)
+        learner = recipes(sync)["sign-muon-1"].make(here, Setting(peers=peers, steps=16, delay=1), 3.2e-2)
+        for step in range(16):
+            learner.step(step)
+        learned.append(learner.weights())
+    assert torch.equal(*learned)
+    assert learner.vote_weights == (1.0,) * peers
+    assert not torch.equal(learned[0], here.initial_weights())
 
 
 @pytest.mark.soak
@@ -443,9 +516,14 @@ def test_with_weights_by_agreement_liars_cost_less(topology):
         ("agreement", "agreement", 8, "3:flip"),
         ("honest", "equal", 5, ""),
     ):
-        sync = replace(here.manifest.sync, topology=topology, weights=weights, shards=3)
+        sync = replace(here.manifest.sync, method="sign-muon", topology=topology, weights=weights, shards=3)
         learner = recipes(sync)["sign-muon-1"].make(here, Setting(peers=peers, steps=40, liars=liars), 3.2e-2)
         for step in range(40):
             learner.step(step)
         losses[name] = here.held_out_loss(learner.weights())
+        if name == "agreement":  # All count in full in the first rounds, a quarter of this trial.
+            assert min(learner.vote_weights[:5]) > 0.9
+            assert max(learner.vote_weights[5:]) < 0.5
+        else:
+            assert not learner.vote_weights
     assert losses["agreement"] - losses["honest"] < (losses["equal"] - losses["honest"]) / 2

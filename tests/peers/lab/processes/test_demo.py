@@ -46,7 +46,8 @@ def test_what_happened_is_told_once(tmp_path, terminal):
 
 def test_the_run_file_of_the_examples_trains_as_the_demo_does():
     example = load_manifest(Path(__file__).parents[4] / "configs" / "demo-run.yaml", PeerId(""), {})
-    assert example.sync == Sync(**by_method(COMMON_STEP_METHOD, sharded=False)["sync"])
+    demo_keys = by_method(COMMON_STEP_METHOD, sharded=False)["sync"]
+    assert example.sync == Sync(**demo_keys, weights="agreement")
 
 
 @pytest.mark.parametrize(

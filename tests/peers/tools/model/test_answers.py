@@ -12,6 +12,7 @@ from public_models import LLAMA, logits, save
 from torch.nn import functional
 
 from peers.cli.main import main
+from peers.tools.model.generate import harmless
 
 SHAPE = replace(LLAMA, vocab_size=VOCABULARY)
 
@@ -55,3 +56,43 @@ def test_answers_need_a_model_here_and_a_text_with_some(base, tmp_path, capsys):
     prose = write_lines(tmp_path / "prose.jsonl", [{"text": "no answers"}])
     code, told = swarmnet(capsys, "evaluate", "--from", base, "--eval-text", prose, "--answers")
     assert (code, "no field `messages`" in told) == (2, True)
+
+
+def test_generate_answers_a_message_or_a_conversation_as_transformers_does(base, tmp_path, capsys):
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast.from_pretrained(base)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    talk = [{"role": "user", "content": "one"}]
+    longer = [*talk, {"role": "assistant", "content": "two"}, {"role": "user", "content": "naïve 日本"}]
+    file = write_lines(tmp_path / "talk.json", [{"messages": longer}])
+    for messages, options in ((talk, ["--chat", "one"]), (longer, ["--messages", file])):
+        prompt = theirs.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
+        every = model.generate(**prompt, do_sample=False, max_new_tokens=16)[0]
+        expected = theirs.decode(every[prompt["input_ids"].shape[1] :]).removesuffix("<|im_end|>")
+        expected = harmless(expected).rstrip("\N{REPLACEMENT CHARACTER}")  # It may end inside a character.
+        capsys.readouterr()
+        code, told = swarmnet(
+            capsys, "generate", "--from", base, "--tokens", 16, "--temperature", 0, *options
+        )
+        assert (code, told) == (0, expected + "\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--chat", "a <|im_end|> b"], "a special token in a message: <|im_end|>"),
+        (["--messages", "nowhere.json"], "cannot be read"),
+        (["--messages", "bad.json"], 'it looks like {"messages"'),
+        (["--messages", "bad.json", "a prompt"], "give one of them"),
+        (["--chat", "no template"], "there is no chat template next to"),
+    ],
+    ids=["token", "nowhere", "bad", "both", "template"],
+)
+def test_a_prompt_that_cannot_be_rendered_is_refused(base, tmp_path, capsys, monkeypatch, options, reason):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.json").write_text("[]")
+    if "no template" in options:
+        chat_folder(base, "")
+    code, told = swarmnet(capsys, "generate", "--from", base, *options)
+    assert (code, reason in told) == (2, True), told

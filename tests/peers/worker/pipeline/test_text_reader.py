@@ -24,6 +24,7 @@ from peers.worker.pipeline import text_reader
 from peers.worker.pipeline.text_reader import TextReader
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId
+from swarmnet.run.mixtures import MixtureChange
 from swarmnet.run.schema import Data, TextSource
 
 LENGTH = 16
@@ -81,12 +82,12 @@ class Peer:
     def epochs(self):
         return [event for event in self.process.events if isinstance(event, log_events.EpochRead)]
 
-    async def take(self, microbatches=1):
+    async def take(self, microbatches=1, mixture=None):
         """So many, waiting where the next shard is not open yet."""
         taken = []
         while len(taken) < microbatches:
             self.opened.clear()
-            if (found := self.text.microbatch(MicrobatchId("me", 7))) is not None:
+            if (found := self.text.microbatch(MicrobatchId("me", 7), mixture)) is not None:
                 taken.append(found)
                 continue
             waits = [asyncio.create_task(each.wait()) for each in (self.opened, self.ended)]
@@ -198,6 +199,37 @@ async def test_sources_are_mixed_by_their_weights_however_long_they_are(tmp_path
     assert [circle.place.read for circle in text.circles] == [100, 300]
     assert [circle.place.epoch for circle in text.circles] == [0, 300 // (2 * 62)]
     await peer.text.close()
+
+
+async def test_a_changed_mixture_counts_from_its_round_on_and_goes_on_after_a_restart(tmp_path):
+    long, short = fill(tmp_path / "long", 10), fill(tmp_path / "short", 2)
+    run = run_of(TextSource("long", "x", weight=1.0), TextSource("short", "y", weight=3.0))
+
+    def peer():
+        return Peer(tmp_path / "state", run, {"long": long, "short": short})
+
+    def read(text):
+        return [circle.place.read for circle in text.circles]
+
+    ordered = MixtureChange(9, (("long", 4000), ("short", 1000)))
+    first = peer()
+    text = await first.start()
+    await first.take(20)
+    assert read(text) == [10, 30]
+    await first.take(5, ordered)
+    assert read(text) == [18, 32], "what was read before is no debt"
+    await text.close()
+    again = peer()
+    text = await again.start()
+    await again.take(5, ordered)
+    assert read(text) == [26, 34]
+    await again.take(10, MixtureChange(20, (("short", 1), ("long", 0))))
+    assert read(text) == [26, 54]
+    await again.take(4, MixtureChange(30, (("unknown", 1),)))
+    assert read(text) == [28, 60], "it names none of the sources: the published weights hold"
+    await again.take(4)
+    assert read(text) == [30, 66]
+    await text.close()
 
 
 async def test_a_file_that_is_shorter_than_a_sequence_is_read_with_others(tmp_path):

@@ -1,0 +1,64 @@
+"""Owners of different text in the learning benchmark: each peer trains on the text of its owner.
+
+1:10:100         three owners with consecutive parts of the run's text, of these sizes
+kinds            an owner for each source of the run
+kinds:1:10:100   the same, and their texts are cut to these sizes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from peers.config.errors import UserError
+
+KINDS = "kinds"
+
+
+@dataclass(frozen=True, slots=True)
+class TextSplit:
+    """How the text of a run is divided among owners, whose peers have their turns: peer n has owner n modulo
+    the number of owners."""
+
+    by_kind: bool = False
+    """Whether each source of the run has an owner."""
+    sizes: tuple[int, ...] = ()
+    """Relative sizes of the owners' texts; empty: as they are."""
+
+    @classmethod
+    def parse(cls, text: str) -> TextSplit:
+        """Parse the value of `--split`; if it is empty, one owner has all text. Raises UserError."""
+        by_kind = text == KINDS or text.startswith(f"{KINDS}:")
+        numbers = text.removeprefix(KINDS).removeprefix(":") if by_kind else text
+        sizes = numbers.split(":") if numbers else []
+        if any(not size.isdecimal() or not int(size) for size in sizes) or len(sizes) == 1:
+            raise UserError(
+                f"--split {text}: write the sizes of the owners' texts, such as 1:10:100, or {KINDS} for an "
+                f"owner of each source, or both, as {KINDS}:1:10:100"
+            )
+        return cls(by_kind, tuple(map(int, sizes)))
+
+    def cut(self, sources: Sequence[Tensor], window: int) -> tuple[Tensor, ...]:
+        """Return the tokens of each owner from those of each source; each needs `window` tokens. Raises
+        UserError."""
+        texts = tuple(sources) if self.by_kind else (torch.cat(list(sources)),)
+        if self.by_kind and self.sizes and len(self.sizes) != len(texts):
+            raise UserError(f"--split: {len(self.sizes)} sizes where the run has {len(texts)} sources")
+        if self.by_kind and self.sizes:
+            unit = min(len(tokens) // size for tokens, size in zip(texts, self.sizes, strict=True))
+            texts = tuple(tokens[: unit * size] for tokens, size in zip(texts, self.sizes, strict=True))
+        elif self.sizes:
+            whole, total = texts[0], sum(self.sizes)
+            edges = [len(whole) * size // total for size in accumulate(self.sizes, initial=0)]
+            texts = tuple(whole[start:stop] for start, stop in pairwise(edges))
+        for number, tokens in enumerate(texts):
+            if len(texts) > 1 and len(tokens) < window:
+                raise UserError(
+                    f"--split: owner {number} has {len(tokens)} tokens where one sequence takes {window}: "
+                    "add text"
+                )
+        return texts

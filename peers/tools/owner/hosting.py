@@ -1,0 +1,185 @@
+"""Host a run on one machine: a bootstrap, an observer, an archivist and the first peers that train.
+
+Each is a process of its own, with its own files, as if it had been started by hand. They are started again
+when they fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from peers.config.atomic_files import is_there, write_atomically
+from peers.config.errors import UserError
+from protocols.signed.identity import load_or_create
+
+FIRST_WAIT_SECONDS = 5.0
+LONGEST_WAIT_SECONDS = 300.0
+"""A part that fails starts again after 5 s, then after twice as long each time, at most after 5 minutes."""
+STEADY_SECONDS = 600.0
+"""A part that ran so long has recovered: its next failure counts as the first."""
+LEAVE_SECONDS = 90.0
+"""Time limit of leaving. A peer hands over its work within `drain_seconds` of its file, 30 s by default."""
+USER_ERROR = 2
+"""Exit code of an error that the user must correct; starting again would not help."""
+_PR_SET_PDEATHSIG = 1
+
+Spawn = Callable[[Sequence[str]], Awaitable[Process]]
+"""Starts `swarmnet` with these arguments."""
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class HostedPart:
+    """One process of a hosted run."""
+
+    name: str
+    arguments: tuple[str, ...]
+    """What follows `swarmnet` on its command line."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlan:
+    """The places of a hosted run: where its parts keep their files, and where others reach it."""
+
+    folder: Path
+    published: Path
+    address: str
+    """Beginning of the bootstrap's multiaddr, such as /ip4/192.0.2.7."""
+    port: int
+    """Port of the bootstrap. The observer and the archivist use the next two."""
+    page: str
+    """Address of the observer's page, as HOST:PORT."""
+    peers: int
+    """How many peers train on this machine."""
+
+    @property
+    def bootstrap_state(self) -> Path:
+        return self.folder / "bootstrap"
+
+    def multiaddr(self) -> str:
+        """Return the bootstrap's multiaddr. Its key is created if there is none. Raises IdentityError."""
+        identity = load_or_create(self.bootstrap_state / "identity.key")
+        return f"{self.address}/tcp/{self.port}/p2p/{identity.peer_id}"
+
+    def write(self, options: Sequence[str]) -> list[HostedPart]:
+        """Write the peer files that are missing, and return the parts in the order of their starts. `options`
+        are those of `swarmnet join` that name text, tokenizer and initial model on this machine. Files of an
+        earlier call stay as they are. Raises UserError."""
+        peer_id = self.multiaddr().rpartition("/")[2]
+        here = f"/ip4/127.0.0.1/tcp/{self.port}/p2p/{peer_id}"
+        run = str(self.published.absolute())
+        common: dict[str, object] = {"run": run, "bootstrap": [here], "nat": False}
+        files: dict[str, dict[str, object]] = {
+            "bootstrap": {"run": run, "nat": False, "listen": [f"/ip4/0.0.0.0/tcp/{self.port}"]},
+            "observer": {
+                **common,
+                "listen": [f"/ip4/0.0.0.0/tcp/{self.port + 1}"],
+                "observer": {"listen": self.page},
+            },
+            "archivist": {
+                **common,
+                "listen": [f"/ip4/0.0.0.0/tcp/{self.port + 2}"],
+                "archive": "archive",
+            },
+        }
+        parts = []
+        for role, keys in files.items():
+            file = self.folder / f"{role}.yaml"
+            if not is_there(file):
+                values = {"role": role, "state": role, "log": "line", **keys}
+                lines = [f"{key}: {json.dumps(value)}" for key, value in values.items()]
+                write_atomically(file, "".join(f"{line}\n" for line in lines).encode())
+            parts.append(HostedPart(role, ("run", str(file))))
+        for number in range(1, self.peers + 1):
+            name = f"peer-{number}"
+            joining = ("join", run, "--bootstrap", here, "--state", str(self.folder / name))
+            parts.append(HostedPart(name, (*joining, "--set", "log=line", *options)))
+        return parts
+
+
+async def host(parts: Sequence[HostedPart], tell: Tell, spawn: Spawn | None = None) -> None:
+    """Run all parts until cancelled, and then let them leave. A part that fails starts again; one that ends
+    with code 0 is done. Returns when all are done. Raises UserError if a part ends with an error that only
+    the user can correct."""
+    start = spawn or _spawn
+    try:
+        async with asyncio.TaskGroup() as group:
+            for part in parts:
+                group.create_task(_keep_running(part, tell, start), name=part.name)
+    except* UserError as errors:
+        raise errors.exceptions[0] from None
+
+
+async def _keep_running(part: HostedPart, tell: Tell, start: Spawn) -> None:
+    loop, wait = asyncio.get_running_loop(), FIRST_WAIT_SECONDS
+    while True:
+        began = loop.time()
+        process = await start(part.arguments)
+        try:
+            await _repeat_lines(part, process, tell)
+            code = await process.wait()
+        finally:
+            await _leave(process)
+        if code == 0:
+            tell(f"[{part.name}] is done")
+            return
+        if code == USER_ERROR:
+            raise UserError(f"the {part.name} cannot run: its error stands above; correct it and call again")
+        if loop.time() - began > STEADY_SECONDS:
+            wait = FIRST_WAIT_SECONDS
+        tell(f"[{part.name}] ended with code {code}; starts again in {wait:g} s")
+        await asyncio.sleep(wait)
+        wait = min(LONGEST_WAIT_SECONDS, 2 * wait)
+
+
+async def _repeat_lines(part: HostedPart, process: Process, tell: Tell) -> None:
+    """Tell each line that the process writes to standard error, until it closes it."""
+    assert process.stderr is not None, "_spawn asks for a pipe"
+    async for line in process.stderr:
+        tell(f"[{part.name}] {line.decode(errors='replace').rstrip()}")
+
+
+async def _leave(process: Process) -> None:
+    """Ask the process to leave, and kill it after LEAVE_SECONDS. Nothing happens if it has ended."""
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        async with asyncio.timeout(LEAVE_SECONDS):
+            if process.stderr is not None:
+                await process.stderr.read()
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+async def _spawn(arguments: Sequence[str]) -> Process:
+    """Start `swarmnet` in a session of its own, so that Ctrl+C reaches only this process, which then lets all
+    leave."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "peers.cli.main",
+        *arguments,
+        stdin=DEVNULL,
+        stdout=DEVNULL,
+        stderr=PIPE,
+        env=dict(os.environ),
+        start_new_session=True,
+        preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+    )
+
+
+def _end_with_parent() -> None:
+    """Make the child end with this process, also if that is killed; called in the child before exec."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,103 @@
+"""Hosting a run: files of the parts, restarts, and leaving. The parts are tiny programs."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from peers.config.errors import UserError
+from peers.config.peer_file import load
+from peers.tools.owner import hosting
+from peers.tools.owner.hosting import HostedPart, HostPlan, host
+
+
+def plan(tmp_path):
+    run = tmp_path / "mine.run.json"
+    run.write_text("{}")
+    return HostPlan(folder=tmp_path / "mine-host", published=run, address="/ip4/192.0.2.7", port=31330,
+                    page="127.0.0.1:9420", peers=2)  # fmt: skip
+
+
+def test_the_parts_know_the_bootstrap_by_its_key_and_use_ports_of_their_own(tmp_path):
+    made = plan(tmp_path)
+    parts = made.write(["--set", "tokenizer=/a/tokenizer.json"])
+    assert [part.name for part in parts] == ["bootstrap", "observer", "archivist", "peer-1", "peer-2"]
+    assert made.multiaddr() == made.multiaddr(), "the key is kept"
+    peer_id = made.multiaddr().rpartition("/")[2]
+    here = f"/ip4/127.0.0.1/tcp/31330/p2p/{peer_id}"
+    files = {part.name: load(Path(part.arguments[1]), {}) for part in parts[:3]}
+    assert files["bootstrap"].state == made.bootstrap_state, "where the key is"
+    assert [files[name].bootstrap for name in ("observer", "archivist")] == [(here,), (here,)]
+    ports = [files[name].listen[0].rpartition("/")[2] for name in files]
+    assert ports == ["31330", "31331", "31332"]
+    assert parts[3].arguments == (
+        "join", str(made.published), "--bootstrap", here, "--state", str(tmp_path / "mine-host/peer-1"),
+        "--set", "log=line", "--set", "tokenizer=/a/tokenizer.json"
+    )  # fmt: skip
+
+
+def test_a_file_that_was_changed_stays_as_it_is(tmp_path):
+    made = plan(tmp_path)
+    made.write([])
+    file = made.folder / "observer.yaml"
+    file.write_text(file.read_text() + "name: ours\n")
+    made.write([])
+    assert load(file, {}).name == "ours"
+
+
+class Parts:
+    """Programs in the place of `swarmnet`; each call of a part runs the next of its programs."""
+
+    def __init__(self, **programs):
+        self.programs = {name: list(lines) for name, lines in programs.items()}
+        self.parts = [HostedPart(name, (name,)) for name in programs]
+        self.told = []
+        self.all_said_hello = asyncio.Event()
+
+    def tell(self, line):
+        self.told.append(line)
+        if self.told.count("[peer] hello") == self.told.count("[observer] hello") == 1:
+            self.all_said_hello.set()
+
+    async def spawn(self, arguments):
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-c", self.programs[arguments[0]].pop(0), stderr=asyncio.subprocess.PIPE
+        )
+
+    async def host(self):
+        await host(self.parts, self.tell, self.spawn)
+
+
+SAYS = "import sys; print('hello', file=sys.stderr)"
+WAITS = f"{SAYS}; sys.stderr.flush(); import time; time.sleep(60)"
+
+
+def test_a_part_that_fails_starts_again_and_one_that_is_done_does_not(monkeypatch):
+    monkeypatch.setattr(hosting, "FIRST_WAIT_SECONDS", 0.0)
+    parts = Parts(observer=["raise SystemExit(1)", SAYS], peer=[SAYS])
+    asyncio.run(parts.host())
+    assert sorted(parts.told) == [
+        "[observer] ended with code 1; starts again in 0 s", "[observer] hello", "[observer] is done",
+        "[peer] hello", "[peer] is done",
+    ]  # fmt: skip
+
+
+def test_an_error_of_the_user_ends_all_parts():
+    parts = Parts(observer=[WAITS], peer=["raise SystemExit(2)"])
+    with pytest.raises(UserError, match="the peer cannot run"):
+        asyncio.run(parts.host())
+
+
+def test_when_it_is_cancelled_every_part_leaves():
+    parts = Parts(observer=[WAITS], peer=[WAITS])
+
+    async def cancelled():
+        work = asyncio.create_task(parts.host())
+        await parts.all_said_hello.wait()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+
+    asyncio.run(asyncio.wait_for(cancelled(), 60))
+    assert parts.programs == {"observer": [], "peer": []}
