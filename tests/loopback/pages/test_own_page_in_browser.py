@@ -104,8 +104,9 @@ async def test_the_page_shows_pauses_and_limits_the_own_peer_and_nobody_else_can
             await browser.until("document.querySelectorAll('#rows tr').length === 2")
             await browser.until(f"{TEXT.format('progress')}.includes(' left at this pace')")
             await look_at_all_sizes(browser, "live")
-            await browser.js("$('upload').value = '4'; $('share').value = '50'; $('hours').value = '25:00-8'")
-            await browser.js("$('limits').dispatchEvent(new Event('input'))")
+            # In one step, as a person's typing: an update between the two would show the limits that hold.
+            typed = "$('upload').value = '4'; $('share').value = '50'; $('hours').value = '25:00-8'; "
+            await browser.js(typed + "$('limits').dispatchEvent(new Event('input'))")
             await browser.js("$('apply').click()")
             await browser.until(f"{TEXT.format('said')}.startsWith('Not applied: ')")
             await browser.js("$('hours').value = ''; $('apply').disabled = false; $('apply').click()")
