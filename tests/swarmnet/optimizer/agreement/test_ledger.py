@@ -85,7 +85,7 @@ def test_who_lies_after_honest_rounds_loses_its_weight_within_a_few_rounds():
     assert story.weights(PEERS) == [FULL_WEIGHT] * 12
     story.play(PEERS[:8], PEERS[8:], rounds=3)
     assert story.weights(PEERS) == [FULL_WEIGHT] * 8 + [0] * 4
-    story.play(PEERS, rounds=4)
+    story.play(PEERS, rounds=3)
     assert story.weights(PEERS[8:] + PEERS[:8])[:4] == [0] * 4, "trust comes back slowly"
     story.play(PEERS, rounds=20)
     assert story.weights(PEERS) == [FULL_WEIGHT] * 12
