@@ -17,6 +17,7 @@ from protocols.errors import Unreachable
 from protocols.signed.identity import Identity
 from protocols.signed.orders import seal_order
 from swarmnet.run import owner_orders
+from swarmnet.run.mixtures import MixtureChange
 from swarmnet.run.owner_orders import NO_ORDER, Ban, OwnerOrders, Withdrawal
 from swarmnet.run.rates import RateChange
 from swarmnet.run.schema import Data, TextSource
@@ -152,11 +153,13 @@ def test_the_answer_tells_what_is_ordered_and_why():
     order = OwnerOrders(
         int(NOON * 1e6), "noise", True, 2, (Ban("one", "spam"), Ban("two", "noise")),
         (Withdrawal("ab" * 32, "its author asked"),), ("cd" * 16,), rates=(RateChange(40, 500),), ends=79,
+        mixtures=(MixtureChange(50, (("web", 2000), ("books", 500))),),
     )  # fmt: skip
     assert answer(OwnerOrdersView(order, NOON + 1, Pause(NOON - 9, WHY)))["ordered"] == {
         "asked_at": NOON + 1, "given_at": NOON, "reason": "noise",
         "held": True, "held_since": NOON - 9, "held_reason": WHY, "checkpoints": 2,
         "banned": 2, "withdrawn": 1, "revoked": 1, "rates": [{"from_round": 40, "factor": 0.5}], "ends": 79,
+        "mixtures": [{"from_round": 50, "weights": {"web": 2.0, "books": 0.5}}],
         "bans": [{"peer": "two", "reason": "noise"}, {"peer": "one", "reason": "spam"}],
         "withdrawals": [{"document": "ab" * 32, "reason": "its author asked"}],
     }  # fmt: skip
