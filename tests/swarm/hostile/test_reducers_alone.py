@@ -146,7 +146,5 @@ def test_nobody_is_named_by_a_reducer_that_it_sent_nothing():
 
     swarm = play(name_phantoms, look)
     assert counting_slices > 0.75 * LOOKED_AT * SHARDS * len(HONEST), "the others go on, and avoid it"
-    forged = [
-        swarm.members[name].worker.services.round_service.outcomes["bad_signature"] for name in HONEST
-    ]
+    forged = [swarm.members[name].worker.services.round_service.outcomes["bad_signature"] for name in HONEST]
     assert 1 <= min(forged) <= max(forged) <= 2, "it links again at once, and is not let in for a while"

@@ -106,9 +106,7 @@ async def test_who_went_on_alone_with_the_old_rate_takes_up_the_history_of_the_o
     assert shared_rounds(swarm) > 20
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 6))]
-)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 6))])
 @on_virtual_clock
 async def test_an_order_for_rounds_that_are_past_parts_nobody(seed):
     """Some have settled a round with the old rate, and others not yet: nobody knows when it comes to whom."""

@@ -38,10 +38,7 @@ def test_each_number_is_in_one_fragment_once(shapes, fragments):
     found = cut(named, fragments)
     assert len(found) == fragments
     numbers = [
-        (piece.parameter, number)
-        for fragment in found
-        for piece in fragment
-        for number in piece.numbers
+        (piece.parameter, number) for fragment in found for piece in fragment for number in piece.numbers
     ]
     assert len(numbers) == len(set(numbers))
     assert len(numbers) == sum(shape[0] * (shape[1:] or [1])[0] for shape in shapes)

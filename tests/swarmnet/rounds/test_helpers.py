@@ -43,9 +43,7 @@ def reference(number: int, peer: PeerId = B) -> Reference:
 
 def drawn(classes: dict[PeerId, ReducerClass], blocks: int) -> Counter[PeerId]:
     """How many shards of these blocks each peer reduces."""
-    return Counter(
-        peer for round in range(blocks) for peer in DRAW.reducers(round, PEERS, VALUE, classes)
-    )
+    return Counter(peer for round in range(blocks) for peer in DRAW.reducers(round, PEERS, VALUE, classes))
 
 
 @pytest.mark.parametrize("level", range(len(UPLINK_LEVELS) + 1))
