@@ -1,9 +1,4 @@
-"""Orders of the run's owner on the wire, in the DHT and on disk: signed documents that prove their owner.
-
-In the DHT, the key of an order is made of the run id *and* the owner's public key. A node that stores the
-order need not know the run's manifest. A peer that signs with another key only writes to a key that no reader
-uses, because readers know the owner from the manifest. Thus the proof of ownership takes no extra bytes.
-"""
+"""Orders of the run's owner on the wire, in the DHT and on disk: signed documents that prove their owner."""
 
 from __future__ import annotations
 
@@ -18,11 +13,8 @@ from protocols.fields import Name, Number, RoundNumber
 from protocols.signed import msgpack_guard
 from protocols.signed.envelope import (
     ENVELOPE_BYTES,
-    FORMAT,
-    RUN_ID_BYTES,
     EnvelopeKind,
     open_envelope,
-    run_bytes,
     seal,
 )
 from protocols.signed.identity import Identity, public_key_bytes
@@ -32,7 +24,6 @@ from swarmnet.run.rates import LARGEST_FACTOR, MAX_RATES, RateChange
 
 ORDER_SECONDS = 600.0
 """How long a stored order lives; all peers of the run that have it store it again."""
-STORED_ORDER_LIMIT = RUN_ID_BYTES + ORDER_LIMIT
 _PUBLIC_KEY_OFFSET = 10
 """Offset of the public key in an envelope (docs/wire.md 5)."""
 Text = Annotated[str, Meta(max_length=REASON_LIMIT)]
@@ -57,11 +48,13 @@ class OrderDocument(Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """Pairs of (first round, learning-rate factor in thousandths). A shorter array may end before them."""
     ends: RoundNumber | None = None
     """The last round of the run; nil if there is none."""
+    dismissed: bool = False
+    """Whether bans by moderators do not count."""
 
 
-_LATER_FIELDS = 2
-"""Number of fields added later. Older programs refuse an array that has them, so an order that does not use
-them is written without."""
+_LATER_FIELDS = 3
+"""Number of fields added later. Older programs refuse an array that has them, so an order is written without
+those at its end that it does not use."""
 _decoder: msgspec.msgpack.Decoder[OrderDocument] = msgspec.msgpack.Decoder(OrderDocument)
 
 
@@ -71,8 +64,9 @@ class SignedOrder:
 
     order: OwnerOrders
     owner: PeerId
+    """The owner, or the joint id of the moderators (moderation.py)."""
     data: bytes
-    """The envelope's bytes."""
+    """The signed bytes."""
 
     def newer_than(self, other: SignedOrder | None) -> bool:
         """Return True if this order replaces `other`. Two orders with one sequence, made on two machines at
@@ -95,6 +89,7 @@ def seal_order(identity: Identity, run_id: RunId, order: OwnerOrders) -> SignedO
         chains=None,  # A retired field.
         rates=tuple((rate.from_round, rate.factor) for rate in order.rates),
         ends=order.ends,
+        dismissed=order.dismissed,
     )
     payload = _encode(document)
     size = len(payload) + ENVELOPE_BYTES
@@ -108,8 +103,10 @@ def seal_order(identity: Identity, run_id: RunId, order: OwnerOrders) -> SignedO
 def _encode(document: OrderDocument) -> bytes:
     """Encode an order; the array ends before the later fields if the order does not use them."""
     fields: list[object] = msgspec.to_builtins(document, builtin_types=(bytes,))
-    uses_later_fields = bool(document.rates) or document.ends is not None
-    return msgspec.msgpack.encode(fields if uses_later_fields else fields[:-_LATER_FIELDS])
+    if not document.dismissed:
+        uses_course = bool(document.rates) or document.ends is not None
+        fields = fields[:-1] if uses_course else fields[:-_LATER_FIELDS]
+    return msgspec.msgpack.encode(fields)
 
 
 def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> SignedOrder:
@@ -140,29 +137,6 @@ def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> Signe
         revoked=tuple(invite.hex() for invite in document.revoked),
         rates=tuple(RateChange(from_round, factor) for from_round, factor in document.rates),
         ends=document.ends,
+        dismissed=document.dismissed,
     )
     return SignedOrder(order, envelope.sender, bytes(data))
-
-
-def order_key(run_id: RunId, owner: PeerId) -> bytes:
-    """Return the DHT key of the owner's order for a run."""
-    return b"swarmnet order 1\0" + run_bytes(run_id) + public_key_bytes(owner)
-
-
-def stored_order(run_id: RunId, data: bytes) -> bytes:
-    """Return an order in the form stored in the DHT: prefixed with the run id, so that any node can check
-    it."""
-    return run_bytes(run_id) + data
-
-
-def is_stored_order(content: bytes) -> bool:
-    """Return True if `content` is a stored order and not a manifest. A manifest is JSON, which never has
-    these two bytes at this offset."""
-    return content[RUN_ID_BYTES : RUN_ID_BYTES + 2] == bytes((FORMAT, EnvelopeKind.ORDER))
-
-
-def open_stored_order(content: bytes) -> tuple[RunId, SignedOrder]:
-    """Verify a stored order and return its run and the order. Raises Malformed, TooLarge, WrongRun or
-    BadSignature."""
-    run_id = RunId(content[:RUN_ID_BYTES].hex())
-    return run_id, open_order(content[RUN_ID_BYTES:], run_id)

@@ -80,7 +80,7 @@ class Judgements:
         """Return the peer's weight or `NEWCOMER`: the median of the reports; None without one."""
         name = short_tag(tag_key(tag_of(PeerId(row.peer))))
         marks = [
-            report.marks.get(name, NEWCOMER)
+            report.marks.get(name, NEWCOMER) if report.marks else FULL_WEIGHT
             for report in self.reports.get(row.stage, {}).values()
             if report.is_complete or name in report.marks
         ]

@@ -41,7 +41,10 @@ def as_json(ordered: OwnerOrdersView) -> dict[str, object]:
         "revoked": len(order.revoked),
         "rates": [{"from_round": rate.from_round, "factor": rate.factor / WHOLE} for rate in order.rates],
         "ends": order.ends,
-        "bans": [{"peer": ban.peer, "reason": ban.reason} for ban in order.bans[: -SHOWN_ENTRIES - 1 : -1]],
+        "bans": [
+            {"peer": ban.peer, "reason": ban.reason, "by": ban.by}
+            for ban in order.bans[: -SHOWN_ENTRIES - 1 : -1]
+        ],
         "withdrawals": [
             {"document": withdrawal.document, "reason": withdrawal.reason}
             for withdrawal in order.withdrawn[: -SHOWN_ENTRIES - 1 : -1]

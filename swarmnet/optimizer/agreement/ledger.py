@@ -133,9 +133,9 @@ class AgreementLedger:
         rows_EF[:, WEIGHTS] = (rows_EF[:, WEIGHTS] << WEIGHT_BITS | weights_E) & NOTHING_KNOWN
         if (round + 1) % REPORT_INTERVAL == 0:
             recent_RF = rows_EF[rows_EF[:, LAST_ROUND] > round - RECENT_ROUNDS]
-            marks = _usable((recent_RF[:, WEIGHTS] & NEWCOMER).tolist())
+            marks = (recent_RF[:, WEIGHTS] & NEWCOMER).tolist()
             names = map(short_tag, recent_RF[:, TAG].tolist())
-            self.report = encode_report(round, zip(names, marks, strict=True))
+            self.report = encode_report(round, () if _say_nothing(marks) else zip(names, marks, strict=True))
 
     def weights(self, ahead: int, tags: Sequence[bytes]) -> list[int]:
         """Return the weight of each contributor, 0 to `FULL_WEIGHT`, in the round that is `ahead` rounds
@@ -184,9 +184,14 @@ def counted(marks: Sequence[int]) -> list[int]:
 
 def _usable(marks: list[int]) -> list[int]:
     """Return the marks of a round's contributors as they are used (`AgreementLedger.marks`)."""
-    if sum(mark != NEWCOMER for mark in marks) < MIN_CONTRIBUTORS or not any(counted(marks)):
+    if _say_nothing(marks):
         return [FULL_WEIGHT] * len(marks)
     return [mark if mark == NEWCOMER else min(mark, FULL_WEIGHT) for mark in marks]
+
+
+def _say_nothing(marks: list[int]) -> bool:
+    """Return whether too few contributors are known, or none of them has weight: then all count in full."""
+    return sum(mark != NEWCOMER for mark in marks) < MIN_CONTRIBUTORS or not any(counted(marks))
 
 
 def _are_known(rows_EF: Integers) -> NDArray[np.bool_]:

@@ -38,7 +38,8 @@ class WeightReport:
 
     round: int
     marks: Mapping[bytes, int]
-    """Short name of each contributor (`short_tag`) -> its weight, or `NEWCOMER`."""
+    """Short name of each contributor (`short_tag`) -> its weight, or `NEWCOMER`. Empty if all count in full,
+    because too few are known."""
     is_complete: bool
     """Whether no contributor was left out for lack of space."""
 

@@ -89,6 +89,11 @@ def test_a_peer_that_reports_other_weights_changes_none_and_is_named():
     assert metrics_of(shown)["weight_conflicts", "1"] == 1.0
 
 
+def test_in_a_stage_of_too_few_to_compare_all_votes_count():
+    shown = seen(*(record(peer, 1, vote_weights=report(95)) for peer in "ab"))
+    assert [(row.vote_weight, row.is_new_voter) for row in shown.rows] == [(1.0, False)] * 2
+
+
 def test_reports_on_different_rounds_are_no_conflict_but_two_halves_are():
     later = report(103, a=15, b=14, c=15, liar=0, new=15)
     assert seen(*STAGE[:3], record("d", 1, vote_weights=later)).weight_conflicts == {}

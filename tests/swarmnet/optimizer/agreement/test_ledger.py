@@ -142,3 +142,11 @@ def test_weights_are_reported_at_some_rounds_newcomers_as_such_and_old_contribut
     assert found.marks == {**dict.fromkeys(names[:8], FULL_WEIGHT), names[8]: NEWCOMER}
     play(range(REPORT_INTERVAL, REPORT_INTERVAL + RECENT_ROUNDS), tags[:8])
     assert set(open_report(ledger.report).marks) == set(names[:8])
+
+
+def test_while_all_count_in_full_a_report_names_nobody():
+    ledger, tags = AgreementLedger(), sorted(map(tag_of, PEERS[:4]))
+    for number in range(REPORT_INTERVAL):
+        signs_CN, _ = correlated_votes(len(tags), seed=number)
+        ledger.record(number, tags, ledger.compare(tags, signs_CN))
+    assert open_report(ledger.report).marks == {}
