@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 from random import Random
-from statistics import median
 
 from hostile import Liar
 from swarm import COST_SECONDS, TINY_MODEL, Swarm, tiny_manifest
 
+from peers.compute.executor import BACKWARD, FORWARD
 from peers.worker.worker import Worker
-from protocols.messages.table import Contribution, Heartbeat, PeerRecord, Progress
+from protocols.messages.table import Contribution, Heartbeat, Lane, Message, PeerRecord, Progress
 from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.records import seal_record
 from protocols.signed.token_count import encode_tokens
@@ -21,12 +21,18 @@ from swarmnet.rounds.result_table import tag_of
 from swarmnet.run.schema import Data, Sync
 
 HONEST = [f"honest {number}" for number in range(8)]
+NEWCOMER = "newcomer"
 ANNOUNCED_SECONDS = 60.0
 """Half of a record's life."""
 GREETING_SECONDS = 30.0
 """In this time, every key greets every honest peer whose link it lacks."""
 TICK_SECONDS = 1.0
+NETWORKS = 16
+"""Address ranges of the attacker."""
 SLOWER = 50
+WAYS = ("joins", "contributes", "stalls")
+"""What a key does besides greeting: nothing, or it contributes votes of chance as a newcomer, or it also says
+that it is in step, and agrees to nothing."""
 
 
 def manifest():
@@ -41,22 +47,24 @@ def manifest():
 
 
 def slow(kind: int) -> float:
-    """Seconds of compute: so many that most messages are those of the attacker."""
-    return SLOWER * COST_SECONDS[kind]
+    """Seconds of compute. Microbatches take longer, so that most messages are those of the attacker."""
+    return COST_SECONDS[kind] * (SLOWER if kind in (BACKWARD, FORWARD) else 1)
 
 
 class FalseKey(Liar):
     """Says that it takes part, and contributes votes of chance."""
 
-    def __init__(self, swarm: Swarm, name: str) -> None:
-        super().__init__(swarm, 0, name)
-        self.address = f"/memory/{self.identity.peer_id}"
+    def __init__(self, swarm: Swarm, number: int, way: str) -> None:
+        super().__init__(swarm, 0, f"false {number}")
+        self.address = f"/ip4/8.8.{number % NETWORKS}.{number // NETWORKS % 250 + 1}/tcp/{number + 1}"
         self.sequence = 0
-        self.way = "contributes"
-        """How it behaves: `joins`, `contributes` as a newcomer does, or `stalls`: it says that it is in step,
-        and agrees to nothing."""
+        self.anchor = (-1, -1, b"")
+        """What an honest peer said last of its branch."""
+        self.way = way
 
-    def received(self, *_: object) -> None: ...
+    def received(self, _peer: PeerId, _lane: Lane, message: Message, *_: object) -> None:
+        if isinstance(message, Progress):
+            self.anchor = message.settled, message.anchor_round, message.anchor
 
     async def announce(self) -> None:
         """Store a fresh record."""
@@ -88,7 +96,8 @@ class FalseKey(Liar):
             if self.way == "joins":
                 continue
             in_step = self.way == "stalls"
-            await self.say(peer, Progress(round, 8, [], -1, in_step, -1, b"", []))
+            settled, anchor_round, anchor = self.anchor
+            await self.say(peer, Progress(round, 8, [], settled, in_step, anchor_round, anchor, []))
             await self.say(peer, Contribution(), votes)
 
     def _round(self) -> int:
@@ -100,22 +109,20 @@ class Measured:
     """What an attack costs: with no false keys, or with many."""
 
     keys: int
-    joined_seconds: list[float] = field(default_factory=list)
-    """From the start of each newcomer until it trains with the group."""
+    way: str
+    joined_seconds: float = 0.0
+    """Time from the start of an honest newcomer until it settles rounds with the group."""
     microbatches_per_second: float = 0.0
     rounds_per_second: float = 0.0
     honest_weights: list[int] = field(default_factory=list)
     false_weights: list[int] = field(default_factory=list)
-    """Weights of the false keys that the ledger knows."""
-    false_contributors: int = 0
-    """False keys whose contributions have settled."""
 
     def row(self) -> str:
-        joined = f"{median(self.joined_seconds):.1f}"
+        """A row of a table."""
+        honest = sum(self.honest_weights) / len(self.honest_weights)
         return (
-            f"| {self.keys:,} | {joined} | {self.microbatches_per_second:.1f} | {self.rounds_per_second:.2f} "
-            f"| {sum(self.honest_weights) / len(self.honest_weights):.1f} | {max(self.false_weights, default=0)} "
-            f"| {self.false_contributors} |"
+            f"| {self.keys:,} | {self.way} | {self.joined_seconds:.1f} | {self.microbatches_per_second:.2f} "
+            f"| {self.rounds_per_second:.2f} | {honest:.1f} | {max(self.false_weights, default=0)} |"
         )
 
 
@@ -127,6 +134,12 @@ def ledger_of(worker: Worker) -> AgreementLedger:
     return ledger
 
 
+def is_abreast(swarm: Swarm) -> bool:
+    """Whether the newcomer settles the rounds that the others settle."""
+    _, settled = swarm.rounds().get(NEWCOMER, (0, -1))
+    return settled >= swarm.rounds()[HONEST[0]][1] - 2
+
+
 async def attack(keys: list[FalseKey], honest: list[PeerId], chance: Random) -> None:
     """Announce, greet and contribute until cancelled."""
     for key in keys:
@@ -135,10 +148,10 @@ async def attack(keys: list[FalseKey], honest: list[PeerId], chance: Random) -> 
     greeted_per_tick = max(1, int(len(keys) * TICK_SECONDS / GREETING_SECONDS))
     announced_per_tick = max(1, int(len(keys) * TICK_SECONDS / ANNOUNCED_SECONDS))
     while True:
-        for _ in range(announced_per_tick):
+        for _ in range(announced_per_tick if keys else 0):
             await keys[announced % len(keys)].announce()
             announced += 1
-        for number in range(greeted_per_tick):
+        for number in range(greeted_per_tick if keys else 0):
             key = keys[(tick * greeted_per_tick + number) % len(keys)]
             for peer in honest:
                 if peer not in key.linked():
@@ -149,34 +162,27 @@ async def attack(keys: list[FalseKey], honest: list[PeerId], chance: Random) -> 
         await asyncio.sleep(TICK_SECONDS)
 
 
-async def story(swarm: Swarm, keys: int, way: str, seconds: float, newcomers: int) -> Measured:
+async def story(swarm: Swarm, keys: int, way: str, seconds: float) -> Measured:
     """Let honest peers settle some rounds, then attack them, and measure. Times are virtual."""
-    found, chance = Measured(keys), Random(7)
+    found, chance = Measured(keys, way), Random(7)
     swarm.open()
     members = [swarm.start(name, 0, in_flight=1, compute=slow) for name in HONEST]
     await swarm.until(lambda: min((s for _, s in swarm.rounds().values()), default=-1) >= 12, 120.0)
-    false = [FalseKey(swarm, f"false {number}") for number in range(keys)]
-    for key in false:
-        key.way = way
+    false = [FalseKey(swarm, number, way) for number in range(keys)]
     attacking = asyncio.create_task(attack(false, [member.peer for member in members], chance))
     await swarm.during(10.0)
     began, before, first = swarm.loop.time(), swarm.committed(0), swarm.rounds()[HONEST[0]][1]
-    for number in range(newcomers):
-        name, at = f"newcomer {number}", swarm.loop.time()
-        swarm.start(name, 0, in_flight=1, compute=slow)
-        await swarm.until(
-            lambda name=name: swarm.rounds().get(name, (0, -1))[1] >= swarm.rounds()[HONEST[0]][1] - 2, 120.0
-        )
-        found.joined_seconds.append(swarm.loop.time() - at)
+    swarm.start(NEWCOMER, 0, in_flight=1, compute=slow)
+    await swarm.until(lambda: is_abreast(swarm), 120.0)
+    found.joined_seconds = swarm.loop.time() - began
     await swarm.during(max(0.0, began + seconds - swarm.loop.time()))
     passed = swarm.loop.time() - began
     found.microbatches_per_second = (swarm.committed(0) - before) / passed
     found.rounds_per_second = (swarm.rounds()[HONEST[0]][1] - first) / passed
-    ledger = ledger_of(members[0].worker)
-    found.honest_weights = ledger.weights(99, [tag_of(member.peer) for member in members])
-    found.false_weights = ledger.weights(99, [tag_of(key.identity.peer_id) for key in false])
-    sets = {note.fields.get("contributor") for note in swarm.of("contribution_accepted", HONEST[0])}
-    found.false_contributors = len(sets & {key.identity.peer_id for key in false})
+    peers = [member.peer for member in members] + [key.identity.peer_id for key in false]
+    weights = ledger_of(members[0].worker).weights(99, list(map(tag_of, peers)))
+    found.honest_weights, found.false_weights = weights[: len(members)], weights[len(members) :]
+    assert not attacking.done(), attacking.exception()
     attacking.cancel()
     await asyncio.gather(attacking, return_exceptions=True)
     await swarm.close()
