@@ -164,10 +164,11 @@ class Directory(Protocol):
         answers. Raises PeerGone if one does but the process does not reply."""
 
     async def put_order(self, run: RunId, order: bytes, deadline_seconds: float) -> bool:
-        """Store an owner's signed order; it never replaces a newer one. False if no node stored it."""
+        """Store a signed order of the owner or of the moderators; it never replaces a newer one. False if no
+        node stored it."""
 
-    async def get_order(self, run: RunId, owner: PeerId, deadline_seconds: float) -> SignedOrder | None:
-        """Return the newest order of the run's owner that is found, or None if there is none."""
+    async def get_order(self, run: RunId, author: PeerId, deadline_seconds: float) -> SignedOrder | None:
+        """Return the newest order that is found, or None. `author`: the owner or the moderators' joint id."""
 
     async def put_listing(self, listing: bytes, deadline_seconds: float) -> bool:
         """Store a run's entry in the registry of runs. Returns False if no node stored it."""

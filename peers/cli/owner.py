@@ -59,16 +59,65 @@ def checkpoint(run: Run, reason: Reason = "", key: Key = None, bootstrap: Bootst
 Peer = Annotated[str, typer.Argument(metavar="PEER", help="Peer id, 12D3Koo...")]
 
 
-def ban(run: Run, peer: Peer, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
+SignOnly = Annotated[
+    bool,
+    typer.Option("--sign-only", help="Sign as a moderator, with --key, and print a line for others to sign."),
+]
+
+
+def ban(
+    run: Run,
+    peer: Peer,
+    reason: Reason = "",
+    key: Key = None,
+    bootstrap: Bootstraps = None,
+    sign_only: SignOnly = False,
+) -> None:
     """Ban a peer: all peers close their links to it."""
     banned = _parse_peer_id(peer)
-    _give_order(run, key, bootstrap, lambda orders: owner_orders.ban(orders, banned, reason))
+    give = _sign_moderation if sign_only else _give_order
+    give(run, key, bootstrap, lambda orders: owner_orders.ban(orders, banned, reason))
 
 
-def unban(run: Run, peer: Peer, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
+def unban(
+    run: Run,
+    peer: Peer,
+    reason: Reason = "",
+    key: Key = None,
+    bootstrap: Bootstraps = None,
+    sign_only: SignOnly = False,
+) -> None:
     """Lift the ban of a peer."""
     banned = _parse_peer_id(peer)
-    _give_order(run, key, bootstrap, lambda orders: owner_orders.unban(orders, banned, reason))
+    give = _sign_moderation if sign_only else _give_order
+    give(run, key, bootstrap, lambda orders: owner_orders.unban(orders, banned, reason))
+
+
+Line = Annotated[str, typer.Argument(metavar="LINE", help="The line that `order ban --sign-only` printed.")]
+
+
+def sign(run: Run, line: Line, key: Key = None, bootstrap: Bootstraps = None) -> None:
+    """Add a moderator's signature to a ban, or to its withdrawal."""
+    from peers.cli.moderating import add_signature
+
+    add_signature(run, line, _load_owner_key(key)[1], bootstrap)
+
+
+def publish_moderation(run: Run, line: Line, bootstrap: Bootstraps = None) -> None:
+    """Send what enough moderators have signed to all peers. Anyone can do it."""
+    from peers.cli.moderating import publish
+
+    publish(run, line, bootstrap)
+
+
+def dismiss(run: Run, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
+    """Dismiss the moderators: their bans do not count until `reinstate`."""
+    _give_order(run, key, bootstrap, lambda orders: owner_orders.dismiss(orders, reason))
+
+
+def reinstate(run: Run, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
+    """Let bans by moderators count again."""
+    _give_order(run, key, bootstrap, lambda orders: owner_orders.reinstate(orders, reason))
 
 
 def withdraw(
@@ -109,6 +158,15 @@ def _load_owner_key(key: Path | None) -> tuple[Path, Identity]:
     path = key or _state_home() / "owner.key"
     with as_user_errors(IdentityError):
         return path, load(path)
+
+
+def _sign_moderation(
+    run: str, key: Path | None, bootstrap: list[str] | None, change: Callable[[OwnerOrders], OwnerOrders]
+) -> None:
+    """Sign a change of the moderators' bans with one key, and print it. Raises UserError."""
+    from peers.cli.moderating import begin
+
+    begin(run, _load_owner_key(key)[1], bootstrap, change)
 
 
 def _give_order(
@@ -164,7 +222,7 @@ def show_orders(run: Run, bootstrap: Bootstraps = None, as_json: AsJson = False)
 
     async def fetch_orders(connection: RunConnection) -> OwnerOrders:
         known = await newest(connection, kept=None, notify=notify)
-        return known.public  # The orders that the directory has.
+        return known.directory.order
 
     order = with_run(run, bootstrap, fetch_orders)
     _echo(json.dumps(asdict(order), indent=2, ensure_ascii=False) if as_json else _describe_order(order))
@@ -181,7 +239,8 @@ def _describe_order(order: OwnerOrders) -> str:
     given = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(order.sequence / 1e6))
     lines = [f"newest order of {given}: {order.reason or 'no reason given'}"]
     lines.append("the run is paused" if order.paused else "the run is not paused")
-    lines += [f"banned     {ban.peer}  {ban.reason}" for ban in order.bans]
+    lines += [f"banned     {ban.peer}  by the {ban.by}: {ban.reason}" for ban in order.bans]
+    lines += ["the moderators are dismissed: their bans do not count"] * order.dismissed
     lines += [f"withdrawn  {entry.document}  {entry.reason}" for entry in order.withdrawn]
     lines += [f"revoked    {invite}" for invite in order.revoked]
     lines += [f"rate       {in_words(rate.factor)} from round {rate.from_round} on" for rate in order.rates]

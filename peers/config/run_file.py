@@ -110,6 +110,16 @@ def _check(manifest: Manifest) -> None:
     """Raise ManifestError if the manifest contradicts itself."""
     check(manifest)
     check_trained(manifest)
+    if manifest.moderators.keys:
+        from protocols.signed.identity import public_key_bytes
+
+        try:
+            for peer in manifest.moderators.keys:
+                public_key_bytes(peer)
+        except ValueError as error:
+            raise ManifestError(
+                f"moderators.keys: {error}; `swarmnet identity FILE` prints a key's id"
+            ) from None
 
 
 def _require_names(manifest: Manifest, typed: ParsedYaml) -> None:

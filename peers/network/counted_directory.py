@@ -55,8 +55,8 @@ class CountedDirectory:
     async def put_order(self, run: RunId, order: bytes, deadline_seconds: float) -> bool:
         return await self._count("put", self._inner.put_order(run, order, deadline_seconds))
 
-    async def get_order(self, run: RunId, owner: PeerId, deadline_seconds: float) -> SignedOrder | None:
-        return await self._count("get", self._inner.get_order(run, owner, deadline_seconds))
+    async def get_order(self, run: RunId, author: PeerId, deadline_seconds: float) -> SignedOrder | None:
+        return await self._count("get", self._inner.get_order(run, author, deadline_seconds))
 
     async def put_listing(self, listing: bytes, deadline_seconds: float) -> bool:
         return await self._count("put", self._inner.put_listing(listing, deadline_seconds))

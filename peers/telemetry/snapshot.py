@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -35,6 +35,20 @@ HOLDING = ("joining", *IN_STEP, "suspect", "known")
 FASTEST = 16.0
 """No peer counts for more than this many times the median, as in swarmnet/placement/policy.py."""
 _NO_STAGE = {"bootstrap": "a bootstrap", "observer": "an observer", "archivist": "an archivist"}
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerVerdict:
+    """What one peer says of the answers of another, which it avoided."""
+
+    by: str
+    """Peer id of the one that compared."""
+    what: Literal["gradients", "hidden states"]
+    """What it compared: the peer of the stage before compares gradients, that of the stage after hidden
+    states."""
+    differed: int
+    """Number of comparisons in which they differed, of those `compared`."""
+    compared: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +79,14 @@ class PeerRow:
     """Whether the peer responds; False if only its records show it."""
     here: bool = False
     """Whether this peer made the snapshot."""
+    vote_weight: float | None = None
+    """What its votes weigh, 0 to 1, with `sync.weights: agreement`; None if unknown."""
+    is_new_voter: bool = False
+    """Whether its votes do not count because they are not known yet."""
+    avoided_by: int = 0
+    """Number of peers that avoided it because of its answers."""
+    verdicts: tuple[AnswerVerdict, ...] = ()
+    """Some of these, with reasons."""
 
     def fits(self, search: str) -> bool:
         """Return whether the row matches `search` (lower case): part of its id, name or state, its role, or
@@ -280,6 +302,10 @@ class SwarmSnapshot:
     checkpoint: OldestCheckpoint | None = None
     contributors: tuple[tuple[str, str, int], ...] = ()
     """Tuples of peer, name and tokens."""
+    doubts: tuple[str, ...] = ()
+    """What others' records say against peers: one sentence for each peer or stage."""
+    weight_conflicts: Mapping[int, int] = field(default_factory=dict)
+    """Stage -> number of peers that report other weights of votes than most, for the same round."""
     experts: tuple[ExpertGroup, ...] = ()
     """Groups of experts, where each peer trains one group."""
     ordered: OwnerOrdersView = ORDERS_NOT_READ

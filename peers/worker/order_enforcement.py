@@ -59,27 +59,25 @@ class OrderEnforcer:
 
     def on_state_request(self, peer: PeerId) -> None:
         """Send the order to a peer that requests the state but has no link on which it got the order."""
-        links, held = self._services.links, self._orders.book.held
-        if held is not None and peer not in links.known():
-            links.answer(peer, "group", OrderUpdate(held.data))
+        links = self._services.links
+        for document in self._orders.book.documents if peer not in links.known() else ():
+            links.answer(peer, "group", OrderUpdate(document))
 
     @handles(OrderUpdate)
     def message(self, peer: PeerId, message: OrderUpdate, _body: bytes) -> None:
         """Accept an order from any peer, also before its handshake is complete."""
         book = self._orders.book
-        held = book.held
         try:
             news = book.take(message.order)
         except WireError as error:
             self._services.links.refused(peer, error.code, str(error))
             return
-        if not news and held is not None and message.order != held.data:
+        if not news and message.order not in book.documents:
             self._send_order(peer)  # The peer has an older order. A peer without a link gets no reply.
 
     def _send_order(self, peer: PeerId) -> None:
-        held = self._orders.book.held
-        if held is not None:
-            self._services.links.post(peer, "group", OrderUpdate(held.data))
+        for document in self._orders.book.documents:
+            self._services.links.post(peer, "group", OrderUpdate(document))
 
     # -- enforcing ------------------------------------------------------------------------------------
 

@@ -33,9 +33,12 @@ from peers.worker.stage_services import StageServices
 from peers.worker.worker_context import WorkerContext
 from protocols.fields import Body
 from protocols.messages.table import GetState, Message, PeerRecords, Statements
+from protocols.signed.peer_record import MAX_VERDICTS
 from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.peer_info import HELPER_ROLE
+from swarmnet.optimizer.agreement.ledger import KeepsLedger
+from swarmnet.optimizer.agreement.weight_report import is_reporter
 from swarmnet.rounds.events import ProcessSuspended
 
 SERVICES = (
@@ -285,7 +288,18 @@ def claims_of(services: StageServices, load: HeartbeatLoad) -> Claims:
         experts_group=held.group if held is not None else -1,
         experts_trained=held.trained if held is not None else (),
         uploads_seen=service.report_uploads(),
+        vote_weights=_report_weights(services),
+        avoids=pipeline.checks.trust.verdicts(MAX_VERDICTS),
     )
+
+
+def _report_weights(services: StageServices) -> bytes:
+    """Return the newest report on the weights of votes, if this peer is one of those that report."""
+    method, me = services.part.method, services.context.me
+    if not isinstance(method, KeepsLedger) or method.ledger is None:
+        return b""
+    group = 1 + len(services.links.membership.live(services.stage))
+    return method.ledger.report if is_reporter(me, group) else b""
 
 
 def _written_at(path: Path) -> float:

@@ -41,10 +41,6 @@ from protocols.signed.identity import public_key_bytes
 from protocols.signed.orders import (
     ORDER_SECONDS,
     SignedOrder,
-    open_order,
-    open_stored_order,
-    order_key,
-    stored_order,
 )
 from protocols.signed.records import (
     MANIFEST_SECONDS,
@@ -57,6 +53,7 @@ from protocols.signed.records import (
     stage_key,
 )
 from protocols.signed.registry_entry import LISTING_SECONDS, RUNS_KEY, open_listing
+from protocols.signed.stored_orders import open_any_order, open_stored_order, order_key, stored_order
 from swarmnet.identifiers import PeerId, RunId
 
 logger = logging.getLogger(__name__)
@@ -363,17 +360,18 @@ class DhtDirectory:
         return found.value
 
     async def put_order(self, run: RunId, order: bytes, deadline_seconds: float) -> bool:
-        """Store the owner's signed order in the DHT for `ORDER_SECONDS`. Returns False if no other node has
-        it then. Nodes with a newer order keep that. Raises a WireError if the order is invalid."""
-        key, value = order_key(run, open_order(order, run).owner), stored_order(run, order)
+        """Store a signed order of the owner or of the moderators in the DHT for `ORDER_SECONDS`. Returns
+        False if no other node has it then. Nodes with a newer order keep that. Raises a WireError if the
+        order is invalid."""
+        key, value = order_key(run, open_any_order(order, run).owner), stored_order(run, order)
         expires = self.now() + ORDER_SECONDS
         self._gate.note(key_id(key), PLAIN, stored_value(value), expires)
         return await self._store_shared(key, value, expires, deadline_seconds)
 
-    async def get_order(self, run: RunId, owner: PeerId, deadline_seconds: float) -> SignedOrder | None:
-        """Return the newest order of the run's owner seen now or before; None if there is none. Raises
+    async def get_order(self, run: RunId, author: PeerId, deadline_seconds: float) -> SignedOrder | None:
+        """Return the newest order of the author seen now or before; None if there is none. Raises
         Unreachable if none is known and the DHT does not answer in time."""
-        key, timed_out = order_key(run, owner), False
+        key, timed_out = order_key(run, author), False
         try:
             async with asyncio.timeout(deadline_seconds):
                 await self._get(key)

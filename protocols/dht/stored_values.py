@@ -27,9 +27,9 @@ from protocols.errors import Malformed
 from protocols.signed import msgpack_guard
 from protocols.signed.envelope import RUN_ID_BYTES
 from protocols.signed.identity import SIGNATURE_BYTES
-from protocols.signed.orders import STORED_ORDER_LIMIT, is_stored_order, open_stored_order, order_key
 from protocols.signed.records import RECORD_LIMIT, manifest_key, open_manifest, open_record, stage_key
 from protocols.signed.registry_entry import LISTING_BYTES, RUNS_KEY, open_listing
+from protocols.signed.stored_orders import STORED_ORDER_LIMIT, is_stored_order, open_stored_order, order_key
 from swarmnet.identifiers import RunId
 from swarmnet.run.canonical_form import MANIFEST_LIMIT
 

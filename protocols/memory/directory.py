@@ -8,9 +8,10 @@ from typing import Any, Protocol
 
 from protocols.errors import Malformed, PeerGone, Unreachable
 from protocols.memory.conditions import Direction
-from protocols.signed.orders import SignedOrder, open_order
+from protocols.signed.orders import SignedOrder
 from protocols.signed.records import RECORD_SECONDS, SKEW_SECONDS, Remembered, open_manifest, open_record
 from protocols.signed.registry_entry import open_listing
+from protocols.signed.stored_orders import open_any_order
 from swarmnet.identifiers import PeerId, RunId
 
 
@@ -93,18 +94,18 @@ class MemoryDirectory:
         return self._network.manifests.get(run)
 
     async def put_order(self, run: RunId, order: bytes, deadline_seconds: float) -> bool:
-        """Store a signed order of the run's owner, unless a newer one is stored. Returns False if this peer
-        reaches no other. Raises a WireError if the order is invalid."""
-        signed = open_order(order, run)
+        """Store an order of the owner or of the moderators, unless a newer one is stored. Returns False if
+        this peer reaches no other. Raises a WireError if the order is invalid."""
+        signed = open_any_order(order, run)
         await asyncio.sleep(0)
         if signed.newer_than(self._network.orders.get((run, signed.owner))):
             self._network.orders[run, signed.owner] = signed
         return self._reaches_others()
 
-    async def get_order(self, run: RunId, owner: PeerId, deadline_seconds: float) -> SignedOrder | None:
-        """Return the newest order of the run's owner; None if there is none."""
+    async def get_order(self, run: RunId, author: PeerId, deadline_seconds: float) -> SignedOrder | None:
+        """Return the newest order of the author; None if there is none."""
         await asyncio.sleep(0)
-        return self._network.orders.get((run, owner))
+        return self._network.orders.get((run, author))
 
     async def put_listing(self, listing: bytes, deadline_seconds: float) -> bool:
         """Store a run's entry in the registry. Returns False if this peer reaches no other."""

@@ -48,6 +48,7 @@ class EnvelopeKind(IntEnum):
     INVITE = 7
     RECEIPT = 8
     SLICES = 9
+    MODERATION = 10
 
 
 @dataclass(frozen=True, slots=True)

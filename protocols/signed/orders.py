@@ -1,9 +1,4 @@
-"""Orders of the run's owner on the wire, in the DHT and on disk: signed documents that prove their owner.
-
-In the DHT, the key of an order is made of the run id *and* the owner's public key. A node that stores the
-order need not know the run's manifest. A peer that signs with another key only writes to a key that no reader
-uses, because readers know the owner from the manifest. Thus the proof of ownership takes no extra bytes.
-"""
+"""Orders of the run's owner on the wire, in the DHT and on disk: signed documents that prove their owner."""
 
 from __future__ import annotations
 
@@ -18,11 +13,8 @@ from protocols.fields import Name, Number, RoundNumber
 from protocols.signed import msgpack_guard
 from protocols.signed.envelope import (
     ENVELOPE_BYTES,
-    FORMAT,
-    RUN_ID_BYTES,
     EnvelopeKind,
     open_envelope,
-    run_bytes,
     seal,
 )
 from protocols.signed.identity import Identity, public_key_bytes
@@ -33,7 +25,6 @@ from swarmnet.run.rates import LARGEST_FACTOR, MAX_RATES, RateChange
 
 ORDER_SECONDS = 600.0
 """How long a stored order lives; all peers of the run that have it store it again."""
-STORED_ORDER_LIMIT = RUN_ID_BYTES + ORDER_LIMIT
 _PUBLIC_KEY_OFFSET = 10
 """Offset of the public key in an envelope (docs/wire.md 5)."""
 Text = Annotated[str, Meta(max_length=REASON_LIMIT)]
@@ -67,6 +58,8 @@ class OrderDocument(Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """The last round of the run; nil if there is none."""
     mixtures: Annotated[tuple[tuple[RoundNumber, Shares], ...], Meta(max_length=MAX_MIXTURES)] = ()
     """Pairs of (first round, shares of the sources). A shorter array may end before them."""
+    dismissed: bool = False
+    """Whether bans by moderators do not count. A shorter array may end before it."""
 
 
 _decoder: msgspec.msgpack.Decoder[OrderDocument] = msgspec.msgpack.Decoder(OrderDocument)
@@ -78,8 +71,9 @@ class SignedOrder:
 
     order: OwnerOrders
     owner: PeerId
+    """The owner, or the joint id of the moderators (moderation.py)."""
     data: bytes
-    """The envelope's bytes."""
+    """The signed bytes."""
 
     def newer_than(self, other: SignedOrder | None) -> bool:
         """Return True if this order replaces `other`. Two orders with one sequence, made on two machines at
@@ -103,6 +97,7 @@ def seal_order(identity: Identity, run_id: RunId, order: OwnerOrders) -> SignedO
         rates=tuple((rate.from_round, rate.factor) for rate in order.rates),
         ends=order.ends,
         mixtures=tuple((change.from_round, change.weights) for change in order.mixtures),
+        dismissed=order.dismissed,
     )
     payload = _encode(document)
     size = len(payload) + ENVELOPE_BYTES
@@ -117,10 +112,12 @@ def _encode(document: OrderDocument) -> bytes:
     """Encode an order. Older programs refuse an array that has fields added later, so the array ends before
     those that the order does not use."""
     fields: list[object] = msgspec.to_builtins(document, builtin_types=(bytes,))
-    if not document.mixtures:
+    if not document.dismissed:
         del fields[-1]
-        if not document.rates and document.ends is None:
-            del fields[-2:]
+        if not document.mixtures:
+            del fields[-1]
+            if not document.rates and document.ends is None:
+                del fields[-2:]
     return msgspec.msgpack.encode(fields)
 
 
@@ -153,29 +150,6 @@ def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> Signe
         rates=tuple(RateChange(from_round, factor) for from_round, factor in document.rates),
         ends=document.ends,
         mixtures=tuple(MixtureChange(first, weights) for first, weights in document.mixtures),
+        dismissed=document.dismissed,
     )
     return SignedOrder(order, envelope.sender, bytes(data))
-
-
-def order_key(run_id: RunId, owner: PeerId) -> bytes:
-    """Return the DHT key of the owner's order for a run."""
-    return b"swarmnet order 1\0" + run_bytes(run_id) + public_key_bytes(owner)
-
-
-def stored_order(run_id: RunId, data: bytes) -> bytes:
-    """Return an order in the form stored in the DHT: prefixed with the run id, so that any node can check
-    it."""
-    return run_bytes(run_id) + data
-
-
-def is_stored_order(content: bytes) -> bool:
-    """Return True if `content` is a stored order and not a manifest. A manifest is JSON, which never has
-    these two bytes at this offset."""
-    return content[RUN_ID_BYTES : RUN_ID_BYTES + 2] == bytes((FORMAT, EnvelopeKind.ORDER))
-
-
-def open_stored_order(content: bytes) -> tuple[RunId, SignedOrder]:
-    """Verify a stored order and return its run and the order. Raises Malformed, TooLarge, WrongRun or
-    BadSignature."""
-    run_id = RunId(content[:RUN_ID_BYTES].hex())
-    return run_id, open_order(content[RUN_ID_BYTES:], run_id)

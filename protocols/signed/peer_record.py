@@ -8,6 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from protocols.fields import Invite, Name, Number, NumberOrNone, RoundNumber, StageNumber
+from swarmnet.optimizer.agreement.weight_report import REPORT_BYTES as WEIGHTS_BYTES
 from swarmnet.rounds.upload_meter import MAX_REPORTS, REPORT_BYTES
 
 NAME_CHARACTERS = 64
@@ -23,6 +24,9 @@ Device = Annotated[str, Meta(max_length=16, pattern=r"^[a-z]*\Z")]
 Loss = Annotated[float, Meta(ge=0.0, le=1e6)]
 ExpertGroup = Annotated[int, Meta(ge=-1, lt=256)]
 UploadReports = Annotated[bytes, Meta(max_length=MAX_REPORTS * REPORT_BYTES)]
+WeightsReport = Annotated[bytes, Meta(max_length=WEIGHTS_BYTES)]
+MAX_VERDICTS = 8
+"""Maximum number of peers in a record that its peer avoids."""
 TOLD_GROUPS = 64
 """Maximum number of expert groups in a record; each takes at most five bytes."""
 
@@ -94,3 +98,9 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     uploads_seen: UploadReports = b""
     """What the peer has measured of the uploads of others, in runs with reducers
     (swarmnet/rounds/upload_meter.py)."""
+    vote_weights: WeightsReport = b""
+    """What the votes of the stage's contributors weigh, with `sync.weights: agreement`; empty if the peer
+    does not report it (swarmnet/optimizer/agreement/weight_report.py)."""
+    avoids: Annotated[tuple[tuple[Name, Number, Number], ...], Meta(max_length=MAX_VERDICTS)] = ()
+    """Peers of a neighbouring stage that the peer avoided because their answers differed, until they earned
+    their trust back: peer id, comparisons that differed, comparisons."""

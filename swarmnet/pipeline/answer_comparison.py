@@ -176,6 +176,10 @@ class _Record:
     """Whether it was avoided, and has not earned its trust back."""
     agreements: int = 0
     """Number of comparisons in a row that agreed."""
+    faults: int = 0
+    """Number of comparisons in which it differed."""
+    compared: int = 0
+    """Number of comparisons in which it took part."""
 
 
 class AnswerTrust:
@@ -207,12 +211,20 @@ class AnswerTrust:
         record.differed.clear()
         return True
 
+    def verdicts(self, limit: int) -> tuple[tuple[PeerId, int, int], ...]:
+        """Return at most `limit` peers that were avoided and have not earned their trust back, the newest
+        first, each with the number of comparisons in which it differed, and of all its comparisons."""
+        doubted = [(peer, one) for peer, one in reversed(self._records.items()) if one.on_probation]
+        return tuple((peer, one.faults, one.compared) for peer, one in doubted[:limit])
+
     def _compared(self, peer: PeerId, others: Iterable[PeerId], differed: bool) -> _Record:
         record = self._records.setdefault(peer, _Record())
         self._records.move_to_end(peer)
         if len(self._records) > MAX_PEERS:
             self._records.popitem(last=False)
         record.differed.append(differed)
+        record.faults += differed
+        record.compared += 1
         for other in others:
             if other != peer:
                 record.others[other] = differed

@@ -15,6 +15,7 @@ from swarmnet.run.manifest import Manifest, ManifestError
 from swarmnet.run.method_config import Problem
 from swarmnet.run.schema import (
     BYTES,
+    MAX_MODERATORS,
     PROJECTIONS,
     STANDARD_LIBRARY,
     WIRE_VERSION,
@@ -22,6 +23,7 @@ from swarmnet.run.schema import (
     Experts,
     Lora,
     ModelShape,
+    Moderators,
     Paths,
     RopeScaling,
     Rounds,
@@ -84,6 +86,13 @@ def check(manifest: Manifest) -> None:
             raise ManifestError(message)
 
 
+def _can_moderate(moderators: Moderators) -> bool:
+    """Return whether there are no moderators, or as many different ones as must sign."""
+    keys = moderators.keys
+    is_possible = 1 <= moderators.needed <= len(set(keys)) == len(keys) <= MAX_MODERATORS
+    return is_possible or moderators == Moderators()
+
+
 def _model_rows(manifest: Manifest, model: ModelShape) -> list[Problem]:
     """Return the rules about the version, the licence, and the model's sizes."""
     return [
@@ -94,6 +103,11 @@ def _model_rows(manifest: Manifest, model: ModelShape) -> list[Problem]:
         (
             re.fullmatch(r"[A-Za-z0-9.+-]{0,64}", manifest.license) is None,
             f"license is {manifest.license[:80]!r}; write an SPDX identifier such as apache-2.0",
+        ),
+        (
+            not _can_moderate(manifest.moderators),
+            f"moderators: {len(manifest.moderators.keys)} keys, of which {manifest.moderators.needed} must "
+            f"sign; name 1 to {MAX_MODERATORS} different keys, and need at least 1 and at most all of them",
         ),
         (
             not manifest.stages or min(manifest.stages, default=0) < 1,

@@ -4,8 +4,9 @@ No order changes what a group has settled, so the time of arrival does not matte
 microbatches, links or documents. A learning rate is part of the sets that a group settles afterwards
 (`rates.py`). An end is a round after which the group makes no contributions.
 
-`pause`, `resume`, `checkpoint`, `ban`, `unban`, `withdraw`, `revoke`, `rate`, `mixture` and `end` return the
-next document: the orders in force (`held`) with one change. They raise OrderError if nothing would change.
+`pause`, `resume`, `checkpoint`, `ban`, `dismiss`, `withdraw`, `revoke`, `rate`, `mixture` and others return
+the next document: the orders in force (`held`) with one change. They raise OrderError if nothing would
+change.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from swarmnet.identifiers import PeerId
 from swarmnet.run.mixtures import LARGEST_WEIGHT, MAX_MIXTURES, MAX_SOURCES, MixtureChange, Mixtures
@@ -38,6 +39,7 @@ class Ban:
 
     peer: PeerId
     reason: str
+    by: Literal["owner", "moderators"] = "owner"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +72,21 @@ class OwnerOrders:
     """The run's last round; None if it does not end."""
     mixtures: Mixtures = ()
     """Changes of the sources' shares; at most MAX_MIXTURES."""
+    dismissed: bool = False
+    """Whether bans by moderators do not count."""
 
-    def banned(self, peer: PeerId) -> str | None:
-        """Return the reason if the peer is banned, else None."""
-        return next((ban.reason or "no reason given" for ban in self.bans if ban.peer == peer), None)
+    def banned(self, peer: PeerId) -> Ban | None:
+        """Return the ban of a peer; None if it is not banned."""
+        return next((ban for ban in self.bans if ban.peer == peer), None)
+
+    def with_bans_of(self, moderators: OwnerOrders | None, owner: PeerId) -> OwnerOrders:
+        """Return the owner's orders with the bans by moderators. They cannot ban the owner, and their bans do
+        not count while the owner has dismissed them. Sequence and reason are those of the newer one."""
+        if moderators is None or self.dismissed:
+            return self
+        bans = [ban for ban in moderators.bans if ban.peer != owner and self.banned(ban.peer) is None]
+        newest = max(self, moderators, key=lambda order: order.sequence)
+        return replace(self, sequence=newest.sequence, reason=newest.reason, bans=(*self.bans, *bans))
 
     def documents(self) -> frozenset[bytes]:
         """Return the SHA-256 of the withdrawn documents."""
@@ -112,6 +125,18 @@ def unban(held: OwnerOrders, peer: PeerId, reason: str) -> OwnerOrders:
     bans = _without(held.bans, lambda ban: ban.peer == peer)
     _check_change(reason, bans == held.bans, f"{peer} is not banned")
     return replace(held, reason=reason, bans=bans)
+
+
+def dismiss(held: OwnerOrders, reason: str) -> OwnerOrders:
+    """Return the orders under which bans by moderators do not count."""
+    _check_change(reason, held.dismissed, "the moderators are dismissed already")
+    return replace(held, reason=reason, dismissed=True)
+
+
+def reinstate(held: OwnerOrders, reason: str) -> OwnerOrders:
+    """Return the orders under which bans by moderators count again."""
+    _check_change(reason, not held.dismissed, "the moderators are not dismissed")
+    return replace(held, reason=reason, dismissed=False)
 
 
 def withdraw(held: OwnerOrders, document: str, reason: str) -> OwnerOrders:
@@ -193,7 +218,13 @@ def describe_changes(old: OwnerOrders, new: OwnerOrders) -> list[str]:
         lines.append("the run is paused" if new.paused else "the run goes on")
     if new.checkpoint > old.checkpoint:  # The number of requests for a checkpoint has grown.
         lines.append("everybody writes a checkpoint")
-    lines += [f"{ban.peer} is banned: {ban.reason}" for ban in new.bans if ban not in old.bans]
+    if new.dismissed != old.dismissed:
+        lines.append("bans by moderators do not count" if new.dismissed else "bans by moderators count again")
+    lines += [
+        f"{ban.peer} is banned{' by moderators' * (ban.by == 'moderators')}: {ban.reason}"
+        for ban in new.bans
+        if ban not in old.bans
+    ]
     banned_peers = {ban.peer for ban in new.bans}
     lines += [f"{ban.peer} is no longer banned" for ban in old.bans if ban.peer not in banned_peers]
     newly_withdrawn = len(new.documents() - old.documents())

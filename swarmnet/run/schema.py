@@ -438,6 +438,19 @@ class Sync:
         return self.local_steps is not None and self.local_steps.settles_momentum
 
 
+MAX_MODERATORS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Moderators:
+    """People who may ban peers together, besides the run's owner."""
+
+    keys: tuple[PeerId, ...] = ()
+    """Their peer ids, at most 8 (`swarmnet identity FILE` prints one)."""
+    needed: int = 2
+    """Number of moderators that must sign a ban, or lift one."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunKeys:
     """All keys of one run."""
@@ -471,6 +484,7 @@ class RunKeys:
     """Purpose of the model, for people who consider joining."""
     contact: str = ""
     """How to reach the run's owner."""
+    moderators: Moderators = field(default=Moderators(), metadata={ADDED: True})
     license: str = field(default="", metadata={ADDED: True})
     """SPDX licence of the trained model, such as `apache-2.0`, for the exported model card."""
     model: ModelShape = field(default_factory=ModelShape)

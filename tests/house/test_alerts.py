@@ -223,3 +223,25 @@ def test_a_new_archive_gets_time_and_one_into_which_nothing_ever_comes_is_notice
     assert fires(tmp_path, "ArchiveStandsStill", good, (201, 259, 261, 330, 590)) == []
     bad = {**begins, ARCHIVED: f"{LATE} {each((0, 400))}"}
     assert fires(tmp_path, "ArchiveStandsStill", bad, (231, 319, 321, 590)) == [321, 590]
+
+
+# -- votes and answers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("alert", "metric"),
+    [
+        ("VotesLoseWeight", "light_voters"),
+        ("WeightsConflict", "weight_conflicts"),
+        ("AnswersDiffer", "avoided_by"),
+    ],
+)
+def test_a_peer_that_others_doubt_is_an_alert_after_ten_minutes_and_none_when_it_is_gone(
+    tmp_path, alert, metric
+):
+    name = f'swarmnet_swarm_{metric}{{run="r",stage="1"}}'
+    series = {
+        name: each((0, 10), (1, 5), (0, 5), (1, 30), (0, 10)),
+        name.replace('"1"', '"0"'): each((0, 60)),
+    }
+    assert fires(tmp_path, alert, series, (5, 14, 18, 29, 31, 45, 52)) == [31, 45]

@@ -40,9 +40,10 @@ from protocols.dht.validator import ValidatedP2P
 from protocols.errors import WireError
 from protocols.messages.table import PeerRecord
 from protocols.signed.identity import Identity, create, verify
-from protocols.signed.orders import order_key, seal_order, stored_order
+from protocols.signed.orders import seal_order
 from protocols.signed.records import RECORD_SECONDS, manifest_key, seal_record, stage_key
 from protocols.signed.registry_entry import RUNS_KEY, seal_listing
+from protocols.signed.stored_orders import order_key, stored_order
 from swarmnet.identifiers import RunId
 from swarmnet.resources.allowances import CHECKS_AT_ONCE, Checks
 from swarmnet.run.canonical_form import owner_statement

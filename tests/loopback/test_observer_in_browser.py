@@ -27,6 +27,9 @@ from peers.stageless.observer.sightings import PeerObservations
 from peers.stageless.observer.snapshot_of_records import snapshot_of
 from peers.stageless.observer.swarm_metrics import SwarmMetrics
 from peers.telemetry.snapshot import OwnerOrdersView, Pause
+from swarmnet.identifiers import PeerId
+from swarmnet.optimizer.agreement.weight_report import encode_report, short_tag, tag_key
+from swarmnet.rounds.result_table import tag_of
 from swarmnet.run.owner_orders import Ban, OwnerOrders, Withdrawal
 from swarmnet.run.schema import Data, TextSource
 
@@ -351,3 +354,38 @@ async def test_a_run_without_groups_of_experts_has_no_such_table(tmp_path):
             await browser.open(server.url)
             await browser.until("document.getElementById('name')?.textContent === 'held'")
             assert await browser.js("document.getElementById('experts').offsetHeight") == 0
+
+
+# -- peers that others doubt ------------------------------------------------------------------------------
+
+
+async def test_peers_that_others_doubt_are_named_with_the_reason_and_the_weight_of_their_votes(tmp_path):
+    signed = sign(tiny_manifest())
+    board, sightings = Board(signed, "swarmnet join RUN", "0.1.0"), PeerObservations(3)
+    names = ["anna", "ben", "cleo", "dora"]
+    marks = [(short_tag(tag_key(tag_of(PeerId(name)))), 15) for name in names]
+    liar = "12D3KooW" + "x" * 44
+    told = {"vote_weights": encode_report(95, [*marks, (short_tag(tag_key(tag_of(PeerId(liar)))), 2)])}
+    for stage, peers in enumerate((["zoe", "yan"], [*names, liar, "new"], ["max"])):
+        for peer in peers:
+            avoids = ((liar, 2, 3),) if peer in ("zoe", "max") else ()
+            fields = {"name": HOSTILE[:64] if peer == liar else peer, "avoids": avoids}
+            sightings.recorded(record(peer, stage, **fields, **(told if peer in names else {})), NOON)
+            sightings.answered(PeerId(peer), NOON)
+    board.show(snapshot_of(sightings, signed, NOON, walked_at=NOON))
+    made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot), (), lambda: None)
+    with PageServer(address=("127.0.0.1", 0), pages=made, key="observer.listen") as server:
+        async with Browser(tmp_path / "browser") as browser:
+            await browser.look_like(1200, 900)
+            await browser.open(server.url)
+            await browser.until("document.getElementById('doubts')?.hidden === false")
+            said = await browser.js(TEXT_OF.format("doubt"))
+            assert "its votes weigh 13%" in said
+            assert "avoided by 2 peers (" in said
+            assert f"swarmnet order ban {signed.run_id} PEER" in said
+            await browser.until("document.querySelectorAll('#rows tr').length === 9")
+            weights = await browser.js("[...$('rows').rows].map(row => row.cells[7].textContent)")
+            assert sorted(weights) == ["100 %"] * 4 + ["13 %", "new", "–", "–", "–"]
+            assert await browser.js("document.querySelectorAll('img').length") == 0
+            await look_at_all_sizes(browser, "doubted")
+            assert browser.complaints == []

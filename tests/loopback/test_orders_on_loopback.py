@@ -7,6 +7,8 @@ import asyncio
 import pytest
 from archive_scene import order, owned, tokens
 
+from protocols.signed.identity import load_or_create
+
 pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(600)]
 
 BANNED = 2
@@ -43,3 +45,41 @@ async def test_peers_do_what_their_owner_types(tmp_path):
             lambda: all(now > then for now, then in zip(tokens(scene), before, strict=True)),
             "the others go on without it",
         )
+
+
+async def test_two_moderators_ban_a_peer_by_a_line_that_they_pass_on_and_lift_the_ban(tmp_path):
+    keys = [tmp_path / f"moderator-{number}.key" for number in range(3)]
+    peers = [load_or_create(key).peer_id for key in keys]
+    async with owned(tmp_path, "moderated", moderators={"keys": peers, "needed": 2}) as (scene, worker):
+        *_, third = [
+            await scene.peer(f"worker-{number}", {**worker, "stage": stage})
+            for number, stage in enumerate((0, 1, 1))
+        ]
+        await scene.until(lambda: min(tokens(scene)) > 0, "all train")
+        run, there = tmp_path / "run.json", ("--bootstrap", scene.peers[0].addresses[0])
+
+        async def typed(what: str, *arguments: object) -> str:
+            return (await scene.swarmnet("order", what, run, *arguments, *there)).strip()
+
+        ban = ("--reason", "it sends noise", "--sign-only", "--key")
+        line = await typed("ban", third.peer_id, *ban, keys[0])
+        with pytest.raises(AssertionError, match="signed by 1 moderators; 2 must sign"):
+            await typed("publish", line)
+        with pytest.raises(AssertionError, match="signed twice"):
+            await typed("sign", line, "--key", keys[0])
+        with pytest.raises(AssertionError, match="none of the run's moderators"):
+            await typed("sign", line, "--key", tmp_path / "owner.key")
+        line = await typed("sign", line, "--key", keys[2])
+        assert "sent   to 0" not in await typed("publish", line)
+        async with asyncio.timeout(60.0):
+            assert await third.process.wait() == BANNED
+        assert any(
+            "the run's moderators have banned this peer: it sends noise" in line for line in third.said
+        )
+        scene.peers.remove(third)
+        orders = await scene.swarmnet("orders", run, *there)
+        assert f"{third.peer_id}  by the moderators: it sends noise" in orders
+
+        line = await typed("unban", third.peer_id, "--sign-only", "--key", keys[1])
+        await typed("publish", await typed("sign", line, "--key", keys[0]))
+        assert third.peer_id not in await scene.swarmnet("orders", run, *there)

@@ -135,6 +135,8 @@ class RecordAnnouncer:
             claims.experts_group,
             claims.experts_trained[:TOLD_GROUPS],
             claims.uploads_seen,
+            claims.vote_weights,
+            claims.avoids,
         )
         return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
 

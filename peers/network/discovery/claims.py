@@ -7,6 +7,7 @@ from math import inf
 
 from peers.telemetry.console import printable
 from protocols.signed.peer_record import NAME_CHARACTERS, PeerRecord
+from swarmnet.identifiers import PeerId
 from swarmnet.resources.link_bandwidth import UNKNOWN, LinkBandwidth
 
 
@@ -36,6 +37,8 @@ class Claims:
     experts_group: int = -1
     experts_trained: tuple[int, ...] = ()
     uploads_seen: bytes = b""
+    vote_weights: bytes = b""
+    avoids: tuple[tuple[PeerId, int, int], ...] = ()
 
 
 def plain_name(name: str) -> str:

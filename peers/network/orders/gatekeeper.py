@@ -15,6 +15,7 @@ from protocols.messages.table import Message, OrderUpdate
 from protocols.signed.invites import Invite, open_invite
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.membership import MAX_PEERS
+from swarmnet.run.owner_orders import Ban
 
 INVITE_GRACE_SECONDS = MAX_OFFSET_SECONDS
 """Seconds by which an invite's expiry is extended. The swarm's time comes from other peers and may be ahead
@@ -45,9 +46,9 @@ class Gatekeeper:
         A peer is refused if the owner has banned it or if it was convicted with proof. In a run with `access:
         invite`, a peer other than the owner also needs a valid invite that is not revoked. The invite of an
         admitted peer is remembered."""
-        ban_reason = self.book.order.banned(peer)
-        if ban_reason is not None:
-            return "banned", f"the run's owner has banned this peer: {ban_reason}"
+        ban = self.book.order.banned(peer)
+        if ban is not None:
+            return "banned", _describe_ban(ban)
         if peer in self.convicted:
             return LIAR, "it has published a result that is not the sum of its slices, and there is proof"
         manifest = self.book.signed.manifest
@@ -87,7 +88,7 @@ class Gatekeeper:
         return peer in self.convicted or self.book.order.banned(peer) is not None
 
     def evidence(self) -> list[Message]:
-        return [OrderUpdate(self.book.held.data)] if self.book.held is not None else []
+        return [OrderUpdate(document) for document in self.book.documents]
 
     @property
     def by_invite(self) -> bool:
@@ -99,9 +100,7 @@ class Gatekeeper:
         """Return the peers that the newest order excludes, mapped to code and reason: all banned ones, and
         those whose invite it revokes."""
         order = self.book.order
-        banned = {
-            ban.peer: ("banned", f"the run's owner has banned this peer: {ban.reason}") for ban in order.bans
-        }
+        banned = {ban.peer: ("banned", _describe_ban(ban)) for ban in order.bans}
         revoked = {
             peer: ("not_invited", "the run's owner has revoked the invite")
             for peer, (_, invite) in self._admitted_invites.items()
@@ -134,6 +133,12 @@ class Gatekeeper:
         if earlier is not None and invite == earlier_data:
             return earlier
         return open_invite(invite, self.book.signed.run_id, self.book.signed.manifest.owner, peer)
+
+
+def _describe_ban(ban: Ban) -> str:
+    """Return who has banned a peer, and why."""
+    who = "owner has" if ban.by == "owner" else "moderators have"
+    return f"the run's {who} banned this peer: {ban.reason or 'no reason given'}"
 
 
 class NoInvite(WireError):

@@ -26,15 +26,13 @@ async def keep_forever(book: OrderBook, directory: Directory, log_event: log_eve
 
 
 async def keep(book: OrderBook, directory: Directory, log_event: log_events.LogEvent) -> None:
-    """Accept the order in the directory if it is newer. Store the newest order again, and the registry entry
-    if the run is listed. If the directory does not answer, that is only logged."""
+    """Accept the orders in the directory that are newer. Store the newest orders again, and the registry
+    entry if the run is listed. If the directory does not answer, that is only logged."""
     signed = book.signed
     try:
-        found = await directory.get_order(signed.run_id, signed.manifest.owner, OPERATION_SECONDS)
-        if found is not None:
-            book.accept(found)
-        if book.held is not None:
-            await directory.put_order(signed.run_id, book.held.data, OPERATION_SECONDS)
+        await book.look_up(directory, OPERATION_SECONDS)
+        for document in book.documents:
+            await directory.put_order(signed.run_id, document, OPERATION_SECONDS)
         if signed.manifest.listed:
             signature = signed.wire()[-SIGNATURE_BYTES:]
             entry = seal_listing(signed.run_id, signed.manifest.owner, signature)

@@ -48,7 +48,10 @@ def as_json(ordered: OwnerOrdersView) -> dict[str, object]:
             for change in order.mixtures
         ],
         "ends": order.ends,
-        "bans": [{"peer": ban.peer, "reason": ban.reason} for ban in order.bans[: -SHOWN_ENTRIES - 1 : -1]],
+        "bans": [
+            {"peer": ban.peer, "reason": ban.reason, "by": ban.by}
+            for ban in order.bans[: -SHOWN_ENTRIES - 1 : -1]
+        ],
         "withdrawals": [
             {"document": withdrawal.document, "reason": withdrawal.reason}
             for withdrawal in order.withdrawn[: -SHOWN_ENTRIES - 1 : -1]

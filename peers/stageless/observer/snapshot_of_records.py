@@ -24,6 +24,7 @@ from peers.network.discovery.record_reader import (
     usual_round,
     waits_for_weights,
 )
+from peers.stageless.observer.judged_peers import Judgements, doubts
 from peers.stageless.observer.sightings import PeerObservation, PeerObservations
 from peers.telemetry.reasons import stuck_lines
 from peers.telemetry.snapshot import (
@@ -80,6 +81,8 @@ def snapshot_of(
     ]
     stage_peers = [observed for observed in present if plain_state(observed.record.state) in HOLDING]
     served_stages = {observed.record.stage for observed in stage_peers}
+    judgements = Judgements.of(observed.record for observed in present)
+    rows = tuple(judgements.judged(_peer_row(observed)) for observed in sightings.peers.values())
     stuck = stuck_of((observed.record for observed in stage_peers), manifest.rounds.snapshot_interval)
     incomplete = SwarmSnapshot(
         source="the directory, as peers say",
@@ -87,7 +90,7 @@ def snapshot_of(
         run=manifest.name,
         run_id=signed.run_id,
         state="paused_by_owner" if ordered.held else "",
-        rows=tuple(map(_peer_row, sightings.peers.values())),
+        rows=rows,
         weakest=_weakest_stage(stage_peers, signed, now) if not stuck else None,
         round=current_round,
         planned=planned,
@@ -110,6 +113,8 @@ def snapshot_of(
         checkpoint=_oldest_checkpoint(sightings.peers.values(), len(stages), now),
         contributors=tuple(contributions.largest(MAX_CONTRIBUTORS, max_tokens)),
         experts=tuple(expert_groups(manifest, (observed.record for observed in present))),
+        doubts=doubts(rows, judgements, signed.run_id),
+        weight_conflicts={stage: len(peers) for stage, (_, peers) in judgements.dissenters().items()},
         ordered=ordered,
         left_out=sightings.left_out,
         walked_at=walked_at,

@@ -12,10 +12,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from peers.stageless.observer.judged_peers import LOW_WEIGHT
 from peers.telemetry import metrics
 from peers.telemetry.metric_kinds import PREFIX, Declared, Label, table
 from peers.telemetry.reasons import DEPARTURES
-from peers.telemetry.snapshot import ROLES, STATES, SwarmSnapshot
+from peers.telemetry.snapshot import ROLES, STATES, PeerRow, SwarmSnapshot
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
 """Label values and the number."""
@@ -47,6 +48,21 @@ def _min_holders(swarm: SwarmSnapshot) -> Samples:
     return [((str(stage),), min(holders)) for stage, holders in stages.items()]
 
 
+def _by_stage(swarm: SwarmSnapshot, total: Callable[[list[PeerRow]], float]) -> Samples:
+    """Return a number of each stage's present peers."""
+    present = [row for row in swarm.rows if row.state != "gone"]
+    return [
+        ((str(stage.stage),), total([row for row in present if row.stage == stage.stage]))
+        for stage in swarm.stages
+    ]
+
+
+def _count_light(rows: list[PeerRow]) -> int:
+    """Return how many peers' votes weigh little although they are known."""
+    known = [row.vote_weight for row in rows if row.vote_weight is not None and not row.is_new_voter]
+    return sum(weight < LOW_WEIGHT for weight in known)
+
+
 SHOWN = (
     SwarmMetric(
         _gauge(
@@ -70,6 +86,28 @@ SHOWN = (
             STAGE,
         ),
         _min_holders,
+    ),
+    SwarmMetric(
+        _gauge("swarm_light_voters", "Known peers whose votes weigh less than half, by records.", STAGE),
+        lambda swarm: _by_stage(swarm, _count_light),
+    ),
+    SwarmMetric(
+        _gauge(
+            "swarm_weight_conflicts",
+            "Peers that report other weights of votes than most, for one round, by records.",
+            STAGE,
+        ),
+        lambda swarm: [
+            ((str(stage.stage),), swarm.weight_conflicts.get(stage.stage, 0)) for stage in swarm.stages
+        ],
+    ),
+    SwarmMetric(
+        _gauge(
+            "swarm_avoided_by",
+            "Neighbours that avoided one peer of the stage for its answers: the most, by records.",
+            STAGE,
+        ),
+        lambda swarm: _by_stage(swarm, lambda rows: max((row.avoided_by for row in rows), default=0)),
     ),
     SwarmMetric(
         _gauge("swarm_round", "Round of the median training peer, number, by records."),

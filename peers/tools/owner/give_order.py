@@ -18,6 +18,7 @@ from protocols.messages.table import OrderUpdate
 from protocols.signed.identity import Identity
 from protocols.signed.orders import SignedOrder, seal_order
 from protocols.signed.records import SignedRecord
+from swarmnet.identifiers import PeerId
 from swarmnet.run.owner_orders import NO_ORDER, OrderError, OwnerOrders, next_sequence
 
 Change = Callable[[OwnerOrders], OwnerOrders]
@@ -33,9 +34,25 @@ class OrderState:
     """Orders that are known before the next one is given."""
 
     book: OrderBook
-    """Newest order; newer than the directory's if the last one reached no peer."""
-    public: OwnerOrders
+    """Newest orders; newer than the directory's if the last one reached no peer."""
+    directory: OrderBook
     """Orders that the directory has."""
+    author: PeerId
+    """The author of the next one: the owner, or the moderators' joint id."""
+
+    @property
+    def newest(self) -> OwnerOrders:
+        """The author's newest orders."""
+        return _orders_of(self.book.held_of(self.author))
+
+    @property
+    def public(self) -> OwnerOrders:
+        """The author's orders in the directory."""
+        return _orders_of(self.directory.held_of(self.author))
+
+
+def _orders_of(held: SignedOrder | None) -> OwnerOrders:
+    return held.order if held is not None else NO_ORDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +75,17 @@ def check_owner(signed: SignedManifest, identity: Identity, key: Path) -> None:
         )
 
 
-async def newest(found: RunConnection, kept: Path | None, notify: Notify) -> OrderState:
-    """Return the newest orders that the directory and this machine (`kept`) know. Raises WireError."""
+async def newest(
+    found: RunConnection, kept: Path | None, notify: Notify, author: PeerId | None = None
+) -> OrderState:
+    """Return the newest orders that the directory and this machine (`kept`) know. `author`: who gives the
+    next one; None: the owner. Raises WireError."""
     book = OrderBook(signed=found.signed, kept=kept, log_event=lambda *_, **__: None, notify=notify)
-    run, owner = found.signed.run_id, found.signed.manifest.owner
-    there = await found.directory.get_order(run, owner, DIRECTORY_SECONDS)
-    if there is not None:
-        book.accept(there)
-    return OrderState(book, there.order if there is not None else NO_ORDER)
+    there = OrderBook(signed=found.signed, kept=None, log_event=lambda *_, **__: None, notify=notify)
+    await there.look_up(found.directory, DIRECTORY_SECONDS)
+    for document in there.documents:
+        book.take(document)
+    return OrderState(book, there, author or found.signed.manifest.owner)
 
 
 async def give(found: RunConnection, identity: Identity, known: OrderState, change: Change) -> Given:
@@ -73,17 +93,26 @@ async def give(found: RunConnection, identity: Identity, known: OrderState, chan
     no peer is reached."""
     order = _only_kept(known, change)
     if order is None:
-        order = _sealed(found, identity, known.book.order, change)
+        order = _sealed(found, identity, known.newest, change)
         known.book.accept(order)
+    return await send(found, order, known.public)
+
+
+async def send(found: RunConnection, order: SignedOrder, before: OwnerOrders) -> Given:
+    """Store a signed order in the directory and send it to live peers. `before`: its author's orders so
+    far."""
     stored = await found.directory.put_order(found.signed.run_id, order.data, DIRECTORY_SECONDS)
-    return Given(order, known.public, stored, await _publish(found, order))
+    return Given(order, before, stored, await _publish(found, order))
 
 
 def _only_kept(known: OrderState, change: Change) -> SignedOrder | None:
     """Return this machine's order if it has the same content and never reached the directory. It is then sent
     again instead of signing a new one."""
-    said_already = _makes_sense(change, known.public) and not _makes_sense(change, known.book.order)
-    return known.book.held if said_already else None
+    held = known.book.held
+    said_already = (
+        held is not None and _makes_sense(change, known.public) and not _makes_sense(change, held.order)
+    )
+    return held if said_already else None
 
 
 def _makes_sense(change: Change, order: OwnerOrders) -> bool:
@@ -94,14 +123,19 @@ def _makes_sense(change: Change, order: OwnerOrders) -> bool:
     return True
 
 
+def changed(before: OwnerOrders, change: Change, now_seconds: float) -> OwnerOrders:
+    """Return the orders after `before`, with the sequence of this time. Raises UserError if the change makes
+    no sense."""
+    try:
+        return replace(change(before), sequence=next_sequence(before, now_seconds))
+    except OrderError as error:
+        raise UserError(str(error)) from None
+
+
 def _sealed(found: RunConnection, identity: Identity, before: OwnerOrders, change: Change) -> SignedOrder:
     """Return the signed order after `before`. Raises UserError."""
     try:
-        changed = change(before)
-        sequence = next_sequence(before, found.directory.now())
-        return seal_order(identity, found.signed.run_id, replace(changed, sequence=sequence))
-    except OrderError as error:
-        raise UserError(str(error)) from None
+        return seal_order(identity, found.signed.run_id, changed(before, change, found.directory.now()))
     except TooLarge as error:
         raise UserError(f"{error}: shorten the reasons, or lift bans that no longer matter") from None
 

@@ -54,6 +54,7 @@ def frame(snapshot: SwarmSnapshot, console: Console, foot: str = "", rows: int |
         head.append(Text(f"waits for stages {names}: no peer holds them", style="bold red"))
         head.append(Text(f"hold one: {JOIN}", style="bold red"))
     head += [Text(part, style="bold red") for line in snapshot.warnings for part in _wrapped(line, width)]
+    head += [Text(part, style="yellow") for line in snapshot.doubts for part in _wrapped(line, width)]
     known = (
         _own_work(snapshot),
         _tokens(snapshot),
@@ -167,6 +168,7 @@ def _columns(snapshot: SwarmSnapshot, width: int) -> list[Column]:
         ("peer", 16, lambda seen: printable(seen.name)[:12] or short(seen.peer)),
         ("state", 9, lambda seen: printable(seen.state)),
         ("round", -6, lambda seen: _number(seen.round)),
+        ("votes", -5, _votes),
         ("loss", -6, lambda seen: "-" if seen.loss is None else f"{seen.loss:.3f}"),
         ("tok/s", -7, lambda seen: _number(seen.tokens_per_second)),
         ("can do", -7, lambda seen: _number(seen.can_do)),
@@ -181,6 +183,13 @@ def _columns(snapshot: SwarmSnapshot, width: int) -> list[Column]:
     while sum(abs(size) + 1 for _, size, _ in known) > width + 1:
         known.pop()
     return known
+
+
+def _votes(seen: PeerRow) -> str:
+    """Return what the peer's votes weigh, as a percentage; `new` if they are not known yet."""
+    if seen.is_new_voter:
+        return "new"
+    return "-" if seen.vote_weight is None else f"{seen.vote_weight:.0%}"
 
 
 def _number(value: float | None) -> str:

@@ -122,7 +122,7 @@ class AnswerChecks:
         self._chance = pipeline.router.chance
         self._is_serving = is_serving
         self._clock = neighbourhood.clock
-        self._trust = AnswerTrust()
+        self.trust = AnswerTrust()
         self._sent: dict[MicrobatchId, _Sent] = {}
         self._helped: dict[tuple[PeerId, MicrobatchId], _Helped] = {}
         self._helped_count = 0
@@ -186,7 +186,7 @@ class AnswerChecks:
     def _agreed(self, first: PeerId, others: tuple[PeerId, ...]) -> None:
         """Record that the first answer agreed with others. Those who answer a check know it, so for them it
         shows nothing."""
-        if self._trust.agreed(first, others):
+        if self.trust.agreed(first, others):
             self._pipeline.router.forgive(first)
 
     def _differed(self, odd: PeerId | None, accusers: tuple[PeerId, ...], what: What) -> None:
@@ -195,7 +195,7 @@ class AnswerChecks:
         if odd is None or router.is_shunned(odd, now):  # If it is avoided, the comparison began before.
             return
         group = len(self._links.membership.live(self._ways.stage + (1 if what == "gradient" else -1)))
-        if self._trust.differed(odd, accusers, group):
+        if self.trust.differed(odd, accusers, group):
             seconds = router.shun(odd, now)
             self._links.refused(odd, "differs", f"its {what} differs: it gets no work for {seconds:.0f} s")
 

@@ -59,18 +59,21 @@ from protocols.reachability import circuit_relay, dial_back
 from protocols.reachability.dial_back_service import DialBackService, observed_ip, place_of
 from protocols.reachability.relay_service import RelayService
 from protocols.signed import msgpack_guard
-from protocols.signed.envelope import EnvelopeKind, open_envelope, run_bytes, seal
+from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelope, run_bytes, seal
 from protocols.signed.identity import public_key_bytes
 from protocols.signed.invites import invite_bytes, invite_text, open_invite, prove_invite, seal_invite
-from protocols.signed.orders import is_stored_order, open_order, open_stored_order, seal_order, stored_order
+from protocols.signed.moderation import add_signature, begin_moderation
+from protocols.signed.orders import open_order, seal_order
 from protocols.signed.records import open_record, seal_record, stage_key
 from protocols.signed.registry_entry import open_listing, seal_listing
 from protocols.signed.signed_receipts import open_receipt, seal_receipt
 from protocols.signed.slices import open_slices, sign_slices
+from protocols.signed.stored_orders import is_stored_order, open_any_order, open_stored_order, stored_order
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.receipt_rules import Receipt
 from swarmnet.run.canonical_form import owner_statement
 from swarmnet.run.owner_orders import Ban, OwnerOrders, Withdrawal
+from swarmnet.run.schema import Moderators
 
 KINDS: tuple[Any, ...] = MESSAGES
 ADDRESSES = (
@@ -188,6 +191,23 @@ ORDER_FIELDS: list[Any] = [
 def order(chance: Random) -> bytes:
     good = seal_order(ALICE, run_id(), ORDER).data
     return bent_or_signed(good, EnvelopeKind.ORDER, ORDER_FIELDS, chance, -1, 0)
+
+
+MODERATORS = Moderators((PeerId(ALICE.peer_id), PeerId(BOB.peer_id)), 2)
+
+
+def moderation(chance: Random) -> bytes:
+    """Bans that both have signed, with mutations; or signatures around any payload."""
+    good = add_signature(BOB, run_id(), begin_moderation(ALICE, run_id(), MODERATORS, ORDER)).data
+    if chance.random() < 0.5:
+        return bent(good, chance)
+    payload = packed(swapped(["moderation", "noise", [[BOB.peer_id, "flooded"]]], chance, 1))[:12_000]
+    heads = [
+        seal(one, run_id(), EnvelopeKind.MODERATION, -1, 0, 1 << 50, payload)[:ENVELOPE_BYTES]
+        for one in sorted((ALICE, BOB), key=lambda one: one.peer_id)
+    ]
+    keys = sorted((ALICE.public_key, BOB.public_key))
+    return b"".join([bytes([2, 2, 2]), *keys, bytes([2]), *heads, payload])
 
 
 def kept_order(chance: Random) -> bytes:
@@ -496,6 +516,7 @@ DECODERS = (
     ),
     Decoder("records", record, lambda data, _: open_record(data, run_id()), WIRE),
     Decoder("orders", order, lambda data, _: open_order(data, run_id(), PeerId(ALICE.peer_id)), WIRE),
+    Decoder("moderations", moderation, lambda data, _: open_any_order(data, run_id()), WIRE),
     Decoder("stored orders", kept_order, read_kept_order, WIRE),
     Decoder("invites", invite, open_as_bob, WIRE),
     Decoder("typed invites", typed_invite, lambda text, _: invite_bytes(text), WIRE),

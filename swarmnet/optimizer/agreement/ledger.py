@@ -15,7 +15,6 @@ Shapes: E rows of the ledger, F fields of a row, C contributors of a round.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
@@ -31,6 +30,14 @@ from swarmnet.optimizer.agreement.comparison import (
     RoundAgreement,
     base_weights,
     compare,
+)
+from swarmnet.optimizer.agreement.weight_report import (
+    NEWCOMER,
+    RECENT_ROUNDS,
+    REPORT_INTERVAL,
+    encode_report,
+    short_tag,
+    tag_key,
 )
 
 LAG = 6
@@ -49,8 +56,7 @@ FORGET_SHARED_BITS = 3
 HISTORY = 12
 """Rounds after which weights are remembered. Reducers weigh by any of them, as far as they have settled."""
 WEIGHT_BITS = 5
-NEWCOMER = (1 << WEIGHT_BITS) - 1
-"""In the place of a weight: the contributor is not known yet."""
+"""Bits of a weight or `NEWCOMER`."""
 NOTHING_KNOWN = (1 << HISTORY * WEIGHT_BITS) - 1
 TAG = slice(0, 4)
 STANDING, SHARED, ROUNDS, LAST_ROUND, WEIGHTS = range(4, 9)
@@ -87,6 +93,8 @@ class AgreementLedger:
 
     def __init__(self) -> None:
         """Begin without any contributor."""
+        self.report = b""
+        """The newest report on the weights; empty before the first. Other threads may read it."""
         self._rows_EF = np.zeros((0, FIELDS), np.int64)
         self._index_rows()
 
@@ -123,6 +131,11 @@ class AgreementLedger:
         base_E = base_weights(rows_EF[:, STANDING]) * (FULL_WEIGHT << SHARED_BITS)
         weights_E = np.where(_are_known(rows_EF), (2 * base_E + shared_E) // (2 * shared_E), NEWCOMER)
         rows_EF[:, WEIGHTS] = (rows_EF[:, WEIGHTS] << WEIGHT_BITS | weights_E) & NOTHING_KNOWN
+        if (round + 1) % REPORT_INTERVAL == 0:
+            recent_RF = rows_EF[rows_EF[:, LAST_ROUND] > round - RECENT_ROUNDS]
+            marks = (recent_RF[:, WEIGHTS] & NEWCOMER).tolist()
+            names = map(short_tag, recent_RF[:, TAG].tolist())
+            self.report = encode_report(round, () if _say_nothing(marks) else zip(names, marks, strict=True))
 
     def weights(self, ahead: int, tags: Sequence[bytes]) -> list[int]:
         """Return the weight of each contributor, 0 to `FULL_WEIGHT`, in the round that is `ahead` rounds
@@ -134,19 +147,17 @@ class AgreementLedger:
         settled one. All count in full if fewer than `MIN_CONTRIBUTORS` are known, or if none of these has
         any weight."""
         shift = WEIGHT_BITS * age
-        places = [self._places.get(_key(tag)) for tag in tags]
+        places = [self._places.get(tag_key(tag)) for tag in tags]
         found = [
             NEWCOMER if place is None else int(self._rows_EF[place, WEIGHTS]) >> shift & NEWCOMER
             for place in places
         ]
-        if sum(mark != NEWCOMER for mark in found) < MIN_CONTRIBUTORS or not any(counted(found)):
-            return [FULL_WEIGHT] * len(found)
-        return [mark if mark == NEWCOMER else min(mark, FULL_WEIGHT) for mark in found]
+        return _usable(found)
 
     def _rows(self, tags: Sequence[bytes]) -> Integers:
         """Return copies of the contributors' rows, new ones where they have none: [C, F]."""
         rows_CF = np.zeros((len(tags), FIELDS), np.int64)
-        for row_F, key in zip(rows_CF, map(_key, tags), strict=True):
+        for row_F, key in zip(rows_CF, map(tag_key, tags), strict=True):
             place = self._places.get(key)
             new = (*key, 0, FULL_WEIGHT << SHARED_BITS, 0, 0, NOTHING_KNOWN)
             row_F[:] = new if place is None else self._rows_EF[place]
@@ -155,7 +166,7 @@ class AgreementLedger:
     def _put(self, tags: Sequence[bytes], rows_CF: Integers) -> None:
         """Replace the rows of these contributors or insert them. If there are more rows than the ledger
         holds, those that contributed longest ago are dropped, and of these the newest contributors."""
-        replaced = [self._places[key] for key in map(_key, tags) if key in self._places]
+        replaced = [self._places[key] for key in map(tag_key, tags) if key in self._places]
         rows_EF = np.concatenate([np.delete(self._rows_EF, replaced, 0), rows_CF])
         ranks_E = np.lexsort((*rows_EF[:, TAG].T, -rows_EF[:, ROUNDS], -rows_EF[:, LAST_ROUND]))
         rows_EF = rows_EF[ranks_E[:LEDGER_ROWS]]
@@ -171,9 +182,16 @@ def counted(marks: Sequence[int]) -> list[int]:
     return [0 if mark == NEWCOMER else mark for mark in marks]
 
 
-def _key(tag: bytes) -> tuple[int, ...]:
-    """Return a peer's tag as four numbers of 30 bits, which floats of a checkpoint hold exactly."""
-    return tuple(number >> 2 for number in struct.unpack(">4I", tag))
+def _usable(marks: list[int]) -> list[int]:
+    """Return the marks of a round's contributors as they are used (`AgreementLedger.marks`)."""
+    if _say_nothing(marks):
+        return [FULL_WEIGHT] * len(marks)
+    return [mark if mark == NEWCOMER else min(mark, FULL_WEIGHT) for mark in marks]
+
+
+def _say_nothing(marks: list[int]) -> bool:
+    """Return whether too few contributors are known, or none of them has weight: then all count in full."""
+    return sum(mark != NEWCOMER for mark in marks) < MIN_CONTRIBUTORS or not any(counted(marks))
 
 
 def _are_known(rows_EF: Integers) -> NDArray[np.bool_]:

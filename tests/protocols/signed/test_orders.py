@@ -20,14 +20,8 @@ from protocols.messages.membership_messages import OrderUpdate
 from protocols.messages.table import decode, encode
 from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.identity import Identity
-from protocols.signed.orders import (
-    is_stored_order,
-    open_order,
-    open_stored_order,
-    order_key,
-    seal_order,
-    stored_order,
-)
+from protocols.signed.orders import open_order, seal_order
+from protocols.signed.stored_orders import is_stored_order, open_stored_order, order_key, stored_order
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.run import owner_orders
 from swarmnet.run.owner_orders import NO_ORDER, OrderError, OwnerOrders
@@ -54,7 +48,7 @@ def everything() -> OwnerOrders:
 def test_an_order_is_complete_and_says_what_it_changes():
     order = everything()
     assert order.paused
-    assert order.banned(PEER) == "sent nonsense"
+    assert order.banned(PEER).reason == "sent nonsense"
     assert order.documents() == {bytes.fromhex(DIGEST)}
     assert len(owner_orders.describe_changes(NO_ORDER, order)) == 5
     calm = owner_orders.unban(owner_orders.resume(order, ""), PEER, "a mistake")

@@ -80,11 +80,11 @@ def tokens(scene):
 
 
 @asynccontextmanager
-async def owned(folder: Path, name: str) -> AsyncIterator[tuple[Scene, dict[str, object]]]:
+async def owned(folder: Path, name: str, **added: object) -> AsyncIterator[tuple[Scene, dict[str, object]]]:
     """A scene with a published run of one text, its owner's key and a bootstrap, and the keys of its workers;
-    whoever is in the scene at the end is stopped."""
+    whoever is in the scene at the end is stopped. `added`: further keys of the run file."""
     (folder / "first.txt").write_text("the first text. " * 3000)
-    run = {**RUN, "name": name, "listed": False}
+    run = {**RUN, "name": name, "listed": False, **added}
     run["data"] = {**RUN["data"], "sources": RUN["data"]["sources"][:1]}
     file = folder / "run.yaml"
     file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))

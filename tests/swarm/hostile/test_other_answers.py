@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +12,11 @@ from clocks import on_virtual_clock
 from swarm import Note, Swarm, nothing_is_committed_twice, tiny_manifest
 from torch import Tensor
 
+from peers.tools.top.live import snapshots
 from peers.worker.pipeline.answer_checks import AnswerChecks
 from peers.worker.pipeline.microbatch_compute import MicrobatchWork
+from protocols.signed.records import ANNOUNCE_SECONDS
+from swarmnet.identifiers import PeerId
 
 Change = Callable[[Tensor], Tensor]
 PEERS = {"a": 0, "c": 1, "d": 1, "bad": 1, "e": 2}
@@ -94,6 +98,14 @@ async def test_a_peer_that_answers_otherwise_is_avoided_after_at_most_three_comp
     if what == "gradient":
         await swarm.during(2.0)
         assert len(swarm.of("committed", "bad")) == asked, "it gets no work"
+    await swarm.during(ANNOUNCE_SECONDS)
+    found = SimpleNamespace(signed=swarm.signed, directory=swarm.network.directory(PeerId("visitor")))
+    shown = await anext(snapshots(found))
+    verdicts = {row.peer: row.verdicts for row in shown.rows if row.verdicts}
+    assert set(verdicts) == {bad}, "the owner sees who is avoided, and nobody else"
+    said = next(one for one in verdicts[bad] if one.by == swarm.members[sees].peer)
+    assert said.what == ("gradients" if what == "gradient" else "hidden states")
+    assert 2 <= said.differed <= said.compared
     await swarm.close()
     nothing_is_committed_twice(swarm)
     assert checks_of(swarm, sees).outcomes["differed"] >= 2

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 from swarm import TINY_MODEL, Swarm, shared_rounds, tiny_manifest
 
 from peers.lab.world.virtual_time import run
+from peers.telemetry.snapshot import SwarmSnapshot
+from peers.tools.top.live import snapshots
 from peers.worker.worker import Worker
+from protocols.signed.records import ANNOUNCE_SECONDS
 from swarmnet.identifiers import PeerId
 from swarmnet.optimizer.agreement.comparison import FULL_WEIGHT
 from swarmnet.optimizer.agreement.ledger import AgreementLedger
@@ -60,6 +64,9 @@ def test_a_liar_loses_its_votes_and_newcomers_and_restarted_peers_agree_on_it(tm
         await swarm.until(lambda: settled() >= 8, 90.0)
         peers = [workers[name].peer for name in HONEST]
         assert weights_of(workers["a"].worker, [*peers, liar.peer]) == [FULL_WEIGHT] * 6 + [0]
+        await swarm.during(ANNOUNCE_SECONDS)
+        found = SimpleNamespace(signed=swarm.signed, directory=swarm.network.directory(PeerId("visitor")))
+        shown.append(await anext(snapshots(found)))
 
         newcomer = swarm.start("newcomer", 0, in_flight=1)
         await swarm.crash("b")
@@ -69,5 +76,14 @@ def test_a_liar_loses_its_votes_and_newcomers_and_restarted_peers_agree_on_it(tm
         assert weights_of(newcomer.worker, [*peers, liar.peer]) == [FULL_WEIGHT] * 6 + [0]
         await swarm.close()
 
+    shown: list[SwarmSnapshot] = []
     run(story())
     assert shared_rounds(swarm) > 12
+    seen = shown[0]
+    liar = swarm.members["liar"].peer
+    assert {row.vote_weight for row in seen.rows if row.peer != liar} == {1.0}
+    assert [row.vote_weight for row in seen.rows if row.peer == liar] == [0.0]
+    assert not any(row.is_new_voter for row in seen.rows)
+    assert liar in seen.doubts[0]
+    assert "its votes weigh 0%" in seen.doubts[0]
+    assert (len(seen.doubts), seen.weight_conflicts) == (2, {}), "one sentence, and how to ban"

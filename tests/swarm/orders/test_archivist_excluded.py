@@ -161,7 +161,7 @@ async def test_a_refusal_is_noted_with_its_own_code(tmp_path):
     await archivist.once()
     await swarm.during(2.0)
     assert codes() == {"banned"}
-    assert archivist.book.order.banned(ARCHIVIST.peer_id) == "fills disks"
+    assert archivist.book.order.banned(ARCHIVIST.peer_id).reason == "fills disks"
     noted.clear()
     await circle.gather(0)
     linked = swarm.members["a"].peer

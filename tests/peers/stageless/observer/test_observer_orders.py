@@ -160,7 +160,10 @@ def test_the_answer_tells_what_is_ordered_and_why():
         "held": True, "held_since": NOON - 9, "held_reason": WHY, "checkpoints": 2,
         "banned": 2, "withdrawn": 1, "revoked": 1, "rates": [{"from_round": 40, "factor": 0.5}], "ends": 79,
         "mixtures": [{"from_round": 50, "weights": {"web": 2.0, "books": 0.5}}],
-        "bans": [{"peer": "two", "reason": "noise"}, {"peer": "one", "reason": "spam"}],
+        "bans": [
+            {"peer": "two", "reason": "noise", "by": "owner"},
+            {"peer": "one", "reason": "spam", "by": "owner"},
+        ],
         "withdrawals": [{"document": "ab" * 32, "reason": "its author asked"}],
     }  # fmt: skip
     unasked = answer(OwnerOrdersView())["ordered"]

@@ -8,6 +8,14 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.state_layout import LEDGER_FIELDS, LEDGER_ROWS
 from swarmnet.optimizer.agreement.comparison import FULL_WEIGHT
 from swarmnet.optimizer.agreement.ledger import LAG, PROBATION_ROUNDS, AgreementLedger
+from swarmnet.optimizer.agreement.weight_report import (
+    NEWCOMER,
+    RECENT_ROUNDS,
+    REPORT_INTERVAL,
+    open_report,
+    short_tag,
+    tag_key,
+)
 from swarmnet.rounds.result_table import tag_of
 
 PEERS = [PeerId(f"peer {number:03}") for number in range(12)]
@@ -114,3 +122,31 @@ def test_half_that_lies_takes_no_weight_from_all_for_ever():
     story = Story().play(PEERS[:6], PEERS[6:], rounds=40)
     story.play(PEERS, rounds=60)
     assert story.weights(PEERS) == [FULL_WEIGHT] * 12
+
+
+def test_weights_are_reported_at_some_rounds_newcomers_as_such_and_old_contributors_not():
+    ledger = AgreementLedger()
+    tags = sorted(map(tag_of, PEERS))
+
+    def play(rounds, tags):
+        for number in rounds:
+            signs_CN, _ = correlated_votes(len(tags), seed=number)
+            ledger.record(number, tags, ledger.compare(tags, signs_CN))
+
+    play(range(REPORT_INTERVAL - 1), tags[:8])
+    assert ledger.report == b""
+    play([REPORT_INTERVAL - 1], tags[:9])
+    found = open_report(ledger.report)
+    names = [short_tag(tag_key(tag)) for tag in tags]
+    assert found.round == REPORT_INTERVAL - 1
+    assert found.marks == {**dict.fromkeys(names[:8], FULL_WEIGHT), names[8]: NEWCOMER}
+    play(range(REPORT_INTERVAL, REPORT_INTERVAL + RECENT_ROUNDS), tags[:8])
+    assert set(open_report(ledger.report).marks) == set(names[:8])
+
+
+def test_while_all_count_in_full_a_report_names_nobody():
+    ledger, tags = AgreementLedger(), sorted(map(tag_of, PEERS[:4]))
+    for number in range(REPORT_INTERVAL):
+        signs_CN, _ = correlated_votes(len(tags), seed=number)
+        ledger.record(number, tags, ledger.compare(tags, signs_CN))
+    assert open_report(ledger.report).marks == {}
