@@ -199,7 +199,6 @@ DemoReportsOption: TypeAlias = Annotated[
     ),
 ]
 
-
 LateOption: TypeAlias = Annotated[
     float,
     typer.Option(min=0, max=1, help="Fraction of contributions that arrive after the end of their round."),
@@ -208,16 +207,14 @@ LiarsOption: TypeAlias = Annotated[
     str,
     typer.Option(
         metavar="N:KIND",
-        help="Peers that lie, with sign-muon: flip, noise, zero, repeat, copy, collude, covert, lazy, "
-        "slow-flip or honest-first. [default: none]",
+        help="Liars: flip, noise, zero, repeat, copy, collude, covert, lazy, slow-flip, honest-first",
     ),
 ]
 SplitOption: TypeAlias = Annotated[
     str,
     typer.Option(
         metavar="SIZES",
-        help="Owners of unequal text, who have peers in turn: parts of these sizes (1:10:100), each a source "
-        "of the run (kinds), or both (kinds:1:10:100). [default: all peers have all text]",
+        help="Owners of text: parts of these sizes (1:10:100), each a source (kinds), or both.",
     ),
 ]
 
