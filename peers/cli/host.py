@@ -44,7 +44,15 @@ def host(
     place, port = bootstrap_place(address)
     folder = run_file.absolute().parent / f"{run_file.stem}-host"
     published = run_file.absolute().with_suffix(".run.json")
-    plan = HostPlan(folder=folder, published=published, address=place, port=port, page=page, peers=peers)
+    plan = HostPlan(
+        folder=folder,
+        published=published,
+        address=place,
+        port=port,
+        page=page,
+        peers=peers,
+        is_announced=address is not None,
+    )
     make_private(folder)
     with as_user_errors(IdentityError):
         multiaddr = plan.multiaddr()

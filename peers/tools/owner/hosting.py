@@ -60,6 +60,8 @@ class HostPlan:
     """Address of the observer's page, as HOST:PORT."""
     peers: int
     """How many peers train on this machine."""
+    is_announced: bool
+    """Whether the parts announce `address`, because the machine does not know it (behind a router)."""
 
     @property
     def bootstrap_state(self) -> Path:
@@ -77,25 +79,20 @@ class HostPlan:
         peer_id = self.multiaddr().rpartition("/")[2]
         here = f"/ip4/127.0.0.1/tcp/{self.port}/p2p/{peer_id}"
         run = str(self.published.absolute())
-        common: dict[str, object] = {"run": run, "bootstrap": [here], "nat": False}
-        files: dict[str, dict[str, object]] = {
-            "bootstrap": {"run": run, "nat": False, "listen": [f"/ip4/0.0.0.0/tcp/{self.port}"]},
-            "observer": {
-                **common,
-                "listen": [f"/ip4/0.0.0.0/tcp/{self.port + 1}"],
-                "observer": {"listen": self.page},
-            },
-            "archivist": {
-                **common,
-                "listen": [f"/ip4/0.0.0.0/tcp/{self.port + 2}"],
-                "archive": "archive",
-            },
+        common: dict[str, object] = {"run": run, "nat": False, "log": "line"}
+        knows = {**common, "bootstrap": [here]}
+        roles: dict[str, dict[str, object]] = {
+            "bootstrap": common,
+            "observer": {**knows, "observer": {"listen": self.page}},
+            "archivist": {**knows, "archive": "archive"},
         }
         parts = []
-        for role, keys in files.items():
+        for port, (role, keys) in enumerate(roles.items(), self.port):
             file = self.folder / f"{role}.yaml"
             if not is_there(file):
-                values = {"role": role, "state": role, "log": "line", **keys}
+                values = {"role": role, "state": role, **keys, "listen": [f"/ip4/0.0.0.0/tcp/{port}"]}
+                if self.is_announced:
+                    values["announce"] = [f"{self.address}/tcp/{port}"]
                 lines = [f"{key}: {json.dumps(value)}" for key, value in values.items()]
                 write_atomically(file, "".join(f"{line}\n" for line in lines).encode())
             parts.append(HostedPart(role, ("run", str(file))))

@@ -16,7 +16,7 @@ def plan(tmp_path):
     run = tmp_path / "mine.run.json"
     run.write_text("{}")
     return HostPlan(folder=tmp_path / "mine-host", published=run, address="/ip4/192.0.2.7", port=31330,
-                    page="127.0.0.1:9420", peers=2)  # fmt: skip
+                    page="127.0.0.1:9420", peers=2, is_announced=True)  # fmt: skip
 
 
 def test_the_parts_know_the_bootstrap_by_its_key_and_use_ports_of_their_own(tmp_path):
@@ -31,6 +31,7 @@ def test_the_parts_know_the_bootstrap_by_its_key_and_use_ports_of_their_own(tmp_
     assert [files[name].bootstrap for name in ("observer", "archivist")] == [(here,), (here,)]
     ports = [files[name].listen[0].rpartition("/")[2] for name in files]
     assert ports == ["31330", "31331", "31332"]
+    assert files["observer"].announce == ("/ip4/192.0.2.7/tcp/31331",)
     assert parts[3].arguments == (
         "join", str(made.published), "--bootstrap", here, "--state", str(tmp_path / "mine-host/peer-1"),
         "--set", "log=line", "--set", "tokenizer=/a/tokenizer.json"
