@@ -17,8 +17,10 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from peers.cli import control, course, doctor, host, join, lab, making, model, owner, run, top, uninstall
+from peers.cli import control, doctor, host, join, lab, making, model, run, top, uninstall
 from peers.cli.help_text import PlainCommand, SectionedGroup
+from peers.cli.owner import commands as owner
+from peers.cli.owner import course
 from peers.config.errors import ConfigError, UserError
 
 ERROR_EXIT = 2

@@ -15,8 +15,8 @@ from peers.telemetry.event import short
 from peers.telemetry.snapshot import AnswerVerdict, PeerRow
 from protocols.signed.peer_record import PeerRecord
 from swarmnet.identifiers import PeerId
-from swarmnet.optimizer.agreement.comparison import FULL_WEIGHT
 from swarmnet.optimizer.agreement.weight_report import (
+    FULL_WEIGHT,
     NEWCOMER,
     WeightReport,
     open_report,

@@ -32,10 +32,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from swarmnet.optimizer.agreement.weight_report import FULL_WEIGHT
+
 Integers: TypeAlias = NDArray[np.int64]
-FULL_WEIGHT = 15
-"""Weight of a vote that counts in full. Sums of 2,184 such votes fit into int16; weights in thousandths would
-need int32 sums, and longer results of reducers."""
 MIN_CONTRIBUTORS = 5
 """With fewer contributors, liars cannot be told from honest peers, so all weigh the same."""
 MIN_ASKED = 3

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from swarmnet.model.state_layout import LEDGER_FIELDS, LEDGER_ROWS
 from swarmnet.optimizer.agreement.comparison import (
-    FULL_WEIGHT,
     MIN_CONTRIBUTORS,
     RATIO,
     Integers,
@@ -32,6 +31,7 @@ from swarmnet.optimizer.agreement.comparison import (
     compare,
 )
 from swarmnet.optimizer.agreement.weight_report import (
+    FULL_WEIGHT,
     NEWCOMER,
     RECENT_ROUNDS,
     REPORT_INTERVAL,

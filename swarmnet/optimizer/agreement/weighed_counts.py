@@ -28,10 +28,10 @@ from torch import Tensor
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout, Plane
-from swarmnet.optimizer.agreement.comparison import FULL_WEIGHT, MAX_RATIO, RATIO, RoundAgreement, compare
+from swarmnet.optimizer.agreement.comparison import MAX_RATIO, RATIO, RoundAgreement, compare
 from swarmnet.optimizer.agreement.ledger import HISTORY, AgreementLedger, counted
 from swarmnet.optimizer.agreement.weighed_tally import drawn_places
-from swarmnet.optimizer.agreement.weight_report import NEWCOMER
+from swarmnet.optimizer.agreement.weight_report import FULL_WEIGHT, NEWCOMER
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.reduced_votes import Counts, CountTally, ReducedVotes, count_code
 from swarmnet.rounds.result_table import MAX_CONTRIBUTORS, Contributor, Table, longest_head

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
-from swarmnet.optimizer.agreement.comparison import FULL_WEIGHT
 from swarmnet.optimizer.agreement.ledger import AgreementLedger
+from swarmnet.optimizer.agreement.weight_report import FULL_WEIGHT
 from swarmnet.optimizer.sign_votes import VoteTally, VotingMethod
 from swarmnet.rounds.result_table import tag_of
 

@@ -22,6 +22,9 @@ RECENT_ROUNDS = 64
 """Contributors whose last contribution is older are not reported."""
 MAX_REPORTED = 96
 """Maximum number of contributors in a report, the lowest weights first."""
+FULL_WEIGHT = 15
+"""Weight of a vote that counts in full. Sums of 2,184 such votes fit into int16; weights in thousandths would
+need int32 sums, and longer results of reducers."""
 NEWCOMER = 31
 """In the place of a weight: the contributor is not known yet."""
 REPORTERS = 8

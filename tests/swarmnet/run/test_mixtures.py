@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from swarm import OWNER, tiny_manifest
 
-from peers.cli.course import _require_sources
+from peers.cli.owner.course import _require_sources
 from peers.config.errors import UserError
 from protocols.errors import Malformed
 from protocols.signed.envelope import EnvelopeKind, seal

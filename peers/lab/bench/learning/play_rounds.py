@@ -23,8 +23,8 @@ from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.model.experts.merging import ExpertMerging
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.state_layout import with_zero_momentum
-from swarmnet.optimizer.agreement.comparison import FULL_WEIGHT
 from swarmnet.optimizer.agreement.ledger import KeepsLedger
+from swarmnet.optimizer.agreement.weight_report import FULL_WEIGHT
 from swarmnet.optimizer.method import Method, add_own, method_of
 from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.step import dense

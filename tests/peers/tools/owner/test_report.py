@@ -12,8 +12,8 @@ import pytest
 from clocks import on_virtual_clock
 from swarm import OWNER, expert_manifest, sign, tiny_manifest
 
-from peers.cli.course import is_archived
 from peers.cli.main import main
+from peers.cli.owner.course import is_archived
 from peers.config.run_file import published_text
 from peers.lab.world.virtual_time import run
 from peers.telemetry.snapshot import ExpertGroup

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from swarm import tiny_manifest
 
-from peers.cli.course import _thousandths
+from peers.cli.owner.course import _thousandths
 from peers.config.errors import UserError
 from peers.tools.owner.round_ahead import RecordedProgress, chosen, seen
 from protocols.signed.peer_record import PeerRecord

@@ -98,14 +98,14 @@ Line = Annotated[str, typer.Argument(metavar="LINE", help="The line that `order 
 
 def sign(run: Run, line: Line, key: Key = None, bootstrap: Bootstraps = None) -> None:
     """Add a moderator's signature to a ban, or to its withdrawal."""
-    from peers.cli.moderating import add_signature
+    from peers.cli.owner.moderating import add_signature
 
     add_signature(run, line, _load_owner_key(key)[1], bootstrap)
 
 
 def publish_moderation(run: Run, line: Line, bootstrap: Bootstraps = None) -> None:
     """Send what enough moderators have signed to all peers. Anyone can do it."""
-    from peers.cli.moderating import publish
+    from peers.cli.owner.moderating import publish
 
     publish(run, line, bootstrap)
 
@@ -164,7 +164,7 @@ def _sign_moderation(
     run: str, key: Path | None, bootstrap: list[str] | None, change: Callable[[OwnerOrders], OwnerOrders]
 ) -> None:
     """Sign a change of the moderators' bans with one key, and print it. Raises UserError."""
-    from peers.cli.moderating import begin
+    from peers.cli.owner.moderating import begin
 
     begin(run, _load_owner_key(key)[1], bootstrap, change)
 

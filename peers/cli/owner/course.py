@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peers.cli.owner import Bootstraps, Key, Reason, Run, give_planned_order
+from peers.cli.owner.commands import Bootstraps, Key, Reason, Run, give_planned_order
 from peers.config.errors import UserError
 from swarmnet.run import owner_orders
 from swarmnet.run.owner_orders import OwnerOrders
