@@ -50,7 +50,7 @@ COUNTED = {
     "run_planned_rounds":
         "Rounds that the run is planned to have: by the owner's order to end it, else `sync.decay_rounds`.",
     "run_remaining_seconds":
-        "Time until these rounds are done, at the pace of the last 10 minutes. Only if known.",
+        "Seconds until these rounds are done, at the pace of the last 10 minutes. Only if known.",
     "text_shards":
         "Shards of the run's text on this peer. Only stage 0 with `sampling: epoch`.",
     "text_read_shards":

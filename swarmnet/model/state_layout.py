@@ -52,6 +52,8 @@ def ledger_layout(sync: Sync) -> Layout:
 
 def behind(first: Layout, second: Layout) -> Layout:
     """Return the layout of one vector that holds `first` and behind it `second`."""
+    if not second.size:
+        return first
     size = first.size
     entries = (*first.entries, *(replace(entry, offset=size + entry.offset) for entry in second.entries))
     planes = (*first.planes, *(replace(plane, offset=size + plane.offset) for plane in second.planes))

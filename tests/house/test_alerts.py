@@ -231,9 +231,9 @@ def test_a_new_archive_gets_time_and_one_into_which_nothing_ever_comes_is_notice
 @pytest.mark.parametrize(
     ("alert", "metric"),
     [
-        ("VotesLoseWeight", "light_voters"),
-        ("WeightsConflict", "weight_conflicts"),
-        ("AnswersDiffer", "avoided_by"),
+        ("VotesLoseWeight", "light_peers"),
+        ("WeightsConflict", "dissenting_peers"),
+        ("AnswersDiffer", "avoiding_peers"),
     ],
 )
 def test_a_peer_that_others_doubt_is_an_alert_after_ten_minutes_and_none_when_it_is_gone(

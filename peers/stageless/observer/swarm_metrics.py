@@ -88,12 +88,12 @@ SHOWN = (
         _min_holders,
     ),
     SwarmMetric(
-        _gauge("swarm_light_voters", "Known peers whose votes weigh less than half, by records.", STAGE),
+        _gauge("swarm_light_peers", "Known peers whose votes weigh less than half, by records.", STAGE),
         lambda swarm: _by_stage(swarm, _count_light),
     ),
     SwarmMetric(
         _gauge(
-            "swarm_weight_conflicts",
+            "swarm_dissenting_peers",
             "Peers that report other weights of votes than most, for one round, by records.",
             STAGE,
         ),
@@ -103,7 +103,7 @@ SHOWN = (
     ),
     SwarmMetric(
         _gauge(
-            "swarm_avoided_by",
+            "swarm_avoiding_peers",
             "Neighbours that avoided one peer of the stage for its answers: the most, by records.",
             STAGE,
         ),
@@ -123,7 +123,7 @@ SHOWN = (
     SwarmMetric(
         _gauge(
             "swarm_remaining_seconds",
-            "Time until these rounds are done, at the pace of the last 10 minutes, by records.",
+            "Seconds until these rounds are done, at the pace of the last 10 minutes, by records.",
         ),
         lambda swarm: _known(swarm.seconds_left),
     ),

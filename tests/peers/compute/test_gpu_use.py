@@ -155,7 +155,7 @@ def test_a_peer_makes_room_for_others_on_its_card_and_not_for_those_on_another(l
 
 
 @pytest.mark.parametrize("only_when_idle", [True, False])
-def test_a_worker_says_it_when_it_starts_as_a_warning(library, monkeypatch, only_when_idle):
+def test_a_worker_says_it_when_it_starts_as_a_warning(library, monkeypatch, only_when_idle, tmp_path):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
@@ -164,10 +164,13 @@ def test_a_worker_says_it_when_it_starts_as_a_warning(library, monkeypatch, only
     config = SimpleNamespace(
         device="cuda", stage="auto", limits=LimitsFile(only_when_idle=only_when_idle),
         metrics=SimpleNamespace(peak_flops=None), threads=1, compute=ComputeFile(dtype="fp32"),
+        state=tmp_path,
     )  # fmt: skip
     WorkerRole(SimpleNamespace(
         config=config, report=report, metrics=PeerMetrics(process=False),
-        log=SimpleNamespace(listeners=[]), control=SimpleNamespace(answers={}), notify=report.notify,
+        identity=SimpleNamespace(peer_id="me"),
+        log=SimpleNamespace(listeners=[]), live=SimpleNamespace(listeners=[]),
+        control=SimpleNamespace(answers={}), notify=report.notify,
     ))  # fmt: skip
     assert [(event, level) for event, level, _ in said] == [("limits", "warning")] * only_when_idle
     assert all("scripts/setup gpu" in text for _, _, text in said)

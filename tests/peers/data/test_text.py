@@ -167,7 +167,7 @@ def test_a_text_of_which_nothing_can_be_read_says_why(tmp_path: Path) -> None:
 def test_a_line_too_long_is_left_out_and_the_next_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("peers.data.documents.LINE_LIMIT", 100)
+    monkeypatch.setattr("peers.data.forms.LINE_LIMIT", 100)
     path = write_lines(tmp_path / "c.jsonl", {"text": "a"}, {"text": "b" * 350}, {"text": "c"})
     text = text_at([str(path)])
     assert joined(text) == b"a\n\nc"

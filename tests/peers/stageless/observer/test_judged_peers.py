@@ -55,7 +55,7 @@ def row_of(snapshot, peer):
 
 def metrics_of(snapshot):
     text = SwarmMetrics(lambda: snapshot).text().decode()
-    names = ("light_voters", "weight_conflicts", "avoided_by")
+    names = ("light_peers", "dissenting_peers", "avoiding_peers")
     return {
         (name, sample.labels["stage"]): sample.value
         for family in text_string_to_metric_families(text)
@@ -76,7 +76,7 @@ def test_each_peer_has_the_weight_that_its_stage_reports_and_who_weighs_little_i
     assert row_of(shown, "other").vote_weight is None, "nobody reports the weights of stage 0"
     assert shown.doubts[0].startswith("liar (liar, stage 1): its votes weigh 0%")
     assert shown.doubts[1].endswith(f"swarmnet order ban {SIGNED.run_id} PEER")
-    assert metrics_of(shown) == {("light_voters", "1"): 1.0}
+    assert metrics_of(shown) == {("light_peers", "1"): 1.0}
     assert from_json(as_json(shown)) == shown
 
 
@@ -86,7 +86,7 @@ def test_a_peer_that_reports_other_weights_changes_none_and_is_named():
     assert [row_of(shown, peer).vote_weight for peer in ("a", "liar", "new")] == [1.0, 0.0, 0.0]
     assert shown.weight_conflicts == {1: 1}
     assert shown.doubts[0].startswith("stage 1: 1 peer (liar) and the others report different weights")
-    assert metrics_of(shown)["weight_conflicts", "1"] == 1.0
+    assert metrics_of(shown)["dissenting_peers", "1"] == 1.0
 
 
 def test_in_a_stage_of_too_few_to_compare_all_votes_count():
@@ -113,7 +113,7 @@ def test_who_is_avoided_is_named_with_who_says_so_how_often_it_differed_and_in_w
     }  # fmt: skip
     sentence = next(line for line in shown.doubts if line.startswith("bad"))
     assert "avoided by 2 peers (above: gradients differed in 2 of 3 comparisons" in sentence
-    assert metrics_of(shown) == {("avoided_by", "1"): 2.0}
+    assert metrics_of(shown) == {("avoiding_peers", "1"): 2.0}
 
 
 @pytest.mark.parametrize("stage", [1, -1])

@@ -25,6 +25,7 @@ from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.identity import Identity
 from protocols.signed.records import RECORD_BYTES, open_record, seal_record
 from swarmnet.identifiers import RunId
+from swarmnet.pipeline.answer_comparison import AnswerTrust
 
 RUN = RunId("ab" * 32)
 ME = Identity.from_seed(b"me")
@@ -88,13 +89,16 @@ def test_docs_wire_lists_the_fields_of_a_record_in_their_order():
 def test_a_worker_in_trouble_makes_no_record_that_would_be_refused(loss):
     ledger, traffic = SimpleNamespace(tokens=5), SimpleNamespace(sent=Counter(), received=Counter())
     pipeline = SimpleNamespace(
-        losses=SimpleNamespace(mean=loss), ledger=ledger, origin=SimpleNamespace(text=None)
+        losses=SimpleNamespace(mean=loss),
+        ledger=ledger,
+        origin=SimpleNamespace(text=None),
+        checks=SimpleNamespace(trust=AnswerTrust()),
     )
     settings = Settings(name="a\nb", joules=lambda: 7.5)
     services = SimpleNamespace(
-        context=SimpleNamespace(settings=settings, manifest=tiny_manifest()),
+        context=SimpleNamespace(settings=settings, manifest=tiny_manifest(), me=ME.peer_id),
         lifecycle=SimpleNamespace(state="connecting"),
-        part=SimpleNamespace(device=torch.device("cpu"), kind=""),
+        part=SimpleNamespace(device=torch.device("cpu"), kind="", method=None),
         pipeline_service=pipeline,
         round_service=NoRounds(),
         disk=SimpleNamespace(saved=None),

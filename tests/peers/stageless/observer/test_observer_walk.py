@@ -56,6 +56,8 @@ class Watched:
         walking = asyncio.create_task(self.walk.run())
         try:
             await swarm.until(lambda: self.states() == {"training": 4}, 60.0)
+            # Only a peer that has answered here is missed soon.
+            await swarm.until(lambda: all(peer.answers for peer in self.sightings.peers.values()), 15.0)
             yield swarm
         finally:
             walking.cancel()
