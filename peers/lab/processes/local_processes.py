@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import os
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -16,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from peers.config.errors import UserError
+from peers.runtime.child_process import start_swarmnet
 
 START_SECONDS = 60.0
 """Time limit for a peer to start: one alone takes about 2 s, seven on two busy cores several times that."""
 KEPT_LINES = 50
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(slots=True)
@@ -113,25 +111,7 @@ async def start(folder: Path, name: str, keys: Mapping[str, object], prefix: Seq
     lines = [f"{key}: {json.dumps(value)}" for key, value in {"log": "json", **keys, "state": name}.items()]
     await asyncio.to_thread(file.write_text, "\n".join(lines) + "\n")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-    process = await asyncio.create_subprocess_exec(
-        *prefix,
-        sys.executable,
-        "-m",
-        "peers.cli.main",
-        "run",
-        str(file),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment,
-        start_new_session=True,
-        preexec_fn=_end_with_parent if sys.platform == "linux" else None,
-    )
+    process = await start_swarmnet(["run", str(file)], prefix=prefix, environment=environment)
     peer = DemoPeer(name, folder / name, process, time.time())
     peer.reader = asyncio.create_task(peer.read(), name=f"reader of {name}")
     return peer
-
-
-def _end_with_parent() -> None:
-    """Make the child end with the demo, also if the demo is killed; called in the child before exec."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -7,18 +7,15 @@ when they fail.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
-import os
-import signal
-import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from peers.config.atomic_files import is_there, write_atomically
 from peers.config.errors import UserError
+from peers.runtime.child_process import start_swarmnet
 from protocols.signed.identity import load_or_create
 
 FIRST_WAIT_SECONDS = 5.0
@@ -30,7 +27,6 @@ LEAVE_SECONDS = 90.0
 """Time limit of leaving. A peer hands over its work within `drain_seconds` of its file, 30 s by default."""
 USER_ERROR = 2
 """Exit code of an error that the user must correct; starting again would not help."""
-_PR_SET_PDEATHSIG = 1
 
 Spawn = Callable[[Sequence[str]], Awaitable[Process]]
 """Starts `swarmnet` with these arguments."""
@@ -107,7 +103,7 @@ async def host(parts: Sequence[HostedPart], tell: Tell, spawn: Spawn | None = No
     """Run all parts until cancelled, and then let them leave. A part that fails starts again; one that ends
     with code 0 is done. Returns when all are done. Raises UserError if a part ends with an error that only
     the user can correct."""
-    start = spawn or _spawn
+    start = spawn or start_swarmnet
     try:
         async with asyncio.TaskGroup() as group:
             for part in parts:
@@ -140,7 +136,7 @@ async def _keep_running(part: HostedPart, tell: Tell, start: Spawn) -> None:
 
 async def _repeat_lines(part: HostedPart, process: Process, tell: Tell) -> None:
     """Tell each line that the process writes to standard error, until it closes it."""
-    assert process.stderr is not None, "_spawn asks for a pipe"
+    assert process.stderr is not None, "start_swarmnet asks for a pipe"
     async for line in process.stderr:
         tell(f"[{part.name}] {line.decode(errors='replace').rstrip()}")
 
@@ -158,25 +154,3 @@ async def _leave(process: Process) -> None:
     except TimeoutError:
         process.kill()
         await process.wait()
-
-
-async def _spawn(arguments: Sequence[str]) -> Process:
-    """Start `swarmnet` in a session of its own, so that Ctrl+C reaches only this process, which then lets all
-    leave."""
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "peers.cli.main",
-        *arguments,
-        stdin=DEVNULL,
-        stdout=DEVNULL,
-        stderr=PIPE,
-        env=dict(os.environ),
-        start_new_session=True,
-        preexec_fn=_end_with_parent if sys.platform == "linux" else None,
-    )
-
-
-def _end_with_parent() -> None:
-    """Make the child end with this process, also if that is killed; called in the child before exec."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
