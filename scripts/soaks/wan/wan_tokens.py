@@ -108,7 +108,7 @@ def newest_subflows(folder):
 
 
 def contributions(folder):
-    """How many contributions settled rounds have, and how long after a round closed the last one came here."""
+    """Return how many contributions settled rounds have, and when the last came after a round closed."""
     closed, last = {}, {}
     for name, event in events(folder, "applied"):
         closed.setdefault((name, event.fields["round"]), event.time - event.fields["waited"])
