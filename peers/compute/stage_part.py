@@ -71,7 +71,7 @@ class HasReplica(Protocol):
 
     settled_round: int
     applied_round: int
-    weighed_again: int
+    corrections: int
 
     @property
     def size(self) -> int: ...
