@@ -25,6 +25,8 @@ OF_A_STATE = {
     "peer.yaml": "",
     "run.json": "",
     "peers.json": "",
+    "line.json": "",
+    "contributors.json": "",
     "bootstraps.json": "",
     "receipts.jsonl": "",
     "totals.json": "",

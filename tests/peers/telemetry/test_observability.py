@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -281,24 +282,25 @@ class Watched:
         file = self.folder / "run.yaml"
         file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in RUN.items()))
         publish(file, load_or_create(self.folder / "owner.key"), self.folder / "run.json")
-        common = {
+        self.training = {
             "in_flight": 2, "slots": 8, "checkpoint_seconds": 2, "compute_duty_cycle": 0.25,
             "metrics": {"listen": "127.0.0.1:0", "peak_flops": 1e12},
         }  # fmt: skip
         boot = await self.peer("bootstrap", role="bootstrap")
         through = {"bootstrap": boot.addresses}
-        first = await self.peer("peer-0", stage=0, **through, **common)
-        other = await self.peer("peer-1", stage=1, **through, **common)
+        self.training |= through
+        first = await self.peer("peer-0", stage=0, **self.training)
+        other = await self.peer("peer-1", stage=1, **self.training)
         keeps = {"archive": str(self.folder / "archive"), "archiving": {"seconds": 1.0}}
         archivist = await self.peer("archivist", role="archivist", **through, **keeps)
         pattern = r"metrics at http://([\d.:]+)/metrics"
         self.metrics = [await self.said(peer, pattern) for peer in (first, boot, archivist, other)]
         (self.folder / "held-out.txt").write_text("What nobody trains on. " * 20)
-        observer = await self.peer(
-            "observer", role="observer", **through,
-            observer={"listen": "127.0.0.1:0", "targets": self.metrics[3:]},
-            evaluating={"text": "held-out.txt", "seconds": 5},
-        )  # fmt: skip
+        self.observing = {
+            "role": "observer", **through, "observer": {"listen": "127.0.0.1:0", "targets": self.metrics[3:]},
+            "evaluating": {"text": "held-out.txt", "seconds": 5},
+        }  # fmt: skip
+        observer = await self.peer("observer", **self.observing)
         self.metrics.append(await self.said(observer, pattern))
         self.page = await self.said(observer, r"http://([\d.:]+)(?!.*/metrics)")
         await self.scrape()
@@ -403,6 +405,40 @@ async def top_shows_it(watched):
         assert "\x1b" not in text
 
 
+async def shown(watched, what, good):
+    """The page's numbers, once the observer has read the directory and they are `good`."""
+    while True:
+        with contextlib.suppress(urllib.error.URLError):
+            swarm = json.loads(await asyncio.to_thread(get, f"http://{watched.page}/swarm.json"))
+            if swarm.get("walked_at") and good(swarm):
+                return swarm
+        watched.check(what)
+        await asyncio.sleep(0.2)
+
+
+def contributed(swarm):
+    return {peer: tokens for peer, _, tokens in swarm["contributors"]}
+
+
+async def a_restart_of_the_observer_loses_nothing(watched):
+    """A worker restarts before, so that its record counts from 0 again: only the observer knows the rest."""
+    worker, observer = watched.peers[2], watched.peers[4]
+    await worker.stop(60.0)
+    await watched.peer("peer-1", stage=1, **watched.training)
+    before = await shown(
+        watched, "the worker is back", lambda swarm: len(swarm["contributors"]) == 2 and any(
+            row["peer"] == worker.peer_id and row["tokens"] < contributed(swarm)[row["peer"]] / 2
+            for row in swarm["rows"]
+        ),
+    )  # fmt: skip
+    await observer.stop(60.0)
+    await watched.peer("observer", **watched.observing | {"observer": {"listen": watched.page}})
+    after = await shown(watched, "the observer is back", lambda swarm: swarm["finalized_tokens"])
+    assert all(contributed(after)[peer] >= tokens for peer, tokens in contributed(before).items())
+    assert after["finalized_tokens"] >= before["finalized_tokens"] > 0
+    assert len(after["curve"]["at"]) >= len(before["curve"]["at"]) > 1
+
+
 @pytest.mark.loopback
 @pytest.mark.slow
 @needs_prometheus
@@ -438,5 +474,6 @@ async def test_every_expression_of_every_panel_and_alert_finds_data_in_a_running
         await top_shows_it(watched)
         for address in (*watched.metrics, watched.page):
             assert linted(await asyncio.to_thread(get, f"http://{address}/metrics")) == "", address
+        await a_restart_of_the_observer_loses_nothing(watched)
     finally:
         await watched.end()
