@@ -19,7 +19,9 @@ from swarmnet.model.computing.choices import Computing
 
 NVIDIA, AMD = "0x10de", "0x1002"
 """PCI vendor ids."""
-UNTESTED = "compare its loss with that of others (`swarmnet top`); if it differs, set device: cpu in the peer file"
+UNTESTED = (
+    "compare its loss with that of others (`swarmnet top`); if it differs, set device: cpu in the peer file"
+)
 
 
 @dataclass(frozen=True, slots=True)
