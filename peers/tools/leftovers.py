@@ -26,7 +26,6 @@ OF_A_STATE = {
     "run.json": "",
     "peers.json": "",
     "line.json": "",
-    "contributors.json": "",
     "bootstraps.json": "",
     "receipts.jsonl": "",
     "totals.json": "",

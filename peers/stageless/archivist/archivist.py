@@ -36,6 +36,8 @@ ENDING_SECONDS = 15.0
 """Interval in seconds once the owner has ordered the run's end (peers/worker/run_end.py, `SERVE_SECONDS`)."""
 FETCH_SECONDS = 900.0
 """Timeout for one stage's snapshot: 103 MB take 25 s from four holders on home links."""
+STAGE_DIGITS = 5
+"""Maximum digits of a stage number, as in the names of an archive's checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,10 +269,17 @@ class Archivist:
 
     def _restore_contributor(self, archived: dict[str, Any]) -> None:
         """Restore a contributor from the archive of an earlier process. Invalid values are left out."""
-        peer = self.contributions.restore(archived)
-        if peer is None:
+        peer, name, tokens = archived.get("peer"), archived.get("name"), archived.get("tokens")
+        if not isinstance(peer, str) or not isinstance(tokens, dict):
             return
+        for stage, count in tokens.items():
+            is_stage_number = str(stage).isdecimal() and len(str(stage)) <= STAGE_DIGITS
+            if is_stage_number and isinstance(count, int) and 0 < count < 1 << 63:
+                self.contributions.tokens[peer, int(stage)] = count
+        self.contributions.names[peer] = name if isinstance(name, str) else ""
         self.devices[peer] = str(archived.get("device", ""))[:16]
+        joules = archived.get("joules")
+        self.contributions.joules[peer] = joules if isinstance(joules, int) and 0 < joules < 1 << 63 else 0
         signed = archived.get("signed")
         self.signed[peer] = signed if isinstance(signed, int) and signed > 0 else 0
 
@@ -279,11 +288,18 @@ class Archivist:
         number of signed checkpoints, device and energy."""
         if self.book.held is not None:
             await asyncio.to_thread(self.archive.put_order, self.book.held.data)
-        nothing = {"name": "", "tokens": {}, "joules": 0}
-        entries: dict[str, dict[str, object]] = {peer: {"peer": peer, **nothing} for peer in self.signed}
-        entries |= {str(entry["peer"]): entry for entry in self.contributions.entries()}
+        tokens: dict[str, dict[str, int]] = {peer: {} for peer in sorted(self.signed)}
+        for (peer, stage), count in sorted(self.contributions.tokens.items()):
+            tokens.setdefault(peer, {})[str(stage)] = count
         contributors = [
-            {**entry, "signed": self.signed[peer], "device": self.devices.get(peer, "")}
-            for peer, entry in sorted(entries.items())
+            {
+                "peer": peer,
+                "name": self.contributions.names.get(peer, ""),
+                "tokens": counts,
+                "signed": self.signed[peer],
+                "device": self.devices.get(peer, ""),
+                "joules": self.contributions.joules[peer],
+            }
+            for peer, counts in tokens.items()
         ]
         await asyncio.to_thread(self.archive.put_contributors, contributors)

@@ -17,7 +17,6 @@ from peers.network.discovery.record_reader import OBSERVER
 from peers.process.role import Network, Process, Role
 from peers.runtime.http_server import PageServer
 from peers.runtime.supervision import until_one_ends
-from peers.stageless.observer import contributors_file
 from peers.stageless.observer.crawler import Crawl
 from peers.stageless.observer.order_reader import Orders
 from peers.stageless.observer.page_json import Board
@@ -31,12 +30,8 @@ from peers.telemetry.console import StatusLine
 from peers.telemetry.event_log import LOG_FILE
 from peers.telemetry.snapshot import SwarmSnapshot
 from protocols.signed.peer_record import NO_STAGE
-from protocols.signed.records import ANNOUNCE_SECONDS
-from swarmnet.identifiers import RunId
 
 DRAW_SECONDS = 1.0
-KEEP_SECONDS = ANNOUNCE_SECONDS
-"""Interval at which contributions are stored: peers renew their records as often."""
 
 
 class Evaluator(Protocol):
@@ -88,7 +83,6 @@ class ObserverRole(Role):
         process, directory = self.process, network.directory
         if self.sightings is None:
             self.sightings = PeerObservations(len(signed.manifest.stages))
-            contributors_file.restore(process.config.state, signed.run_id, self.sightings.contributions)
         if self.orders is None:
             self.orders = Orders(signed, process.log.record, self.sightings.events.append)
         if self.board is None:
@@ -109,7 +103,6 @@ class ObserverRole(Role):
         work = {
             "walk": crawl.run(),
             "draw": self._draw_forever(signed, crawl, network),
-            "keep": self._keep_forever(signed.run_id, crawl.sightings),
             "announce": announcer.announce_forever(
                 NO_STAGE, lambda: announcer.record(NO_STAGE, self.claims())
             ),
@@ -158,17 +151,6 @@ class ObserverRole(Role):
             )
             self.process.log.flush()
             await asyncio.sleep(DRAW_SECONDS)
-
-    async def _keep_forever(self, run: RunId, sightings: PeerObservations) -> None:
-        """Store what peers have contributed every `KEEP_SECONDS`, and once more when this is cancelled."""
-        state = self.process.config.state
-        try:
-            while True:
-                await asyncio.sleep(KEEP_SECONDS)
-                content = contributors_file.encode(run, sightings.contributions)
-                await asyncio.to_thread(contributors_file.keep, state, content)
-        finally:
-            contributors_file.keep(state, contributors_file.encode(run, sightings.contributions))
 
     def _join_line(self, signed: SignedManifest, network: Network) -> str:
         """Return the join command, through the bootstraps of the peer file, or else through this peer."""

@@ -1,6 +1,5 @@
 """What an observer makes of records and of answers: who is here, who has gone and why, whom to ask when."""
 
-import json
 from itertools import pairwise
 
 from hypothesis import given, settings
@@ -8,13 +7,11 @@ from hypothesis import strategies as st
 from observed import NOON, Crowd, record
 
 from peers.network.discovery.claimed_tokens import MAX_KEPT, Contributions
-from peers.stageless.observer import contributors_file
 from peers.stageless.observer import sightings as rules
 from peers.stageless.observer.sightings import PeerObservations
 from peers.telemetry.reasons import DEPARTURES
 from peers.telemetry.snapshot import MAX_POINTS, Curve
 from protocols.signed.records import RECORD_SECONDS
-from swarmnet.identifiers import RunId
 
 
 def seen(*records, at=NOON, stages=3):
@@ -184,32 +181,6 @@ def test_the_energy_of_a_peer_is_added_up_over_restarts():
         contributions.grown(old, new)
     assert contributions.joules == {"a": 160 + 50}
     assert contributions.tokens["a", told[0].stage] == 9 + 4
-
-
-def test_contributions_outlive_a_restart_of_the_observer_and_grow_by_what_it_missed(tmp_path):
-    run, before = RunId("ab" * 32), Contributions()
-    for name, counts in {"left": (900,), "restarted": (600, 40), "same": (70,)}.items():
-        told = [record(name, tokens=tokens, joules=tokens).record for tokens in counts]
-        before.first(told[0])
-        for old, new in pairwise(told):
-            before.grown(old, new)
-    contributors_file.keep(tmp_path, contributors_file.encode(run, before))
-    other = Contributions()
-    contributors_file.restore(tmp_path, RunId("cd" * 32), other)
-    assert not other.tokens, "another run's"
-    after = Contributions()
-    contributors_file.restore(tmp_path, run, after)
-    assert after == before
-    for name, tokens in (("restarted", 50), ("same", 30), ("new", 5)):
-        after.first(record(name, tokens=tokens, joules=tokens).record)
-    counts = {peer: tokens for peer, _, tokens in after.largest(9, 10**9)}
-    assert counts == {"left": 900, "restarted": 650, "same": 100, "new": 5}, "`same` has restarted meanwhile"
-    assert after.joules == counts
-    (tmp_path / contributors_file.FILE_NAME).write_text(
-        json.dumps({"run": run, "contributors": [1, {"peer": 2}]})
-    )
-    contributors_file.restore(tmp_path, run, again := Contributions())
-    assert not again.tokens
 
 
 @settings(max_examples=15)
