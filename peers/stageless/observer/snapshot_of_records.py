@@ -25,6 +25,7 @@ from peers.network.discovery.record_reader import (
     waits_for_weights,
 )
 from peers.stageless.observer.judged_peers import Judgements, doubts
+from peers.stageless.observer.run_state import find_obstacles
 from peers.stageless.observer.sightings import PeerObservation, PeerObservations
 from peers.telemetry.reasons import stuck_lines
 from peers.telemetry.snapshot import (
@@ -110,6 +111,7 @@ def snapshot_of(
         away=dict(Counter(sightings.away.values()).most_common()),
         waits_for=tuple(stage for stage in stages if stage not in served_stages) if present else (),
         warnings=stuck_lines(stuck, signed.run_id),
+        obstacles=find_obstacles(sightings, signed, now, stuck, bool(ordered.held)),
         checkpoint=_oldest_checkpoint(sightings.peers.values(), len(stages), now),
         contributors=tuple(contributions.largest(MAX_CONTRIBUTORS, max_tokens)),
         experts=tuple(expert_groups(manifest, (observed.record for observed in present))),
