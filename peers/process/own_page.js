@@ -37,23 +37,15 @@ function head(status, credit) {
   if (known) $("bar").value = Math.min(1, status.round / status.planned);
   if (credit.progress || !paused) put($("progress"), credit.progress);
 }
-// The place of this computer among the workers that it knows; null if it knows no other.
-function rank(status) {
-  const workers = status.rows.filter(row => row.role === "worker" && (row.here || row.state !== "gone"));
-  const mine = workers.find(row => row.here);
-  if (!mine || workers.length < 2) return null;
-  return {rank: 1 + workers.filter(row => row.tokens > mine.tokens).length, of: workers.length};
-}
 function tiles(status, credit) {
   const sum = counts => Object.values(counts).reduce((total, count) => total + count, 0);
   const work = status.own_work;
-  const place = rank(status);
   fillTiles([
     ["tokens trained here", work ? short(work.tokens) : "–"],
     ["time trained", work ? hours(work.seconds) : "–"],
     [work && work.stage !== null ? `share of stage ${work.stage}` : "share of the run",
       work && work.share !== null ? percent(work.share) : "–"],
-    ...(place ? [[`rank among the ${place.of} peers that this one knows, by tokens since each started`, place.rank]] : []),
+    ...(credit.rank ? [[`rank of ${credit.rank.workers} workers, by tokens since each started`, credit.rank.place]] : []),
     ["contributions confirmed by others", whole(credit.accepted)],
     ["tokens per second now", paused ? "–" : whole(status.tokens_per_second)],
     ["loss, nats per token", nats(status.loss)],
