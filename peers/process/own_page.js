@@ -18,17 +18,25 @@ async function ask(request) {
   } finally { clearTimeout(late); }
 }
 
+const STATE_TEXTS = {paused_by_owner: "paused by the run's owner", ended: "the run has ended"};
+const WHY = {paused_by_owner: "The run's owner has paused the run. This computer starts again when the owner resumes it.",
+  ended: "The run's owner has ended it. This computer hands over what others lack, and leaves."};
 let paused = false, edited = false;
 function head(status, credit) {
   const reasons = Object.entries(credit.paused);
   paused = reasons.length > 0;
   put($("name"), credit.name);
-  document.title = (paused ? "Paused" : status.state) + " · " + credit.name;
-  put($("state"), paused ? "Paused" : status.state);
-  mark($("state"), paused ? "rest" : status.state === "training" ? "good" : "");
+  // The run may stand still although this computer is ready.
+  const waits = !paused && status.state === "training" && status.waits_for.length > 0;
+  const state = paused ? "Paused" : waits ? "waiting" : STATE_TEXTS[status.state] || status.state;
+  put($("state"), state);
+  mark($("state"), state === "training" ? "good" : "rest");
+  document.title = state + " · " + credit.name;
   put($("about"), (credit.stage >= 0 ? `, stage ${credit.stage}` : "") + `, running for ${duration(credit.uptime_seconds)}`);
   put($("work"), credit.own_work || "Nothing has been counted yet. The first contribution counts within some rounds.");
-  put($("why"), reasons.map(([reason, text]) => reason === "user" ? "You have paused it." : text).join("; "));
+  put($("why"), waits ? `No peer holds stage ${status.waits_for.join(" and ")} of the model, so no text can pass through it. `
+      + "Work goes on when someone takes it: pass the line below on."
+    : WHY[status.state] || reasons.map(([reason, text]) => reason === "user" ? "You have paused it." : text).join("; "));
   const mine = reasons.some(([reason]) => reason === "user");
   put($("pause"), mine ? "Resume" : "Pause");
   $("pause").disabled = false;

@@ -337,7 +337,7 @@ class SwarmSeen(Event, frozen=True):
 class PromptContinued(Event, frozen=True):
     """The run's model continued an evaluating observer's prompt, with the weights of `round`."""
     prompt: str
-    text: str
+    continuation: str
     round: int
 
 class ShardRead(Event, frozen=True):

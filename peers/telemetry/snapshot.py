@@ -229,7 +229,7 @@ class Obstacle:
     """The stage or the peer."""
     why: str
     help: str
-    """Who can do what about it, with the command; empty if nothing is known to help."""
+    """What a person can do about it, with the command; empty if nothing is known to help."""
     stops_run: bool = True
     """Whether nothing is trained because of it; False if it only concerns one peer."""
 

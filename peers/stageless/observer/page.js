@@ -68,7 +68,7 @@ function tiles(swarm) {
     ["round" + old, whole(swarm.round ?? last.round)],
     ["loss, nats per token" + old, nats(swarm.loss ?? last.loss)],
     ...(held_out === null ? [] : [["loss on held-out text" + old, nats(held_out)]]),
-    ["tokens per second", whole(swarm.tokens_per_second)],
+    ["tokens per second", swarm.does.code === "training" ? whole(swarm.tokens_per_second) : "–"],
     tokens === null ? ["tokens since start", short(swarm.tokens)] : ["tokens in total" + old, short(tokens)],
     ["sent per second", bytes(swarm.sent_bytes_per_second)],
     ["received per second", bytes(swarm.received_bytes_per_second)],
@@ -133,7 +133,7 @@ function curves(swarm) {
   $("eval-key").hidden = known(curve.eval_loss).length < 2;
   [high, (high + low) / 2, low].forEach((value, n) => put($("loss-axis").children[n], losses.length > 1 ? nats(value) : ""));
   const trained = known(curve.loss);
-  put($("loss-text"), trained.length > 1 ? `From ${nats(trained[0])} to ${nats(trained[trained.length - 1])} in this picture.`
+  put($("loss-text"), trained.length > 1 ? `In this picture, the loss in training goes from ${nats(trained[0])} to ${nats(trained[trained.length - 1])}.`
     : "There is no curve yet: it begins with the first rounds.");
   for (const [name, values, label] of [["flow", curve.tokens_per_second, short], ["peers", curve.peers, whole]]) {
     const most = Math.max(0, ...known(values)), shown = known(values).length > 1;

@@ -193,7 +193,7 @@ def _describe_answer(answer: tuple[float, PromptContinued] | None) -> dict[str, 
     if answer is None:
         return None
     at, made = answer
-    text = made.text[:ANSWER_CHARACTERS]
+    text = made.continuation[:ANSWER_CHARACTERS]
     return {"at": at, "prompt": made.prompt[:ANSWER_CHARACTERS], "text": text, "round": made.round}
 
 

@@ -23,7 +23,7 @@ ICON = b"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16" fill="#2f
 PREVIEW_SECONDS = 60.0
 """A preview is drawn at most this often, because strangers ask for it."""
 PREVIEW_MARK = "<!-- preview -->"
-"""Where `page.html` takes the fields that other sites show beside a link."""
+"""Place in `page.html` for the fields that other sites show beside a link."""
 MAX_PREVIEW_TEXT = 300
 NOT_KNOWN = HttpResponse(503, JSON, b'{"error": "the run is not known yet: fetching its manifest"}')
 

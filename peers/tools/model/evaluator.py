@@ -110,7 +110,7 @@ class SwarmEvaluator:
             self.process.notify("not_evaluated", f"no continuation of the prompt this time: {error}")
             return
         text = "".join([*pieces, readable.add(b"", final=True)])
-        made = log_events.PromptContinued(prompt=prompt, text=text, round=_oldest_round(talk))
+        made = log_events.PromptContinued(prompt=prompt, continuation=text, round=_oldest_round(talk))
         self.answer = time.time(), made
         self.process.log.record(made)
 

@@ -19,7 +19,7 @@ from peers.stageless.observer.preview_picture import HEIGHT, WIDTH, draw_preview
 from peers.stageless.observer.sightings import PeerObservations
 from peers.stageless.observer.snapshot_of_records import snapshot_of
 from peers.stageless.observer.swarm_metrics import SwarmMetrics
-from peers.telemetry.event_log import LogLine
+from peers.telemetry.event_log import LOG_FILE, EventLog, read_all
 from peers.telemetry.log_events import PromptContinued
 
 HOSTILE = '"><script>alert(1)</script>'
@@ -154,12 +154,16 @@ def test_without_segno_the_page_has_no_code_and_says_what_brings_it(monkeypatch)
 # -- what is left when nobody is here ---------------------------------------------------------------------
 
 
-def test_the_last_numbers_and_the_models_answer_outlive_a_restart():
-    made = PromptContinued(prompt="Once upon", text=" a time " * 1000, round=90)
+def test_the_last_numbers_and_the_models_answer_outlive_a_restart(tmp_path):
+    made = PromptContinued(prompt="Once upon", continuation=" a time " * 1000, round=90)
     old = board_of(*(record(f"peer-{n}", n, loss=2.5) for n in range(3)))
-    lines = [LogLine(NOON, 0.0, seen_event(old.snapshot)), LogLine(NOON + 9, 0.0, made)]
+    times = iter([NOON, NOON + 9])
+    log = EventLog(path=tmp_path / LOG_FILE, clock=lambda: next(times), monotonic=lambda: 0.0)
+    log.record(seen_event(old.snapshot))
+    log.record(made)
+    log.close()
     new = Board(SIGNED, f"swarmnet join {LINK}", "0.1.0")
-    new.restore(lines)
+    new.restore(read_all(tmp_path / LOG_FILE))
     new.show(snapshot_of(PeerObservations(3), SIGNED, NOON + 7200, walked_at=NOON + 7200))
     answer = json.loads(new.answer(""))
     assert (answer["round"], answer["does"]["code"]) == (None, "empty")
