@@ -22,20 +22,20 @@ const STATE_TEXTS = {paused_by_owner: "paused by the run's owner", ended: "the r
 const WHY = {paused_by_owner: "The run's owner has paused the run. This computer starts again when the owner resumes it.",
   ended: "The run's owner has ended it. This computer hands over what others lack, and leaves."};
 let paused = false, edited = false;
+// The run may stand still although this computer is ready.
+const isWaiting = status => !paused && status.state === "training" && status.waits_for.length > 0;
 function head(status, credit) {
   const reasons = Object.entries(credit.paused);
   paused = reasons.length > 0;
   put($("name"), credit.name);
-  // The run may stand still although this computer is ready.
-  const waits = !paused && status.state === "training" && status.waits_for.length > 0;
-  const state = paused ? "Paused" : waits ? "waiting" : STATE_TEXTS[status.state] || status.state;
+  const waits = isWaiting(status), state = paused ? "Paused" : waits ? "waiting" : STATE_TEXTS[status.state] || status.state;
   put($("state"), state);
   mark($("state"), state === "training" ? "good" : "rest");
   document.title = state + " · " + credit.name;
   put($("about"), (credit.stage >= 0 ? `, stage ${credit.stage}` : "") + `, running for ${duration(credit.uptime_seconds)}`);
   put($("work"), credit.own_work || "Nothing has been counted yet. The first contribution counts within some rounds.");
   put($("why"), waits ? `No peer holds stage ${status.waits_for.join(" and ")} of the model, so no text can pass through it. `
-      + "Work goes on when someone takes it: pass the line below on."
+      + "Work continues when someone takes it: pass the line below on."
     : WHY[status.state] || reasons.map(([reason, text]) => reason === "user" ? "You have paused it." : text).join("; "));
   const mine = reasons.some(([reason]) => reason === "user");
   put($("pause"), mine ? "Resume" : "Pause");
@@ -55,7 +55,7 @@ function tiles(status, credit) {
       work && work.share !== null ? percent(work.share) : "–"],
     ...(credit.rank ? [[`rank of ${credit.rank.workers} workers, by tokens since each started`, credit.rank.place]] : []),
     ["contributions confirmed by others", whole(credit.accepted)],
-    ["tokens per second now", paused ? "–" : whole(status.tokens_per_second)],
+    ["tokens per second now", status.state !== "training" || isWaiting(status) ? "–" : whole(status.tokens_per_second)],
     ["loss, nats per token", nats(status.loss)],
     ["sent since this stage began", bytes(sum(status.sent))],
     ["memory", status.memory_bytes === null ? "–" : bytes(status.memory_bytes)],
@@ -88,7 +88,7 @@ function swarm(status) {
   put($("more"), status.rows.length > SHOWN_PEERS ? `and ${whole(status.rows.length - SHOWN_PEERS)} more` : "");
 }
 function rest(status, credit) {
-  $("invite").hidden = !credit.join;
+  $("invite").hidden = !credit.join || status.state === "ended";
   put($("join"), credit.join);
   const events = status.events.slice(-SHOWN_EVENTS).reverse();
   $("news").hidden = !events.length;

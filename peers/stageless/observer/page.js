@@ -215,7 +215,7 @@ function lists(swarm) {
     put($("prompt"), swarm.answer.prompt);
     put($("answer"), swarm.answer.text);
     put($("answered"), `The bold text was given. The model wrote the rest ${duration(swarm.at - swarm.answer.at)} ago,`
-      + ` with its weights of round ${whole(swarm.answer.round)}. Nobody has checked it.`);
+      + ` with its weights of round ${whole(swarm.answer.round)}. It was not checked.`);
   }
   const away = Object.entries(swarm.away);
   put($("departures"), away.length

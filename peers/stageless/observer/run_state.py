@@ -33,13 +33,15 @@ def find_obstacles(
     """Return what keeps the run, or single peers, from training at time `now`: first stages, then peers.
     `stuck` maps stages whose peers all wait for weights to their number. A run that `is_held` has none: its
     owner has paused it."""
-    present = [observed for observed in sightings.here() if observed.record.stage >= 0]
+    workers = (observed for observed in sightings.here() if observed.record.role == "worker")
+    present = [observed for observed in workers if observed.record.stage >= 0]
     if is_held or not present:
         return ()
     found = [*_stage_obstacles(present, signed, stuck)]
-    pace = sightings.pace.seconds_per_round(now)
+    unchanged = sightings.pace.seconds_since_change(now)
+    pace = sightings.pace.seconds_per_round(now - unchanged)  # A standstill is no pace.
     training = [now - observed.state_since for observed in present if observed.record.state == "training"]
-    quiet = min(sightings.pace.seconds_since_change(now), max(training, default=0.0))
+    quiet = min(unchanged, max(training, default=0.0))
     if not found and quiet > max(STANDSTILL_SECONDS, STANDSTILL_ROUNDS * (pace or 0.0)):
         why = f"No round has ended for {duration_text(quiet)}, although peers are here."
         found.append(Obstacle("All stages", why, "Owners of peers can look for the cause: swarmnet doctor"))
@@ -55,13 +57,14 @@ def _stage_obstacles(
 ) -> Iterable[Obstacle]:
     """Yield the stages without a peer, unless the run may leave them out, and those without weights."""
     held = {observed.record.stage for observed in present if observed.record.state != "leaving"}
-    may_skip = signed.manifest.paths.skip_ratio > 0
-    for stage in range(len(signed.manifest.stages)):
+    last = len(signed.manifest.stages) - 1
+    for stage in range(last + 1):
+        may_skip = signed.manifest.paths.skip_ratio > 0 and 0 < stage < last
         if stage in stuck:
             waiting = [observed for observed in present if observed.record.stage == stage]
             why = (
                 f"{_names(waiting)} {_verb(len(waiting), 'waits', 'wait')} for its weights, "
-                "and no peer that is here has them. Training goes on when a peer brings them back."
+                "and no peer that is here has them. Training continues when a peer brings them back."
             )
             yield Obstacle(f"Stage {stage}", why, way_out(signed.run_id, stage))
         elif stage not in held and not may_skip:
@@ -116,7 +119,7 @@ def describe_state(snapshot: SwarmSnapshot, last_round: int | None) -> tuple[str
         return "paused", "The owner has paused this run. Peers stay connected and start no new work."
     if not working:
         who = f"All {counted(len(here), 'peer')} here are paused" if here else "No peer is here now"
-        return "empty", f"{who}, so nothing is trained.{seen} It goes on when someone joins."
+        return "empty", f"{who}, so nothing is trained.{seen} It continues when someone joins."
     if any(obstacle.stops_run for obstacle in snapshot.obstacles):
         return "stuck", "This run is stuck: nothing is trained until the cause is gone."
     training = sum(row.state == "training" for row in working)

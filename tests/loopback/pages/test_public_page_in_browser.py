@@ -90,6 +90,7 @@ async def test_the_public_page_tells_what_a_run_does_and_keeps_what_it_knew_over
             await browser.until(DOES.format("training"))
 
             before = await browser.js(SWARM)
+            await browser.open("about:blank")
             await observer.stop(60.0)
             scene.peers.remove(observer)
             observer, url = await observer_page(scene, keys)
@@ -102,7 +103,8 @@ async def test_the_public_page_tells_what_a_run_does_and_keeps_what_it_knew_over
             assert after["curve"]["at"][0] == pytest.approx(before["curve"]["at"][0], abs=0.1)
             assert after["answer"]["prompt"] == PROMPT
 
-            await order(scene, "end", "--from-round", after["round"] + 40)
+            # An order needs some seconds to come around, and rounds take a tenth of a second here.
+            await order(scene, "end", "--from-round", max(scene.settled(anna)) + 600)
             await look_at_both(browser, anna, url, "ended", "the run has ended")
             assert await browser.js("document.getElementById('join-in').hidden")
             assert browser.complaints == []

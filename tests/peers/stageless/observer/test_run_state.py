@@ -112,6 +112,17 @@ def test_a_run_whose_round_does_not_change_stands_still_but_not_right_after_a_pa
     assert not picture.obstacles
 
 
+def test_a_slow_run_that_stops_after_few_rounds_stands_still_too():
+    sightings = PeerObservations(3)
+    for minute in range(40):
+        at = NOON + 60 * minute
+        reached = 100 + min(minute, 6) // 2  # A round takes two minutes, until the sixth one.
+        records = [record(f"peer-{n}", n % 3, at=at, round=reached) for n in range(3)]
+        picture = seen(*records, at=at, sightings=sightings)
+        assert bool(picture.obstacles) == (minute > 6 + 20), minute
+        assert picture.seconds_left is None or not picture.obstacles
+
+
 def test_what_strangers_can_make_the_page_show_is_bounded():
     sightings = PeerObservations(3)
     for minute in range(7):
