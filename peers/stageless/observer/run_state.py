@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from peers.config.run_file import SignedManifest
-from peers.network.discovery.record_reader import waits_for_weights
+from peers.network.discovery.record_reader import usual_round, waits_for_weights
 from peers.stageless.observer.sightings import PeerObservation, PeerObservations
 from peers.telemetry.console import counted
 from peers.telemetry.event import short
-from peers.telemetry.reasons import join_line, way_out
+from peers.telemetry.reasons import way_out
 from peers.telemetry.snapshot import IN_STEP, Obstacle, SwarmSnapshot
 from swarmnet.run.progress import duration_text
 
@@ -57,6 +57,7 @@ def _stage_obstacles(
 ) -> Iterable[Obstacle]:
     """Yield the stages without a peer, unless the run may leave them out, and those without weights."""
     held = {observed.record.stage for observed in present if observed.record.state != "leaving"}
+    reached = usual_round(observed.record for observed in present) or 0
     last = len(signed.manifest.stages) - 1
     for stage in range(last + 1):
         may_skip = signed.manifest.paths.skip_ratio > 0 and 0 < stage < last
@@ -69,7 +70,10 @@ def _stage_obstacles(
             yield Obstacle(f"Stage {stage}", why, way_out(signed.run_id, stage))
         elif stage not in held and not may_skip:
             why = "No peer holds this part of the model, so no text can pass through it."
-            help = f"Any computer can take it: {join_line(signed.run_id, stage)}"
+            help = f"A computer that joins with the command below takes it; --stage {stage} makes sure."
+            if reached >= signed.manifest.rounds.snapshot_interval:  # Newcomers do not begin from the seed.
+                why += " Its weights are on the disk of a peer that left, or in an archive."
+                help = way_out(signed.run_id, stage)
             yield Obstacle(f"Stage {stage}", why, help)
 
 

@@ -68,10 +68,13 @@ def test_a_run_that_is_paused_is_not_called_stuck():
 
 
 def test_a_stage_without_peers_and_one_without_weights_are_named_with_who_can_help():
-    (empty,) = seen(record("a", 0), record("b", 1)).obstacles
+    (empty,) = seen(record("a", 0, round=1), record("b", 1, round=1)).obstacles
     assert (empty.where, empty.stops_run) == ("Stage 2", True)
-    assert "No peer holds" in empty.why
-    assert f"swarmnet join {SIGNED.run_id[:16]} --stage 2" in empty.help
+    assert empty.why.endswith("no text can pass through it.")
+    assert "joins with the command below takes it; --stage 2" in empty.help, "it begins from the seed"
+    (lost,) = seen(record("a", 0), record("b", 1)).obstacles
+    assert lost.why.endswith("on the disk of a peer that left, or in an archive.")
+    assert f"swarmnet join {SIGNED.run_id[:16]} --stage 2" in lost.help
     waiting = [record(name, 2, state="joining", round=0, name=name) for name in ("anna", "ben")]
     (stuck,) = seen(record("a", 0), record("b", 1), *waiting).obstacles
     assert "anna and ben wait for its weights" in stuck.why
