@@ -216,6 +216,8 @@ class EvaluatingFile(BaseModel):
     """File or folder that is not part of the training text. 64 KiB, spread over it, are scored."""
     seconds: Annotated[Seconds, Field(ge=0)] = 0.0
     """Time between two scores, such as 10min; at least twice what a score takes. `0`: never."""
+    prompt: Annotated[str, Field(max_length=400)] = ""
+    """Text that the model continues after each score; the page shows it. Empty: none."""
 
 
 class PeerFile(BaseModel):
@@ -348,12 +350,13 @@ class PeerFile(BaseModel):
 
     @model_validator(mode="after")
     def _require_observer_to_evaluate(self) -> PeerFile:
-        """Refuse `evaluating.seconds` unless the role is observer, and a text to score without `seconds`."""
+        """Refuse `evaluating.seconds` unless the role is observer, and other keys without `seconds`."""
         evaluating, error = self.evaluating, ""
         if evaluating.seconds and self.role != "observer":
             error = f"is for observers; {_with_article(self.role)} does not evaluate"
-        elif evaluating.text is not None and not evaluating.seconds:
-            error = "is missing; evaluating.text needs it, such as 10min"
+        elif not evaluating.seconds and (evaluating.text is not None or evaluating.prompt):
+            key = "text" if evaluating.text is not None else "prompt"
+            error = f"is missing; evaluating.{key} needs it, such as 10min"
         if error:
             raise PydanticCustomError("refused", "{error}", {"key": "evaluating.seconds", "error": error})
         return self

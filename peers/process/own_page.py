@@ -7,7 +7,6 @@ file in the state folder, which leads to the address.
 
 from __future__ import annotations
 
-import re
 import secrets
 from importlib.resources import files
 from typing import Any
@@ -23,6 +22,14 @@ FILE_NAME = "page.html"
 """File in the state folder that leads a browser to the page; only the user can read it."""
 ALLOWED = ("status", "credit", "limit", "pause", "resume")
 """Control requests that the page may send."""
+FILES = (
+    ("peers.process", "own_page.html"),
+    ("peers.process", "own_page.css"),
+    ("peers.process", "own_page.js"),
+    ("peers.stageless.observer", "page.css"),
+    ("peers.stageless.observer", "functions.js"),
+)
+"""Package and name of the files of the page."""
 TOKEN_BYTES = 24
 ICON = b"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16" fill="#2f7d5b">
 <circle cx="8" cy="8" r="5"/></svg>"""
@@ -38,10 +45,7 @@ class OwnPage:
         self._file = config.state / FILE_NAME
         self._server = LocalServer(
             address=split_host_and_port(config.page),
-            files={
-                "/": HttpResponse(200, "text/html; charset=utf-8", page_html()),
-                "/icon.svg": HttpResponse(200, "image/svg+xml", ICON),
-            },
+            files=page_files(),
             token=token,
             execute=control.execute,
             allowed=ALLOWED,
@@ -67,18 +71,12 @@ class OwnPage:
         self._file.unlink(missing_ok=True)
 
 
-def page_html() -> bytes:
-    """Return the page. Its style and some functions are those of the observer's page."""
-    observer = files("peers.stageless.observer").joinpath("page.html").read_text(encoding="utf-8")
-    style = _between(observer, "<style>", "</style>")
-    functions = _between(observer, "// -- shared with the page of one computer --", "// -- end of shared --")
-    own = files("peers.process").joinpath("own_page.html").read_text(encoding="utf-8")
-    return own.replace("/* shared style */", style).replace("/* shared functions */", functions).encode()
-
-
-def _between(text: str, start: str, end: str) -> str:
-    """Return the part of `text` between two markers. Raises ValueError if they are missing."""
-    found = re.search(f"{re.escape(start)}(.*?){re.escape(end)}", text, re.DOTALL)
-    if found is None:
-        raise ValueError(f"page.html of the observer lacks {start}")
-    return found[1]
+def page_files() -> dict[str, HttpResponse]:
+    """Return the files of the page by path. Its style and some functions are those of the observer's page."""
+    kinds = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+    found = {"/icon.svg": HttpResponse(200, "image/svg+xml", ICON)}
+    for package, name in FILES:
+        kind = f"{kinds[name.rpartition('.')[2]]}; charset=utf-8"
+        path = "/" if name.endswith(".html") else f"/{name}"
+        found[path] = HttpResponse(200, kind, files(package).joinpath(name).read_bytes())
+    return found

@@ -43,7 +43,8 @@ LOOPBACK = "loopback"
 MAX_FIELDS = 8
 """Maximum number of fields in a query."""
 HEADERS = {
-    "Content-Security-Policy": "default-src 'self' 'unsafe-inline'; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -63,8 +64,17 @@ class HttpResponse(NamedTuple):
     body: bytes
 
 
-Page = Callable[[Mapping[str, str]], HttpResponse]
-"""Returns the response to the fields of a query. Called from the server's threads."""
+class PageRequest(NamedTuple):
+    """What a client asks for."""
+
+    query: Mapping[str, str]
+    site: str
+    """Scheme and host under which the client knows this server, such as https://swarm.example.org; empty if
+    it does not say. A reverse proxy reports the scheme. The client chooses the text after the host's name."""
+
+
+Page = Callable[[PageRequest], HttpResponse]
+"""Returns the response to a request. Called from the server's threads."""
 
 
 class PageServer:
@@ -385,8 +395,14 @@ def _handler_class(
                 answer = not_found
             else:
                 with self.server.places.computing(self.connection):
-                    answer = page(_query_fields(query))
+                    answer = page(PageRequest(_query_fields(query), self._site()))
             self.respond(answer)
+
+        def _site(self) -> str:
+            """Return the value of `PageRequest.site`."""
+            host = self.headers.get("Host", "").strip()
+            is_encrypted = self.headers.get("X-Forwarded-Proto", "").strip().lower() == "https"
+            return f"{'https' if is_encrypted else 'http'}://{host}" if host else ""
 
     return Handler
 

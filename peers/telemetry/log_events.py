@@ -334,6 +334,12 @@ class SwarmSeen(Event, frozen=True):
     peers: int
     tokens_per_second: float | None
 
+class PromptContinued(Event, frozen=True):
+    """The run's model continued an evaluating observer's prompt, with the weights of `round`."""
+    prompt: str
+    continuation: str
+    round: int
+
 class ShardRead(Event, frozen=True):
     """A shard of the run's text was read to its end."""
     shard: str

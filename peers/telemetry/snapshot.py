@@ -222,6 +222,19 @@ def count_text(count: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Obstacle:
+    """What keeps the run, or one peer, from training."""
+
+    where: str
+    """The stage or the peer."""
+    why: str
+    help: str
+    """What a person can do about it, with the command; empty if nothing is known to help."""
+    stops_run: bool = True
+    """Whether nothing is trained because of it; False if it only concerns one peer."""
+
+
+@dataclass(frozen=True, slots=True)
 class SwarmSnapshot:
     """The state of a swarm at one moment. None means that the snapshot's maker does not know the value."""
 
@@ -300,8 +313,10 @@ class SwarmSnapshot:
     """Problems that keep the run or this peer's work from counting, one sentence each, with the command that
     helps."""
     checkpoint: OldestCheckpoint | None = None
-    contributors: tuple[tuple[str, str, int], ...] = ()
-    """Tuples of peer, name and tokens."""
+    obstacles: tuple[Obstacle, ...] = ()
+    """What keeps the run or single peers from training; for a snapshot of records."""
+    contributors: tuple[tuple[str, str, int, float], ...] = ()
+    """Tuples of peer, name, tokens and seconds of training, most tokens first."""
     doubts: tuple[str, ...] = ()
     """What others' records say against peers: one sentence for each peer or stage."""
     weight_conflicts: Mapping[int, int] = field(default_factory=dict)

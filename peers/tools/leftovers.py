@@ -29,6 +29,7 @@ OF_A_STATE = {
     "bootstraps.json": "",
     "receipts.jsonl": "",
     "totals.json": "",
+    "people.json": "",
     "page.html": "",
     "events.jsonl": "",
     "events.jsonl.old": "",

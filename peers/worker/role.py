@@ -163,6 +163,7 @@ class WorkerRole(Role):
             asyncio.create_task(watching, name="limits"),
             asyncio.create_task(self._report_run(signed, network), name="introduction"),
             asyncio.create_task(trim_forever(), name="trim"),
+            asyncio.create_task(self.record.rank.watch(signed, network.directory, self._tokens), name="rank"),
         ]
         if self.device.type == "cuda":
             gpu = GpuWatch(process.metrics, self.device, nvml_of(self.device))
@@ -560,6 +561,7 @@ class WorkerRole(Role):
             "warnings": [*running.stuck, *self.upload.warnings],
             "join": self._join_command,
             "month_bytes": self.record.month_bytes(),
+            "rank": self.record.rank.request(),
             **self._standing(),
             **summary(self.record.receipts(signed, services)),
         }

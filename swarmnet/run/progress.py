@@ -42,15 +42,24 @@ class RoundPace:
         while len(self._points) > 2 and self._points[1][0] < now - MEASURED_SECONDS:
             self._points.popleft()
 
-    def seconds_left(self, now: float, planned: int) -> float | None:
-        """Return the time until `planned` rounds are done; None if it is not known, or if they are done."""
+    def seconds_per_round(self, now: float) -> float | None:
+        """Return the present pace; None if it is not known."""
         if not self._points:
             return None
         (first_at, first), (_, newest) = self._points[0], self._points[-1]
         elapsed = now - first_at
-        if newest >= planned or newest == first or elapsed < MIN_SECONDS:
+        return elapsed / (newest - first) if newest > first and elapsed >= MIN_SECONDS else None
+
+    def seconds_since_change(self, now: float) -> float:
+        """Return how long the round has been the same; 0 if none is known."""
+        return now - self._points[-1][0] if self._points else 0.0
+
+    def seconds_left(self, now: float, planned: int) -> float | None:
+        """Return the time until `planned` rounds are done; None if it is not known, or if they are done."""
+        pace = self.seconds_per_round(now)
+        if pace is None or self._points[-1][1] >= planned:
             return None
-        return (planned - newest) * elapsed / (newest - first)
+        return (planned - self._points[-1][1]) * pace
 
 
 def progress_text(round: int, planned: int, seconds_left: float | None) -> str:

@@ -34,10 +34,11 @@ from swarmnet.model.parameters import whole
 ME = Identity.from_seed(b"evaluator")
 
 
-def process_of(folder, log):
+def process_of(folder, log, more=""):
     """As a peer file would make it."""
     file = folder / "eval.yaml"
-    file.write_text(f"role: observer\nrun: {'ab' * 32}\nstate: {folder}\nevaluating: {{seconds: 600}}\n")
+    keys = f"evaluating: {{seconds: 600{more}}}\n"
+    file.write_text(f"role: observer\nrun: {'ab' * 32}\nstate: {folder}\n{keys}")
     said = []
 
     def say(topic, text, **_):
@@ -122,9 +123,30 @@ def test_a_swarm_that_does_not_answer_is_said_and_leaves_the_score_before(tmp_pa
     run(story())
 
 
+def test_the_model_continues_the_prompt_after_a_score_and_a_failure_keeps_the_text_before(tmp_path):
+    async def story():
+        holders = Holders(tiny_manifest(), FOUR, (4,))
+        with EventLog(path=tmp_path / "events.jsonl", clock=lambda: 1e9, monotonic=lambda: 0.0) as log:
+            role = SwarmEvaluator(process_of(tmp_path, log, ", prompt: Once upon"))
+            async with holders.visitor() as client:
+                await role._once(client, TEXT)
+                _, made = role.answer
+                holders.crash("a")
+                await role._continue_prompt(client, "Once upon")
+            assert role.answer[1] is made
+            assert any("no continuation of the prompt this time" in text for text in role.process.said)
+        assert (made.prompt, made.round) == ("Once upon", 4)
+        assert 0 < len(made.continuation) <= 64
+        (event,) = [event for event in read(tmp_path / "events.jsonl") if event.name == "prompt_continued"]
+        assert event.fields["continuation"] == made.continuation
+
+    run(story())
+
+
 @pytest.mark.parametrize(("keys", "refused"), [
     ("role: archivist\nevaluating: {seconds: 30}\n", "an archivist does not evaluate"),
     ("role: observer\nevaluating: {text: held.txt}\n", "evaluating.text needs it"),
+    ("role: observer\nevaluating: {prompt: Once}\n", "evaluating.prompt needs it"),
 ])  # fmt: skip
 def test_only_an_observer_evaluates_and_its_keys_are_checked(tmp_path, keys, refused):
     file = tmp_path / "e.yaml"

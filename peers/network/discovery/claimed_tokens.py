@@ -6,15 +6,45 @@ restarts or moves to another stage. Nothing proves these counts."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
 
 from protocols.signed.peer_record import PeerRecord
+from protocols.signed.records import RECORD_SECONDS
 
 MAX_KEPT = 8192
 """Maximum number of (peer, stage) entries; beyond it the smallest are forgotten."""
 
 Key = tuple[str, int]
 """Peer and stage."""
+
+
+class NewestClaim(NamedTuple):
+    """What a peer's newest record claimed. The next one is compared with it."""
+
+    stage: int
+    started: int
+    """Start of the peer's process, as in `PeerRecord.started`."""
+    tokens: int
+    joules: int
+    at: float
+    """Unix time in seconds at which it was signed."""
+
+
+class ContributorTotal(msgspec.Struct, frozen=True):
+    """All that is known of one peer's contributions, as it is kept on disk."""
+
+    peer: str
+    name: str
+    tokens: dict[int, int]
+    """Stage -> tokens."""
+    seconds: float
+    """Time in which its tokens grew."""
+    joules: int
+    newest: NewestClaim | None
 
 
 @dataclass(slots=True)
@@ -25,43 +55,86 @@ class Contributions:
     names: dict[str, str] = field(default_factory=dict)
     joules: Counter[str] = field(default_factory=Counter)
     """Energy in joules by peer, as its device measured it."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Time by peer in which its tokens grew from one record to the next, as far as its records were read."""
+    newest: dict[str, NewestClaim] = field(default_factory=dict)
 
-    def first(self, record: PeerRecord) -> None:
-        """Count a peer's record without an earlier one to compare with. Some of its tokens may have been
-        counted before an earlier record was forgotten. The larger of both counts is therefore kept."""
-        counted_tokens = self.tokens[record.peer, record.stage]
-        counted_joules = self.joules[record.peer]
-        self._set(record, max(counted_tokens, record.tokens), max(counted_joules, record.joules))
-
-    def grown(self, old: PeerRecord, new: PeerRecord) -> int:
-        """Add the increase from a peer's record `old` to its next one, `new`. Returns the number of new
-        tokens. After a move or restart, counts begin at 0 again, and all of `new` is the increase."""
-        continues = old.stage == new.stage and new.tokens >= old.tokens
-        new_tokens = new.tokens - old.tokens if continues else new.tokens
-        new_joules = max(0, new.joules - old.joules) if continues else new.joules
-        self._set(new, self.tokens[new.peer, new.stage] + new_tokens, self.joules[new.peer] + new_joules)
+    def add(self, record: PeerRecord, at: float) -> int:
+        """Add what a peer's record, signed at `at`, claims beyond its newest record so far. Returns the
+        number of new tokens. After a move or restart, counts begin at 0 again, and all of the record is new.
+        Without an earlier record, some of its tokens may have been counted before it was forgotten: the
+        larger of both counts is kept."""
+        peer, key = record.peer, (record.peer, record.stage)
+        last = self.newest.get(peer)
+        if last is None:
+            new_tokens = max(0, record.tokens - self.tokens[key])
+            new_joules = max(0, record.joules - self.joules[peer])
+        elif (last.stage, last.started) == (record.stage, record.started) and record.tokens >= last.tokens:
+            new_tokens = record.tokens - last.tokens
+            new_joules = max(0, record.joules - last.joules)
+        else:
+            new_tokens, new_joules = record.tokens, record.joules
+        if last is None and self.tokens[key] + new_tokens <= 0:
+            return 0
+        self.names[peer] = record.name
+        self.joules[peer] += new_joules
+        if new_tokens:
+            self.tokens[key] += new_tokens
+        if last is not None and new_tokens and 0 < at - last.at <= RECORD_SECONDS:
+            self.seconds[peer] = self.seconds.get(peer, 0.0) + at - last.at
+        self.newest[peer] = NewestClaim(record.stage, record.started, record.tokens, record.joules, at)
+        self._forget_smallest()
         return new_tokens
 
-    def _set(self, record: PeerRecord, tokens: int, joules: int) -> None:
-        """Set a peer's counts. If there are more than `MAX_KEPT` entries, keep only the larger half."""
-        if tokens <= 0:
+    def _forget_smallest(self) -> None:
+        """If there are more than `MAX_KEPT` entries, keep only the larger half."""
+        if len(self.tokens) <= MAX_KEPT:
             return
-        self.names[record.peer] = record.name
-        self.tokens[record.peer, record.stage] = tokens
-        self.joules[record.peer] = joules
-        if len(self.tokens) > MAX_KEPT:
-            self.tokens = Counter(dict(self.tokens.most_common(MAX_KEPT // 2)))
-            peers = {peer for peer, _ in self.tokens}
-            self.names = {peer: name for peer, name in self.names.items() if peer in peers}
-            self.joules = Counter({peer: count for peer, count in self.joules.items() if peer in peers})
+        self.tokens = Counter(dict(self.tokens.most_common(MAX_KEPT // 2)))
+        peers = {peer for peer, _ in self.tokens}
+        self.names = {peer: name for peer, name in self.names.items() if peer in peers}
+        self.joules = Counter({peer: count for peer, count in self.joules.items() if peer in peers})
+        self.seconds = {peer: time for peer, time in self.seconds.items() if peer in peers}
+        self.newest = {peer: claim for peer, claim in self.newest.items() if peer in peers}
 
     def of_stage(self, stage: int, most: int) -> int:
         """Return the sum of the tokens of a stage's peers, each at most `most`, which limits false claims."""
         return sum(min(tokens, most) for (_, held), tokens in self.tokens.items() if held == stage)
 
-    def largest(self, count: int, most: int) -> list[tuple[str, str, int]]:
-        """Return (peer, name, tokens) of the peers that claim most, over all stages."""
+    def largest(self, count: int, most: int) -> list[tuple[str, str, int, float]]:
+        """Return (peer, name, tokens, seconds) of the peers that claim most, over all stages."""
         peers: Counter[str] = Counter()
         for (peer, _), tokens in self.tokens.items():
             peers[peer] += min(tokens, most)
-        return [(peer, self.names.get(peer, ""), tokens) for peer, tokens in peers.most_common(count)]
+        return [
+            (peer, self.names.get(peer, ""), tokens, self.seconds.get(peer, 0.0))
+            for peer, tokens in peers.most_common(count)
+        ]
+
+    def totals(self) -> list[ContributorTotal]:
+        """Return everything as plain data."""
+        by_peer: dict[str, dict[int, int]] = {}
+        for (peer, stage), tokens in self.tokens.items():
+            by_peer.setdefault(peer, {})[stage] = tokens
+        return [
+            ContributorTotal(
+                peer=peer,
+                name=self.names.get(peer, ""),
+                tokens=tokens,
+                seconds=self.seconds.get(peer, 0.0),
+                joules=self.joules[peer],
+                newest=self.newest.get(peer),
+            )
+            for peer, tokens in by_peer.items()
+        ]
+
+    def restore(self, totals: Iterable[ContributorTotal]) -> None:
+        """Restore what `totals` returned."""
+        for total in totals:
+            self.names[total.peer] = total.name
+            self.joules[total.peer] = total.joules
+            self.seconds[total.peer] = total.seconds
+            self.tokens.update({(total.peer, stage): tokens for stage, tokens in total.tokens.items()})
+            if total.newest is not None:
+                self.newest[total.peer] = total.newest
+        self._forget_smallest()

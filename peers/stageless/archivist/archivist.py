@@ -26,7 +26,6 @@ from peers.telemetry.console import counted
 from peers.telemetry.log_events import Notify
 from protocols.errors import WireError
 from protocols.signed.identity import Identity
-from protocols.signed.peer_record import PeerRecord
 from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
@@ -111,7 +110,6 @@ class Archivist:
         """Time at which each stage was last archived or had nothing newer; swarm time, seconds since 1970."""
         self.devices: dict[str, str] = {}
         """The device that each peer claims to compute with."""
-        self._records: dict[PeerId, PeerRecord] = {}
         self._layouts: dict[int, Layout] = {}
         for stage in range(len(self.manifest.stages)):
             self._layouts[stage] = state_layout(self.manifest, stage)
@@ -260,12 +258,8 @@ class Archivist:
     def _update_contributors(self, records: dict[PeerId, SignedRecord]) -> None:
         """Count the tokens and the energy that each peer's new record claims beyond the record before."""
         for peer, signed in records.items():
-            old, new = self._records.get(peer), signed.record
-            if old is None:
-                self.contributions.first(new)
-            else:
-                self.contributions.grown(old, new)
-            self._records[peer], self.devices[peer] = new, new.device
+            self.contributions.add(signed.record, signed.sequence / 1e6)
+            self.devices[peer] = signed.record.device
 
     def _restore_contributor(self, archived: dict[str, Any]) -> None:
         """Restore a contributor from the archive of an earlier process. Invalid values are left out."""

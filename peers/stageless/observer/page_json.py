@@ -12,9 +12,13 @@ import msgspec
 
 from peers.config.run_file import SignedManifest
 from peers.stageless.observer import order_reader as owner_orders
+from peers.stageless.observer.join_code import draw_code
+from peers.stageless.observer.preview_picture import draw_preview
+from peers.stageless.observer.run_state import describe_state
 from peers.telemetry.event_log import LogLine
-from peers.telemetry.log_events import SwarmSeen
+from peers.telemetry.log_events import PromptContinued, SwarmSeen
 from peers.telemetry.snapshot import ORDERS_NOT_READ, Curve, ExpertGroup, SwarmSnapshot, as_json
+from swarmnet.run.progress import progress_text
 
 SHOWN_PEERS = 100
 """Rows in one response; the others are found by searching."""
@@ -25,15 +29,8 @@ SHOWN_GROUPS = 64
 others are only counted."""
 SHOWN_SOURCES = 20
 """Sources of the run's text in one response; the others are only counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
-    """One point of the curve."""
-
-    loss: float | None
-    peers: int
-    tokens_per_second: float | None
+ANSWER_CHARACTERS = 1200
+"""Characters of the model's answer in one response; it has at most 64 tokens."""
 
 
 @dataclass(slots=True)
@@ -45,24 +42,61 @@ class Board:
     """The command that a newcomer types."""
     version: str
     snapshot: SwarmSnapshot = field(default_factory=lambda: SwarmSnapshot("", 0.0))
-    curve: Curve[CurvePoint] = field(default_factory=Curve)
+    curve: Curve[SwarmSeen] = field(default_factory=Curve)
+    model_answer: tuple[float, PromptContinued] | None = None
+    """The newest continuation of the prompt, and the Unix time at which it was made."""
+    code: bytes | None = field(init=False)
+    """The join link as a QR code (SVG); None without the extra `page`."""
     _unfiltered_json: bytes = b"{}"
-    _curve_points: tuple[tuple[float, CurvePoint], ...] = ()
+    _curve_points: tuple[tuple[float, SwarmSeen], ...] = ()
+    _last_seen: tuple[float, SwarmSeen] | None = None
+    """The newest point at which peers trained. It is shown when none is here."""
 
-    def restore_curve(self, lines: Iterable[LogLine]) -> None:
-        """Restore the curve from the event log of an observer that showed this run before."""
+    def __post_init__(self) -> None:
+        self.code = draw_code(self.join.rpartition(" ")[2])
+
+    def restore(self, lines: Iterable[LogLine]) -> None:
+        """Restore curve and answer from the event log of an observer that showed this run before."""
         for line in lines:
-            if isinstance(seen := line.event, SwarmSeen):
-                self.curve.add(line.time, CurvePoint(seen.loss, seen.peers, seen.tokens_per_second))
+            match line.event:
+                case SwarmSeen() as seen:
+                    self._add(line.time, seen)
+                case PromptContinued() as answer:
+                    self.model_answer = line.time, answer
+
+    def _add(self, at: float, point: SwarmSeen) -> bool:
+        """Add a point to the curve. Return whether it is part of it."""
+        if point.round is not None:
+            self._last_seen = at, point
+        return self.curve.add(at, point)
 
     def show(self, snapshot: SwarmSnapshot) -> bool:
         """Publish a new snapshot. Return whether it became a point of the curve."""
-        point = CurvePoint(snapshot.loss, snapshot.peers, snapshot.tokens_per_second)
-        is_added = self.curve.add(snapshot.at, point)
+        is_added = self._add(snapshot.at, seen_event(snapshot))
         self._curve_points = tuple(self.curve.points)
         self.snapshot = snapshot
         self._unfiltered_json = self._encode("")
         return is_added
+
+    def state(self) -> tuple[str, str]:
+        """Return a code and a sentence on what the run does now."""
+        return describe_state(self.snapshot, self._last_seen[1].round if self._last_seen else None)
+
+    def summary(self) -> str:
+        """Return how far the run is, in one sentence for link previews."""
+        snapshot, last = self.snapshot, self._last_seen
+        planned, reached = snapshot.planned, last[1].round if last else None
+        if reached is None or not planned:
+            return self.state()[1]
+        return f"{progress_text(reached, planned, snapshot.seconds_left).capitalize()}. {self.state()[1]}"
+
+    def preview(self) -> bytes:
+        """Return the picture for link previews (PNG). Takes some hundredths of a second."""
+        losses = [point.loss for _, point in self._curve_points if point.loss is not None]
+        planned, last = self.snapshot.planned, self._last_seen
+        done = last[1].round / planned if last and last[1].round is not None and planned else None
+        name = self.signed.manifest.name
+        return draw_preview(name, [*self.summary().split(". ")][:2], done, losses)
 
     def answer(self, search: str) -> bytes:
         """Return the page's data as JSON; with a search, only matching peers. Thread-safe."""
@@ -90,12 +124,10 @@ class Board:
                 "more_experts": max(0, len(snapshot.experts) - SHOWN_GROUPS),
                 "search": search,
                 "more": max(0, len(rows) - SHOWN_PEERS),
-                "curve": {
-                    "at": [at for at, _ in curve],
-                    "loss": [point.loss for _, point in curve],
-                    "peers": [point.peers for _, point in curve],
-                    "tokens_per_second": [point.tokens_per_second for _, point in curve],
-                },
+                "does": dict(zip(("code", "text"), self.state(), strict=True)),
+                "last": _describe_last(self._last_seen),
+                "answer": _describe_answer(self.model_answer),
+                "curve": _columns(curve),
             }
         )
 
@@ -107,6 +139,8 @@ class Board:
             "name": manifest.name,
             "owner": manifest.owner,
             "join": self.join,
+            "has_code": self.code is not None,
+            "licence": manifest.license,
             "access": manifest.access,
             "intended_use": manifest.intended_use,
             "contact": manifest.contact,
@@ -119,6 +153,48 @@ class Board:
             "wire_version": manifest.wire_version,
             "observer": self.version,
         }
+
+
+def seen_event(snapshot: SwarmSnapshot) -> SwarmSeen:
+    """Return the event that keeps a point of the curve. The log outlives this process."""
+    tokens = snapshot.tokens if snapshot.finalized_tokens is None else snapshot.finalized_tokens
+    return SwarmSeen(
+        round=snapshot.round,
+        tokens=tokens,
+        loss=snapshot.loss,
+        eval_loss=snapshot.eval_loss,
+        peers=snapshot.peers,
+        tokens_per_second=snapshot.tokens_per_second,
+    )
+
+
+def _columns(curve: Sequence[tuple[float, SwarmSeen]]) -> dict[str, object]:
+    """Return the curve as plain data, one list for each value; tokens are not drawn."""
+    return {
+        "at": [at for at, _ in curve],
+        "loss": [point.loss for _, point in curve],
+        "eval_loss": [point.eval_loss for _, point in curve],
+        "round": [point.round for _, point in curve],
+        "peers": [point.peers for _, point in curve],
+        "tokens_per_second": [point.tokens_per_second for _, point in curve],
+    }
+
+
+def _describe_last(seen: tuple[float, SwarmSeen] | None) -> dict[str, object] | None:
+    """Return when peers trained last, and how far the run was then; None if never."""
+    if seen is None:
+        return None
+    at, point = seen
+    known = {"round": point.round, "tokens": point.tokens, "loss": point.loss, "eval_loss": point.eval_loss}
+    return {"at": at, **known}
+
+
+def _describe_answer(answer: tuple[float, PromptContinued] | None) -> dict[str, object] | None:
+    if answer is None:
+        return None
+    at, made = answer
+    text = made.continuation[:ANSWER_CHARACTERS]
+    return {"at": at, "prompt": made.prompt[:ANSWER_CHARACTERS], "text": text, "round": made.round}
 
 
 def _describe_neediest_groups(experts: Sequence[ExpertGroup]) -> list[dict[str, object]]:

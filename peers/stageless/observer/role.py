@@ -9,6 +9,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Protocol
 
+from peers.config.errors import UserError
 from peers.config.run_file import SignedManifest
 from peers.config.run_url import join_command
 from peers.network.discovery.bootstrap import find_manifest
@@ -19,8 +20,9 @@ from peers.runtime.http_server import PageServer
 from peers.runtime.supervision import until_one_ends
 from peers.stageless.observer.crawler import Crawl
 from peers.stageless.observer.order_reader import Orders
-from peers.stageless.observer.page_json import Board
+from peers.stageless.observer.page_json import Board, seen_event
 from peers.stageless.observer.pages import pages
+from peers.stageless.observer.people_file import FILE_NAME, KEEP_SECONDS, keep_people, restore_people
 from peers.stageless.observer.sightings import PeerObservations
 from peers.stageless.observer.snapshot_of_records import snapshot_of
 from peers.stageless.observer.steady_stage import SteadyStage
@@ -42,6 +44,10 @@ class Evaluator(Protocol):
 
     @property
     def round(self) -> int: ...
+
+    @property
+    def answer(self) -> tuple[float, log_events.PromptContinued] | None:
+        """The newest continuation of the peer file's prompt, and its Unix time."""
 
     async def run(self, signed: SignedManifest, network: Network, changed: Callable[[], None]) -> None: ...
 
@@ -82,12 +88,18 @@ class ObserverRole(Role):
         file says so. Return when one of these tasks ends; an error is raised."""
         process, directory = self.process, network.directory
         if self.sightings is None:
-            self.sightings = PeerObservations(len(signed.manifest.stages))
+            sightings = PeerObservations(len(signed.manifest.stages))
+            folder, run = process.config.state, signed.run_id
+            problem = await asyncio.to_thread(restore_people, folder, run, sightings.contributions)
+            if problem is not None:
+                text = f"{folder / FILE_NAME} is not used: {problem}"
+                process.report.notify("people", text, level="warning")
+            self.sightings = sightings
         if self.orders is None:
             self.orders = Orders(signed, process.log.record, self.sightings.events.append)
         if self.board is None:
             board = Board(signed, self._join_line(signed, network), version("swarmnet"))
-            await asyncio.to_thread(board.restore_curve, event_log.read_all(process.config.state / LOG_FILE))
+            await asyncio.to_thread(board.restore, event_log.read_all(process.config.state / LOG_FILE))
             self.board = board
         me = process.identity.peer_id
         announcer = network.announcer(process, signed)
@@ -103,6 +115,7 @@ class ObserverRole(Role):
         work = {
             "walk": crawl.run(),
             "draw": self._draw_forever(signed, crawl, network),
+            "keep": self._keep_people_forever(signed, self.sightings),
             "announce": announcer.announce_forever(
                 NO_STAGE, lambda: announcer.record(NO_STAGE, self.claims())
             ),
@@ -110,6 +123,23 @@ class ObserverRole(Role):
         if self.evaluator is not None:
             work["evaluate"] = self.evaluator.run(signed, network, announcer.announce_now)
         await until_one_ends(**work)
+
+    async def _keep_people_forever(self, signed: SignedManifest, sightings: PeerObservations) -> None:
+        """Write the contributors to the disk every `KEEP_SECONDS`, and when cancelled."""
+
+        async def keep() -> None:
+            people = sightings.contributions.totals()
+            try:
+                await asyncio.to_thread(keep_people, self.process.config.state, signed.run_id, people)
+            except UserError as error:
+                self.process.report.notify("people", str(error), level="warning")
+
+        try:
+            while True:
+                await asyncio.sleep(KEEP_SECONDS)
+                await keep()
+        finally:
+            await keep()
 
     def _snapshot(self) -> SwarmSnapshot | None:
         return self.board.snapshot if self.board is not None else None
@@ -128,6 +158,8 @@ class ObserverRole(Role):
             now = network.directory.now()
             crawl.sightings.look(now)
             own_loss = self.evaluator.loss if self.evaluator is not None else None
+            if self.evaluator is not None and self.evaluator.answer is not None:
+                self.board.model_answer = self.evaluator.answer
             snapshot = snapshot_of(
                 crawl.sightings,
                 signed,
@@ -162,16 +194,3 @@ class ObserverRole(Role):
         if board is None:
             return "fetches the run's manifest"
         return None if board.snapshot.walked_at else "has not read the whole directory yet"
-
-
-def seen_event(snapshot: SwarmSnapshot) -> log_events.SwarmSeen:
-    """Return the event that keeps a point of the curve. The log outlives this process."""
-    tokens = snapshot.tokens if snapshot.finalized_tokens is None else snapshot.finalized_tokens
-    return log_events.SwarmSeen(
-        round=snapshot.round,
-        tokens=tokens,
-        loss=snapshot.loss,
-        eval_loss=snapshot.eval_loss,
-        peers=snapshot.peers,
-        tokens_per_second=snapshot.tokens_per_second,
-    )

@@ -50,6 +50,8 @@ class PeerObservation:
     record: PeerRecord
     sequence: int
     ask_at: float
+    state_since: float
+    """When this observer first saw the peer in its present state."""
     answers: bool = False
     """Whether it has responded here since it came."""
     misses: int = 0
@@ -103,8 +105,8 @@ class PeerObservations:
             if len(self.peers) >= MAX_PEERS:
                 self._left_out_in_this_walk += 1
                 return
-            self.peers[signed.peer] = PeerObservation(record, signed.sequence, now)
-            self.contributions.first(record)
+            self.peers[signed.peer] = PeerObservation(record, signed.sequence, now, now)
+            self.contributions.add(record, signed.sequence / 1e6)
             if self.away.pop(signed.peer, None) is not None:
                 self._add_event(record, "came", "is back", now)
             elif self._has_walked:
@@ -128,9 +130,11 @@ class PeerObservations:
             elif new.stage != old.stage and old.stage >= 0:
                 self._record_departure(observed, "moved", now)
         seconds = (signed.sequence - observed.sequence) / 1e6  # A sequence is a time in microseconds.
-        observed.tokens_per_second = self.contributions.grown(old, new) / seconds
+        observed.tokens_per_second = self.contributions.add(new, signed.sequence / 1e6) / seconds
         observed.sent_bytes_per_second = growth(old.sent_bytes, new.sent_bytes) / seconds
         observed.received_bytes_per_second = growth(old.received_bytes, new.received_bytes) / seconds
+        if (old.stage, old.state) != (new.stage, new.state):
+            observed.state_since = now
         observed.record, observed.sequence = new, signed.sequence
         if observed.gone and observed.signed_at > observed.gone_at:
             # It has signed a record since it was gone: it is alive, although it does not respond here.

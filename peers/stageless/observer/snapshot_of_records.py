@@ -25,6 +25,7 @@ from peers.network.discovery.record_reader import (
     waits_for_weights,
 )
 from peers.stageless.observer.judged_peers import Judgements, doubts
+from peers.stageless.observer.run_state import find_obstacles
 from peers.stageless.observer.sightings import PeerObservation, PeerObservations
 from peers.telemetry.reasons import stuck_lines
 from peers.telemetry.snapshot import (
@@ -84,6 +85,8 @@ def snapshot_of(
     judgements = Judgements.of(observed.record for observed in present)
     rows = tuple(judgements.judged(_peer_row(observed)) for observed in sightings.peers.values())
     stuck = stuck_of((observed.record for observed in stage_peers), manifest.rounds.snapshot_interval)
+    obstacles = find_obstacles(sightings, signed, now, stuck, bool(ordered.held))
+    is_halted = ordered.held or any(obstacle.stops_run for obstacle in obstacles)
     incomplete = SwarmSnapshot(
         source="the directory, as peers say",
         at=now,
@@ -94,7 +97,7 @@ def snapshot_of(
         weakest=_weakest_stage(stage_peers, signed, now) if not stuck else None,
         round=current_round,
         planned=planned,
-        seconds_left=sightings.pace.seconds_left(now, planned),
+        seconds_left=None if is_halted else sightings.pace.seconds_left(now, planned),
         settled=settled_round(training, stage=0),
         loss=usual_loss(training),
         eval_loss=eval_loss((observed.record for observed in present), own_eval_loss),
@@ -110,6 +113,7 @@ def snapshot_of(
         away=dict(Counter(sightings.away.values()).most_common()),
         waits_for=tuple(stage for stage in stages if stage not in served_stages) if present else (),
         warnings=stuck_lines(stuck, signed.run_id),
+        obstacles=obstacles,
         checkpoint=_oldest_checkpoint(sightings.peers.values(), len(stages), now),
         contributors=tuple(contributions.largest(MAX_CONTRIBUTORS, max_tokens)),
         experts=tuple(expert_groups(manifest, (observed.record for observed in present))),

@@ -3,7 +3,7 @@
 The observer requests forward passes from peers like any inference client. Training continues: peers spend at
 most a quarter of their time on clients, and the observer pauses between two scores. Each score becomes a
 metric, an event, and the loss in the observer's own record. `top --run` and the page of every observer show
-that loss.
+that loss. The model may also continue a prompt, for the observer's own page.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from peers.data.tokenizer import tokenizer_file
 from peers.process.role import Network, Process
 from peers.telemetry import log_events
 from peers.tools.model.evaluate import Score
-from peers.tools.model.swarm_client import Conversation, SwarmClient
-from peers.tools.model.swarm_session import ScoreProgress, invite_shown, not_let_in, score
+from peers.tools.model.generate import Readable
+from peers.tools.model.swarm_client import ANSWER_SECONDS, Conversation, SwarmClient
+from peers.tools.model.swarm_session import ScoreProgress, invite_shown, not_let_in, score, stream
 
 AT_ONCE = 2
 """Concurrent requests. The observer is in no hurry, and other clients need the peers, too."""
+ANSWER_TOKENS = 64
+"""Length of a continuation: some lines. Each token costs the peers a forward pass over the window."""
 
 
 class SwarmEvaluator:
@@ -35,6 +38,7 @@ class SwarmEvaluator:
         self.newest: Score | None = None
         self.round = -1
         """Round of the scored weights; the oldest if stages differ."""
+        self.answer: tuple[float, log_events.PromptContinued] | None = None
         self.progress = ScoreProgress()
 
     @property
@@ -91,7 +95,24 @@ class SwarmEvaluator:
         except NoAnswer as error:
             process.notify("not_evaluated", f"no score this time, after {self.progress.line()}: {error}")
             return
-        self._found(found, min((min(rounds) for rounds in talk.rounds.values()), default=-1), began)
+        self._found(found, _oldest_round(talk), began)
+        if process.config.evaluating.prompt:
+            await self._continue_prompt(client, process.config.evaluating.prompt)
+
+    async def _continue_prompt(self, client: SwarmClient, prompt: str) -> None:
+        """Let the model continue the prompt. A failed request is tried again after the next score."""
+        talk, readable, pieces = Conversation(), Readable(), []
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                async for piece in stream(client, prompt.encode(), ANSWER_TOKENS, conversation=talk):
+                    pieces.append(readable.add(piece))
+        except (NoAnswer, TimeoutError) as error:
+            self.process.notify("not_evaluated", f"no continuation of the prompt this time: {error}")
+            return
+        text = "".join([*pieces, readable.add(b"", final=True)])
+        made = log_events.PromptContinued(prompt=prompt, continuation=text, round=_oldest_round(talk))
+        self.answer = time.time(), made
+        self.process.log.record(made)
 
     def _found(self, found: Score, round: int, began: float) -> None:
         self.newest = found
@@ -109,3 +130,8 @@ class SwarmEvaluator:
                 seconds=time.monotonic() - began,
             )
         )
+
+
+def _oldest_round(talk: Conversation) -> int:
+    """Return the round of the weights that answered; the oldest if stages differ, -1 if none answered."""
+    return min((min(rounds) for rounds in talk.rounds.values()), default=-1)

@@ -10,6 +10,7 @@ from peers.config.run_file import SignedManifest
 from peers.telemetry.snapshot import OwnWork
 from peers.worker.rounds.receipt_service import FILE_NAME, ReceiptsFile, own_tokens, read
 from peers.worker.stage_services import StageServices
+from peers.worker.watch.own_rank import OwnRank
 from peers.worker.watch.totals import PeerTotals
 from swarmnet.identifiers import PeerId
 
@@ -23,6 +24,7 @@ class OwnRecord:
         self._me = me
         self._joules = joules
         self._totals = PeerTotals(state)
+        self.rank = OwnRank(me)
         self._receipts_before: ReceiptsFile | None = None
         """The receipts at the end of the last stage; None if they were not read yet."""
 

@@ -184,7 +184,9 @@ class WorkerSampler:
         )
         self._pace.add(now, snapshot.round)
         planned = planned_rounds(services.context.manifest.sync, worker.orders.last_round)
-        snapshot = replace(snapshot, planned=planned, seconds_left=self._pace.seconds_left(now, planned))
+        does_train = snapshot.state == "training" and not snapshot.waits_for
+        left = self._pace.seconds_left(now, planned) if does_train else None
+        snapshot = replace(snapshot, planned=planned, seconds_left=left)
         self.snapshot = snapshot
         self._shown(snapshot)
         self._network(services)

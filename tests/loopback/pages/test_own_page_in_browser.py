@@ -1,13 +1,12 @@
 """The page of one's own computer in a real Chromium, of a worker that trains with another one on 127.0.0.1.
 
-With SWARMNET_PICTURES=FOLDER the page is kept there as PNG, live and paused.
+`Browser.look_at_all_sizes` says how to keep pictures, and how to run axe.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -29,27 +28,6 @@ pytestmark = [
 ]
 TEXT = "document.getElementById('{}').textContent"
 STATUS = "fetch('control', {{method: 'POST', headers: {}, body: '{{}}'}}).then(answer => answer.status)"
-UNLABELLED = """[...document.querySelectorAll('input, button, progress, output')].filter(field =>
-  !(field.labels?.length || field.textContent.trim() || field.getAttribute('aria-label'))).map(f => f.id)"""
-FAINT = """(() => {
-  const parts = text => text.match(/[\\d.]+/g).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map(c => c / 255)
-    .map(c => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, c, n) => sum + c * [0.2126, 0.7152, 0.0722][n], 0);
-  const ground = node => {
-    for (; node; node = node.parentElement) {
-      const colour = parts(getComputedStyle(node).backgroundColor);
-      if (colour.length < 4 || colour[3] > 0) return colour;
-    }
-    return [255, 255, 255];
-  };
-  return [...document.querySelectorAll('main *')].filter(node => node.offsetHeight && !node.disabled
-    && [...node.childNodes].some(child => child.nodeType === 3 && child.textContent.trim())).map(node => {
-      const pair = [light(parts(getComputedStyle(node).color)), light(ground(node))].sort((a, b) => b - a);
-      return [node.id || node.textContent.trim().slice(0, 30), (pair[0] + 0.05) / (pair[1] + 0.05)];
-    }).filter(([, contrast]) => contrast < 4.5);
-})()"""
-"""Texts whose contrast is below 4.5, the least that WCAG 2.2 AA asks for."""
 
 
 async def two_workers(scene: Scene) -> DemoPeer:
@@ -66,19 +44,6 @@ async def two_workers(scene: Scene) -> DemoPeer:
     scene.peers.append(await start(scene.folder, "attic", keys))
     await scene.peers[-1].until_listening()
     return scene.peers[-1]
-
-
-async def look_at_all_sizes(browser: Browser, name: str) -> None:
-    """Nothing sticks out, every field has a name, and every text can be read."""
-    for width in (390, 1280):
-        for dark in (True, False):
-            await browser.look_like(width, 800, dark)
-            assert await browser.js("document.documentElement.scrollWidth <= innerWidth"), (name, width)
-            assert await browser.js(FAINT) == [], (name, width, dark)
-            folder = os.environ.get("SWARMNET_PICTURES")
-            if folder:
-                await browser.picture(Path(folder) / f"{name}-{width}-{'dark' if dark else 'light'}.png")
-    assert await browser.js(UNLABELLED) == []
 
 
 async def asked(state: Path, request: dict) -> dict:
@@ -103,7 +68,7 @@ async def test_the_page_shows_pauses_and_limits_the_own_peer_and_nobody_else_can
             await browser.until(f"{TEXT.format('join')}.startsWith('swarmnet join swarmnet:')")
             await browser.until("document.querySelectorAll('#rows tr').length === 2")
             await browser.until(f"{TEXT.format('progress')}.includes(' left at this pace')")
-            await look_at_all_sizes(browser, "live")
+            await browser.look_at_all_sizes("own-live")
             # In one step, as a person's typing: an update between the two would show the limits that hold.
             typed = "$('upload').value = '4'; $('share').value = '50'; $('hours').value = '25:00-8'; "
             await browser.js(typed + "$('limits').dispatchEvent(new Event('input'))")
@@ -118,7 +83,7 @@ async def test_the_page_shows_pauses_and_limits_the_own_peer_and_nobody_else_can
             await browser.until(f"{TEXT.format('why')} === 'You have paused it.'")
             await browser.until(f"{TEXT.format('work')}.startsWith('This computer has trained ')")
             await browser.until("!document.getElementById('alone').hidden")
-            await look_at_all_sizes(browser, "paused")
+            await browser.look_at_all_sizes("own-paused")
             await browser.js("$('pause').click()")
             await browser.until(f"{TEXT.format('state')} === 'training'")
             assert browser.complaints == []

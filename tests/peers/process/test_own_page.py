@@ -8,7 +8,7 @@ import pytest
 from peers.config.errors import ConfigError
 from peers.config.peer_file import validate_peer_file
 from peers.config.yaml_lines import ParsedYaml
-from peers.process.own_page import ALLOWED, OwnPage, page_html
+from peers.process.own_page import ALLOWED, OwnPage, page_files
 from peers.runtime.control_server import Control
 
 
@@ -42,9 +42,14 @@ def test_the_page_is_never_for_other_computers(tmp_path, address):
 
 
 def test_the_page_takes_its_style_from_the_observers_and_loads_nothing_from_elsewhere():
-    html = page_html().decode()
-    assert "--paper:" in html
-    assert "const duration" in html or "function duration(" in html
-    assert "/* shared" not in html
-    assert not re.search(r"https?://", html)
-    assert set(re.findall(r'\{do: "(\w+)"', html)) <= set(ALLOWED)
+    files = {path: found.body.decode() for path, found in page_files().items()}
+    html = files["/"]
+    assert "--paper:" in files["/page.css"]
+    assert "function duration(" in files["/functions.js"]
+    wanted = re.findall(r'(?:src|href)="([^"]+)"', html)
+    assert set(wanted) == {path[1:] for path in files if path != "/"}
+    assert not re.search(r"<script>|<style|\son[a-z]+=", html), "the policy allows none inside the page"
+    assert not [
+        path for path, text in files.items() if re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+    ]
+    assert set(re.findall(r'\{do: "(\w+)"', files["/own_page.js"])) <= set(ALLOWED)

@@ -277,7 +277,7 @@ def test_http_0_9_is_refused_and_every_error_keeps_the_browser_in_check():
             assert said.startswith(b"HTTP/1.0 "), request
             assert said.split()[1] in (b"400", b"501", b"505"), request
             assert b"secret" not in said
-            assert b"Content-Security-Policy: default-src 'self'" in said
+            assert b"Content-Security-Policy: default-src 'none'; script-src 'self';" in said
             assert b"X-Content-Type-Options: nosniff" in said
 
 

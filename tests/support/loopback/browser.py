@@ -20,6 +20,30 @@ FLAGS = (
     "--disable-dev-shm-usage", "--remote-debugging-pipe", "about:blank",
 )  # fmt: skip
 
+UNLABELLED = """[...document.querySelectorAll('input, button, progress, output')].filter(field =>
+  !(field.labels?.length || field.textContent.trim() || field.getAttribute('aria-label'))).map(f => f.id)"""
+FAINT = """(() => {
+  const parts = text => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(c => c / 255)
+    .map(c => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, n) => sum + c * [0.2126, 0.7152, 0.0722][n], 0);
+  const ground = node => {
+    for (; node; node = node.parentElement) {
+      const colour = parts(getComputedStyle(node).backgroundColor);
+      if (colour.length < 4 || colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  return [...document.querySelectorAll('main *')].filter(node => node.offsetHeight && !node.disabled
+    && [...node.childNodes].some(child => child.nodeType === 3 && child.textContent.trim())).map(node => {
+      const pair = [light(parts(getComputedStyle(node).color)), light(ground(node))].sort((a, b) => b - a);
+      return [node.id || node.textContent.trim().slice(0, 30), (pair[0] + 0.05) / (pair[1] + 0.05)];
+    }).filter(([, contrast]) => contrast < 4.5);
+})()"""
+"""Texts whose contrast is below 4.5, the least that WCAG 2.2 AA asks for."""
+
+AXE = "axe.run(document).then(found => found.violations.map(each => [each.id, each.nodes.map(n => n.html)]))"
+
 
 class Browser:
     """Use as `async with Browser(folder) as browser`. One page."""
@@ -137,3 +161,22 @@ class Browser:
         """A PNG of the page."""
         found = await self.ask("Page.captureScreenshot", captureBeyondViewport=whole)
         await asyncio.to_thread(path.write_bytes, base64.b64decode(found["data"]))
+
+    async def look_at_all_sizes(self, name: str) -> None:
+        """On a phone and a wide screen, light and dark, nothing sticks out, every field has a name, and every
+        text can be read. With SWARMNET_PICTURES=FOLDER the page is kept there as PNG. With
+        SWARMNET_AXE=axe.min.js (from the npm package axe-core) axe finds no fault either."""
+        folder, axe = os.environ.get("SWARMNET_PICTURES"), os.environ.get("SWARMNET_AXE")
+        if axe:
+            await self.js(await asyncio.to_thread(Path(axe).read_text) + "; 0")
+        for width in (390, 1280):
+            for dark in (True, False):
+                await self.look_like(width, 800, dark)
+                at = f"{name}-{width}-{'dark' if dark else 'light'}"
+                assert await self.js("document.documentElement.scrollWidth <= innerWidth"), at
+                assert await self.js(FAINT) == [], at
+                if folder:
+                    await self.picture(Path(folder) / f"{at}.png")
+                if axe:
+                    assert await self.js(AXE) == [], at
+        assert await self.js(UNLABELLED) == [], name

@@ -6,7 +6,6 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import replace
-from importlib.resources import files
 
 import pytest
 from observed import NOON, Crowd, record
@@ -17,9 +16,8 @@ from peers.config.errors import UserError
 from peers.config.peer_file import PeerFile
 from peers.runtime.http_server import MAX_REQUESTS, PageServer
 from peers.stageless.observer import page_json as boards
-from peers.stageless.observer.page_json import Board
-from peers.stageless.observer.pages import pages
-from peers.stageless.observer.role import seen_event
+from peers.stageless.observer.page_json import Board, seen_event
+from peers.stageless.observer.pages import page_file, pages
 from peers.stageless.observer.sightings import PeerObservations
 from peers.stageless.observer.snapshot_of_records import snapshot_of
 from peers.stageless.observer.swarm_metrics import SHOWN, SwarmMetrics, document
@@ -30,7 +28,7 @@ from swarmnet.run.schema import Paths
 
 SIGNED = sign(tiny_manifest((1, 1, 1)))
 PAUSED = OwnerOrdersView(OwnerOrders(int(NOON * 1e6), "why", paused=True), NOON, Pause(NOON, "why"))
-HTML = files("peers.stageless.observer").joinpath("page.html").read_text()
+FILES = {name: page_file(name) for name in ("page.html", "page.css", "functions.js", "page.js")}
 
 
 def pictured(*records, stages=3, answers=True):
@@ -56,7 +54,7 @@ def test_the_curve_outlives_a_restart_of_the_observer():
             lines.append(LogLine(seen.at, 0.0, seen_event(seen)))
         assert not old.show(replace(seen, at=seen.at + 1)), "a second later is no new point"
     new = Board(SIGNED, "swarmnet join RUN --bootstrap A", "0.1.0")
-    new.restore_curve(lines)
+    new.restore(lines)
     new.show(replace(pictured(), at=NOON + 301, loss=-3.0))
     curve = json.loads(new.answer(""))["curve"]
     assert curve["loss"] == [3.0, 2.0, 1.0, 0.0, -1.0, -3.0]
@@ -268,12 +266,13 @@ def test_every_page_answers_and_lets_nothing_from_elsewhere_in():
     with served(shown(crowd(6)), targets=["10.0.0.1:9410"]) as server:
         for path, kind in {
             "/": "text/html", "/swarm.json": "application/json", "/metrics": "text/plain",
-            "/icon.svg": "image/svg", "/sd": "application/json", "/healthz": "text/plain",
-            "/swarm.json?search=stage+1": "application/json",
+            "/page.css": "text/css", "/functions.js": "text/javascript", "/page.js": "text/javascript",
+            "/preview.png": "image/png", "/icon.svg": "image/svg", "/sd": "application/json",
+            "/healthz": "text/plain", "/swarm.json?search=stage+1": "application/json",
         }.items():  # fmt: skip
             status, headers, body = fetch(server.url + path)
             assert (status, headers["Content-Type"].split(";")[0].startswith(kind)) == (200, True), path
-            assert headers["Content-Security-Policy"].startswith("default-src 'self' 'unsafe-inline'")
+            assert headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self';")
             assert headers["X-Content-Type-Options"] == "nosniff"
             assert body
         assert json.loads(fetch(server.url + "/sd")[2])[0]["targets"] == ["10.0.0.1:9410"]
@@ -308,12 +307,14 @@ def test_a_flood_of_silent_visitors_takes_a_bounded_number_of_threads_and_no_pag
 
 
 def test_the_page_writes_what_strangers_say_as_text_only_and_loads_nothing_from_elsewhere():
-    script = HTML.partition("<script>")[2]
-    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
-        assert word not in script, word
-    assert not re.findall(r"(?:src|href)=\"?(?:https?:)?//", HTML)
-    assert not re.findall(r"@import|url\(", HTML)
-    assert not re.findall(r"\son[a-z]+=", HTML), "no handlers in attributes"
+    for name, text in FILES.items():
+        for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+            assert word not in text, (name, word)
+        assert not re.findall(r"(?:src|href)=\"?(?:https?:)?//", text), name
+        assert not re.findall(r"@import|url\(", text), name
+    html = FILES["page.html"]
+    assert not re.findall(r"\s(?:on[a-z]+|style)=", html), "no handlers or styles in attributes"
+    assert not re.findall(r"<script>|<style", html), "the policy allows none inside the page"
 
 
 # -- the peer file ----------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def test_a_record_that_expires_takes_its_peer_away_and_leaves_its_contribution()
     sightings.look(NOON + RECORD_SECONDS + 1)
     assert sightings.peers == {}
     assert sightings.departures == {"silent": 1}
-    assert sightings.contributions.largest(5, 10**9) == [("peer-0", "peer-0", 5000)]
+    assert sightings.contributions.largest(5, 10**9) == [("peer-0", "peer-0", 5000, 0.0)]
     sightings.recorded(record(at=NOON + 200, tokens=5100), NOON + 200)
     assert sightings.contributions.of_stage(0, 10**9) == 5100
 
@@ -159,10 +159,11 @@ def test_all_that_strangers_can_fill_is_bounded():
         assert sightings.left_out == 10, "however often the directory is read"
     contributions = Contributions()
     for number in range(MAX_KEPT + 10):
-        contributions.first(record(f"peer-{number}", tokens=number).record)
+        contributions.add(record(f"peer-{number}", tokens=number).record, NOON)
     assert len(contributions.tokens) <= MAX_KEPT
     assert contributions.largest(1, 10**9)[0][2] == MAX_KEPT + 9, "the largest stay"
     assert len(contributions.names) <= MAX_KEPT
+    assert len(contributions.newest) <= MAX_KEPT
     curve = Curve()
     for second in range(60_000):
         curve.add(float(second), second)
@@ -176,9 +177,8 @@ def test_the_energy_of_a_peer_is_added_up_over_restarts():
     contributions = Contributions()
     told = [record("a", tokens=tokens, joules=joules).record
             for tokens, joules in ((5, 100), (9, 160), (2, 30), (4, 50))]  # fmt: skip
-    contributions.first(told[0])
-    for old, new in pairwise(told):
-        contributions.grown(old, new)
+    for number, each in enumerate(told):
+        contributions.add(each, NOON + number)
     assert contributions.joules == {"a": 160 + 50}
     assert contributions.tokens["a", told[0].stage] == 9 + 4
 
