@@ -405,22 +405,36 @@ async def top_shows_it(watched):
         assert "\x1b" not in text
 
 
-async def shown(watched):
-    """The page's numbers, once the observer has read the directory."""
+async def shown(watched, what, good):
+    """The page's numbers, once the observer has read the directory and they are `good`."""
     while True:
         with contextlib.suppress(urllib.error.URLError):
             swarm = json.loads(await asyncio.to_thread(get, f"http://{watched.page}/swarm.json"))
-            if swarm.get("walked_at") and swarm["finalized_tokens"]:
+            if swarm.get("walked_at") and good(swarm):
                 return swarm
-        watched.check("the observer has read the directory")
+        watched.check(what)
         await asyncio.sleep(0.2)
 
 
+def contributed(swarm):
+    return {entry[0]: entry[2] for entry in swarm["contributors"]}
+
+
 async def a_restart_of_the_observer_loses_nothing(watched):
-    before = await shown(watched)
-    await watched.peers[4].stop(60.0)
+    """A worker restarts before, so that its record counts from 0 again: only the observer knows the rest."""
+    worker, observer = watched.peers[2], watched.peers[4]
+    await worker.stop(60.0)
+    await watched.peer("peer-1", stage=1, **watched.training)
+    before = await shown(
+        watched, "the worker is back", lambda swarm: len(swarm["contributors"]) == 2 and any(
+            row["peer"] == worker.peer_id and row["tokens"] < contributed(swarm)[row["peer"]] / 2
+            for row in swarm["rows"]
+        ),
+    )  # fmt: skip
+    await observer.stop(60.0)
     await watched.peer("observer", **watched.observing | {"observer": {"listen": watched.page}})
-    after = await shown(watched)
+    after = await shown(watched, "the observer is back", lambda swarm: swarm["finalized_tokens"])
+    assert all(contributed(after).get(peer, 0) >= tokens for peer, tokens in contributed(before).items())
     assert after["finalized_tokens"] >= before["finalized_tokens"] > 0
     assert len(after["curve"]["at"]) >= len(before["curve"]["at"]) > 1
 
