@@ -31,6 +31,9 @@ from swarmnet.optimizer.vote_agreement import VoteAgreement
 from swarmnet.run.manifest import Manifest
 
 CPU = torch.device("cpu")
+FAST_FP16 = (7, 0)
+"""Compute capability from which NVIDIA GPUs multiply float16 faster than float32, with Volta's tensor cores
+(CUDA C++ Programming Guide, arithmetic instructions)."""
 
 
 class Computes(Protocol):
@@ -71,7 +74,7 @@ class HasReplica(Protocol):
 
     settled_round: int
     applied_round: int
-    weighed_again: int
+    corrections: int
 
     @property
     def size(self) -> int: ...
@@ -187,12 +190,13 @@ def build_stage_part(
 
 
 def computing_of(wish: ComputeFile, device: torch.device) -> Computing:
-    """Return what a peer file requests (`wish`) for this device: dtype (bf16 by default if the GPU has it),
-    checkpointing, compilation, place of the optimizer state. Raises UserError if the device cannot do it."""
+    """Return what a peer file requests (`wish`) for this device: dtype (bf16 by default if the GPU has it,
+    else fp16 if that is fast), checkpointing, compilation, place of the optimizer state. Raises UserError if
+    the device cannot do it."""
     on_gpu = device.type == "cuda"
     has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
     if wish.dtype == "bf16" and on_gpu and not has_bf16:
-        raise UserError("compute.dtype is bf16, which this GPU does not have; set it to auto or fp32")
+        raise UserError("compute.dtype is bf16, which this GPU does not have; set it to auto, fp16 or fp32")
     if wish.compile and not on_gpu:
         raise UserError(
             "compute.compile is true, which is for GPUs, and here the processor computes; set it to false"
@@ -203,6 +207,8 @@ def computing_of(wish: ComputeFile, device: torch.device) -> Computing:
             "set it to false, or install torch for this GPU with all that it names"
         )
     dtype: DtypeName = "bf16" if has_bf16 else "fp32"
+    if on_gpu and not has_bf16 and torch.cuda.get_device_capability(device) >= FAST_FP16:
+        dtype = "fp16"
     if wish.dtype != "auto":
         dtype = wish.dtype
     return Computing(dtype, wish.activation_checkpointing, wish.compile, wish.optimizer_state)

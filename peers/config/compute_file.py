@@ -17,10 +17,11 @@ class ComputeFile(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    dtype: Literal["auto", "fp32", "bf16"] = "auto"
-    """Number format of matrix multiplications. `auto`: bf16 on a GPU that supports it, else fp32 (without
-    TF32). bf16 stores the computing weights in 2 bytes instead of 4. It is slower on CPUs without bf16
-    instructions."""
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Number format of matrix multiplications. `auto`: bf16 on a GPU that supports it, fp16 on an older GPU
+    with fast fp16 (NVIDIA Volta and Turing), else fp32 (without TF32). bf16 and fp16 store the computing
+    weights in 2 bytes instead of 4. They are slower on CPUs without such instructions. fp16 scales
+    gradients."""
     activation_checkpointing: ActivationCheckpointing = "none"
     """What the backward pass recomputes, which saves memory and costs a third more compute. `stage`:
     everything, so a waiting microbatch keeps only its inputs. `layer`: one layer at a time; keeps each

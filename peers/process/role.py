@@ -69,8 +69,8 @@ class Process:
 
     def known_as(self, run: str, device: str = "none") -> None:
         """Set the metrics that say which run this peer belongs to."""
-        labels = (run, self.identity.peer_id, self.config.role, device, version("swarmnet"))
-        self.metrics.about.peer(*labels).set(1)
+        self.metrics.run = run
+        self.metrics.about.peer(self.identity.peer_id, self.config.role, device, version("swarmnet")).set(1)
 
 
 @dataclass(frozen=True, slots=True)

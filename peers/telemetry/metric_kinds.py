@@ -11,6 +11,8 @@ from math import nan
 from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import Metric as Family
+from prometheus_client.registry import Collector
 
 Metric = TypeVar("Metric")
 
@@ -139,6 +141,22 @@ class OptionalGauges:
         for name in names or self._helps:
             if name not in self._gauges:
                 self._gauges[name] = self._declare.gauge(name, self._helps[name])
+
+
+class WithLabel(Collector):
+    """The metrics of a registry, each series with one more label."""
+
+    def __init__(self, registry: CollectorRegistry, name: str, value: str) -> None:
+        self._registry = registry
+        self._label = {name: value}
+
+    def collect(self) -> Iterator[Family]:
+        """Yield every family; the registry makes new ones at each call, so that they can be changed."""
+        for family in self._registry.collect():
+            family.samples = [
+                sample._replace(labels={**self._label, **sample.labels}) for sample in family.samples
+            ]
+            yield family
 
 
 def table(declared: Iterable[Declared]) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """Every Prometheus metric of a peer, declared once; docs/metrics.md is generated from it.
 
 A role exports only the series that it updates; the others are declared in an unused registry. A peer id is
-never a label, because Prometheus has `instance` for that. Labels with fixed values have all their series from
-the start, and any other value is counted as `other`. The number of series is therefore bounded, whatever the
+never a label, because Prometheus has `instance` for that. Every series has the label `run` once the run is
+known. Labels with fixed values have all their series from the start, and any other value is counted as
+`other`. The number of series is therefore bounded, whatever the
 network sends. An update costs a dictionary look-up and an addition; the text is made only for a scrape. An
 instance belongs to one peer; nothing here is global."""
 
@@ -17,7 +18,17 @@ from prometheus_client import (
 )
 
 from peers.telemetry.machine_metrics import EXPERTS, GPU, PEAK, ComputeSeconds
-from peers.telemetry.metric_kinds import FAST, SLOW, Declare, Declared, Label, OptionalGauges, only, table
+from peers.telemetry.metric_kinds import (
+    FAST,
+    SLOW,
+    Declare,
+    Declared,
+    Label,
+    OptionalGauges,
+    WithLabel,
+    only,
+    table,
+)
 from peers.telemetry.reasons import AUDITS, CONTRIBUTIONS, DEPARTURES, DROPS, REFUSALS, REQUESTS, REROUTES
 from peers.telemetry.reasons import COMPARISONS as COMPARED
 from peers.telemetry.reasons import ROUNDS as ROUND_ENDS
@@ -72,7 +83,7 @@ class About:
     def __init__(self, declare: Declare) -> None:
         self.peer = declare.gauges(
             "peer_info", "Always 1 once the run is known; the labels identify the peer.",
-            Label("run"), Label("peer"), Label("role"), Label("device"), Label("version"),
+            Label("peer"), Label("role"), Label("device"), Label("version"),
         )  # fmt: skip
         self.late = declare.counter(
             "event_loop_late_seconds_total",
@@ -254,6 +265,8 @@ class PeerMetrics:
         # A `_created` series for each counter doubles the text, and no query here uses it.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
+        self.run = ""
+        """Id of the run, a label of every series; empty: not known, or a bootstrap of no run."""
         self._role = role
         self._shared = Declare(self.registry)
         self._own = Declare(self.registry)
@@ -301,7 +314,7 @@ class PeerMetrics:
 
     def text(self) -> bytes:
         """Return the response of /metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+        return generate_latest(WithLabel(self.registry, "run", self.run) if self.run else self.registry)
 
 
 def of_role(role: str) -> PeerMetrics:
@@ -326,8 +339,9 @@ def document() -> str:
         "",
         "A peer serves these metrics at `/metrics`, by default on 127.0.0.1:9410, together with",
         "prometheus-client's `process_*` and `python_gc_*`. Units are in the names. Timestamps are Unix time",
-        "in seconds. Labels with listed values have all their series from the start; any other value is",
-        "counted as `other`. [Watching](watching.md#codes) explains the codes.",
+        "in seconds. All have the label `run`, the run's id, once the peer knows its run. Labels with listed",
+        "values have all their series from the start; any other value is counted as `other`.",
+        "[Watching](watching.md#codes) explains the codes.",
         "",
         "## Every role",
         "",

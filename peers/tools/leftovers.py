@@ -25,6 +25,7 @@ OF_A_STATE = {
     "peer.yaml": "",
     "run.json": "",
     "peers.json": "",
+    "line.json": "",
     "bootstraps.json": "",
     "receipts.jsonl": "",
     "totals.json": "",

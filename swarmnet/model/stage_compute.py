@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.computing.gradient_sum import Used
+from swarmnet.model.computing.loss_scale import LossScale
 from swarmnet.model.computing.whole_weights import Rows, StageWeights, Tiles, WholeWeights
 from swarmnet.model.experts.load import Routed
 from swarmnet.model.flat_layout import NOTHING, Layout
@@ -103,6 +104,7 @@ class StageCompute:
             frozen=frozen,
         )
         self._graphs: dict[Hashable, _Graph] = {}
+        self._loss_scale = LossScale(computing.dtype == "fp16")
 
     @property
     def device(self) -> torch.device:
@@ -192,7 +194,8 @@ class StageCompute:
                 logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum", ignore_index=IGNORE_INDEX
             )
         self._require_finite(key, "loss", loss)
-        hidden_gradient_BTD = self._accumulate(key, version, loss, inputs, rows)
+        scale = self._loss_scale.factor(1.0)  # No gradient at a logit is larger.
+        hidden_gradient_BTD = self._accumulate(key, version, loss, inputs, rows, scale)
         if not rows.count:  # This device only made the same calls as the others.
             return LastStageResult(loss_sum=0.0, tokens=0, hidden_gradient=None)
         return LastStageResult(loss.item(), labels_BT.numel(), hidden_gradient_BTD)
@@ -216,12 +219,15 @@ class StageCompute:
                 output = self._weights.run(
                     graph.version, graph.inputs, graph.tokens, graph.branch_scale, rows
                 )
+        scale = 1.0
+        if self._loss_scale.is_used:
+            scale = self._loss_scale.factor(float(hidden_gradient.abs().amax()))
         hidden_gradient = hidden_gradient[rows.sequences]
         # The gradient of this sum at `output` is `hidden_gradient` to the bit. Passing it to autograd
         # directly would make torch import sympy: 38 MiB in every peer that is not of the last stage.
         with torch.enable_grad():
             product = (output * hidden_gradient.to(output.device)).sum()
-        return self._accumulate(key, graph.version, product, graph.inputs, rows)
+        return self._accumulate(key, graph.version, product, graph.inputs, rows, scale)
 
     def counts(self, sequences: int) -> bool:
         """Return whether this device computes a part of a microbatch with this number of sequences."""
@@ -240,23 +246,27 @@ class StageCompute:
         return any(graph.version is version for graph in self._graphs.values())
 
     def _accumulate(
-        self, key: Hashable, version: object, loss: Tensor, inputs: Tensor, rows: Rows
+        self, key: Hashable, version: object, loss: Tensor, inputs: Tensor, rows: Rows, scale: float
     ) -> Tensor | None:
-        """Run the backward pass from `loss`, and add the parameters' gradients to the sum, unless the key is
-        `Uncounted` (only if one device holds the stage). Returns the gradient at `inputs`; None for tokens,
-        and on a device whose result does not count. Raises StageError if a gradient is not finite or too
-        large on any device."""
-        counted_loss = loss if rows.count else 0.0 * loss  # All devices must run the same backward pass.
+        """Run the backward pass from `scale` times `loss`, and add the parameters' gradients to the sum,
+        unless the key is `Uncounted` (only if one device holds the stage). Returns the gradient at `inputs`;
+        None for tokens, and on a device whose result does not count. Raises StageError if a gradient is not
+        finite or too large on any device."""
+        # All devices must run the same backward pass.
+        counted_loss = loss * (scale if rows.count else 0.0)
         if isinstance(key, Uncounted):
             torch.autograd.backward(counted_loss, inputs=[inputs])
             is_good = True
         else:
-            is_good = self._weights.add_gradient_of(version, counted_loss, inputs)
+            is_good = self._weights.add_gradient_of(version, counted_loss, inputs, scale)
         # The gradient at the inputs is sent to the stage before and is not summed here.
         input_gradient, inputs.grad = inputs.grad, None
         if input_gradient is not None:
+            input_gradient /= scale
             is_good = is_good and bool(torch.linalg.vector_norm(input_gradient).isfinite())
-        if not self._weights.agreed(is_good):
+        is_good = self._weights.agreed(is_good)
+        self._loss_scale.record(is_good)
+        if not is_good:
             raise StageError(f"microbatch {key}: gradient not finite, or too large to be summed")
         return input_gradient if rows.count else None
 

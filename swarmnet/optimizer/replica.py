@@ -49,6 +49,8 @@ class _OpenRound:
     tally: RoundAggregate
     applied: Step | None = None
     """The round's step in the live weights; None if it is not applied."""
+    is_corrected: bool = False
+    """Whether contributions, weights or the factor have changed since the step was computed."""
     factor: int = WHOLE
     """Factor on its learning rate (`run/rates.py`)."""
 
@@ -91,8 +93,8 @@ class Replica:
         self.settled_round = settled_round
         self.applied_round = settled_round
         """The newest round in the live weights."""
-        self.weighed_again = 0
-        """Applied rounds whose step was corrected because weights changed when another round settled."""
+        self.corrections = 0
+        """How often the step of an applied round has changed, and with it the live weights."""
         self._contributors = 1
         """Number of contributors of that round, as it was applied."""
 
@@ -102,23 +104,27 @@ class Replica:
         return self._weights.numel()
 
     def add(self, round: int, peer: PeerId, payload: bytes) -> None:
-        """Add a contribution, before or after its round is applied. Raises ContributionError if it is
-        invalid."""
+        """Add a contribution, before or after its round is applied. One whose contributor has no weight
+        corrects nothing. Raises ContributionError if it is invalid."""
         open_round = self._opened(round)
         open_round.tally.add(peer, payload)
-        self._correct(round, open_round)
+        if open_round.applied is not None and self._weigh(round, open_round):
+            self._correct(open_round)
 
     def remove(self, round: int, peer: PeerId) -> None:
         """Remove a contribution. Raises KeyError if it is not in the set."""
         open_round = self._opened(round)
         open_round.tally.remove(peer)
-        self._correct(round, open_round)
+        if open_round.applied is not None:
+            self._weigh(round, open_round)
+            self._correct(open_round)
 
     def rate(self, round: int, factor: int) -> None:
         """Set the factor on the round's learning rate, before or after the round is applied."""
         open_round = self._opened(round)
         open_round.factor = factor
-        self._correct(round, open_round)
+        if open_round.applied is not None:
+            self._correct(open_round)
 
     def apply(self, round: int) -> None:
         """Add the round's step to the live weights. Without contributions the step is zero. Raises
@@ -152,6 +158,7 @@ class Replica:
         or is not applied."""
         if round != self.settled_round + 1:
             raise ReplicaError(f"round {round} cannot settle now: {self.settled_round + 1} is next")
+        self._compute_corrections()
         open_round = self._open.get(round)
         if open_round is None or open_round.applied is None:
             raise ReplicaError(f"round {round} cannot settle before it is applied")
@@ -168,8 +175,7 @@ class Replica:
             self._beside.copy_(torch.from_numpy(self._ledger.numbers()))
             for number, later in self._open.items():
                 if later.applied is not None and self._weigh(number, later):
-                    later.applied = later.tally.step(later.factor)
-                    self.weighed_again += 1
+                    self._correct(later)
 
     def digest(self) -> bytes:
         """Return the SHA-256 over the settled round (8 bytes, signed), the settled state and the frozen
@@ -203,6 +209,7 @@ class Replica:
         They include this peer's local deltas. With `ahead` they also include the expected step of the next
         round. This is meant for the time between this peer's contribution and the application of its round.
         """
+        self._compute_corrections()
         applied = [each.applied for _, each in sorted(self._open.items()) if each.applied is not None]
         lead = self.lookahead(self._method) if ahead else None
         own = self._method.own
@@ -238,17 +245,24 @@ class Replica:
         return self._open[round]
 
     def _weigh(self, round: int, open_round: _OpenRound) -> bool:
-        """Set the weights of a round's contributors by the ledger. Returns whether one has changed."""
+        """Set the weights of a round's contributors by the ledger. Returns whether its step has changed since
+        this was last done; always True if all votes count in full."""
         if self._ledger is None:
-            return False
+            return True
         assert isinstance(open_round.tally, Weighable), "of a method with a ledger"
         return open_round.tally.weigh(round - self.settled_round)
 
-    def _correct(self, round: int, open_round: _OpenRound) -> None:
-        """Compute the step of an applied round again."""
-        if open_round.applied is not None:
-            self._weigh(round, open_round)
-            open_round.applied = open_round.tally.step(open_round.factor)
+    def _correct(self, open_round: _OpenRound) -> None:
+        """Have the step of an applied round computed again when it is next used."""
+        open_round.is_corrected = True
+        self.corrections += 1
+
+    def _compute_corrections(self) -> None:
+        """Compute the steps of corrected rounds, once for all contributions that have arrived meanwhile."""
+        for open_round in self._open.values():
+            if open_round.is_corrected:
+                open_round.applied = open_round.tally.step(open_round.factor)
+                open_round.is_corrected = False
 
 
 def _in_the_machine(units: Tensor | None) -> Iterator[Tensor]:

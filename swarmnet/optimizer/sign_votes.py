@@ -222,12 +222,15 @@ class VoteTally:
         if peer in self._payloads:
             raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
         votes = list(self._method.votes_of(payload))
-        self._count(votes, self.weight(peer), self._summed())
+        weight = self.weight(peer)
+        if weight:
+            self._count(votes, weight, self._summed())
         self._payloads[peer] = payload
 
     def remove(self, peer: PeerId) -> None:
-        payload = self._payloads[peer]
-        self._count(self._method.votes_of(payload), -self.weight(peer), self._summed())
+        payload, weight = self._payloads[peer], self.weight(peer)
+        if weight:
+            self._count(self._method.votes_of(payload), -weight, self._summed())
         del self._payloads[peer]
 
     def weight(self, peer: PeerId) -> int:

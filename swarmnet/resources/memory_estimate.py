@@ -23,8 +23,10 @@ from swarmnet.run.manifest import Manifest
 
 GRID_BYTES = FLOAT_BYTES
 """Settled weights, per parameter."""
-WORK_BYTES = {"fp32": FLOAT_BYTES, "bf16": BF16_BYTES}
-"""Weights used for computing. The gradient has this size if each microbatch's is used at once."""
+WORK_BYTES = {"fp32": FLOAT_BYTES, "bf16": BF16_BYTES, "fp16": BF16_BYTES}
+"""Weights used for computing."""
+GRADIENT_BYTES = WORK_BYTES | {"fp16": FLOAT_BYTES}
+"""The gradient, if each microbatch's is used at once."""
 UNSENT_BYTES = FLOAT_BYTES
 """Momentum of votes, or the residual of local steps."""
 MOMENT_BYTES = BF16_BYTES
@@ -86,7 +88,7 @@ def needs_of(
     microbatches_per_step = manifest.sync.step_microbatches(manifest.microbatch_tokens)
     # With a local step per microbatch, gradients are used at once. Otherwise they are summed in float32.
     is_used_at_once = local_steps is not None and microbatches_per_step == 1
-    gradient = work if is_used_at_once else FLOAT_BYTES
+    gradient = GRADIENT_BYTES[computing.dtype] if is_used_at_once else FLOAT_BYTES
     per_parameter = GRID_BYTES + work + FREED_BYTES  # Settled and computing weights, memory freed late.
     if process_bytes:  # Copies for the disk; a settled momentum is copied as the weights are.
         per_parameter += COPY_BYTES * (2 if manifest.sync.settles_momentum else 1)

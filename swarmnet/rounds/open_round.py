@@ -19,6 +19,7 @@ class CurrentRound:
 
     `number` is the round. `tokens` counts the tokens whose gradients this peer has added for it. `peers` is
     the known size of the group, this one included. `all_in_sight` is true if it is linked to the whole group.
+    `contributors` is the number of peers that contributed to a round that settled lately; 0 before the first.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class CurrentRound:
         self.number = number
         self.tokens = 0
         self.peers = 1
+        self.contributors = 0
         self.all_in_sight = True
         self.must_close = False
         """True if this peer leaves: it contributes the gathered gradient as soon as the round may close."""
@@ -37,26 +39,36 @@ class CurrentRound:
         """When a neighbour was first seen in a later round; infinite if none is."""
 
     @property
+    def active_peers(self) -> int:
+        """Number of peers that are expected to contribute. Any number of keys can join, so of the peers that
+        are not linked here only as many count as contributed lately."""
+        if not self.contributors:
+            return self.peers
+        linked = 1 + len(self._same_branch_peers)
+        return min(self.peers, max(linked, self.contributors))
+
+    @property
     def share(self) -> int:
         """Tokens that each peer brings to a round if all bring equally many."""
-        return self.rules.global_batch_tokens // self.peers
+        return self.rules.global_batch_tokens // self.active_peers
 
     def tokens_of_group(self) -> int:
         """Return the tokens that the group has for this round. If not all peers are linked here, the tokens
-        of the linked ones are scaled up to the group.
+        of the linked ones are scaled up to the active peers.
 
         Reported token counts are unverified, so no neighbour counts for more than half of a round. One
         neighbour alone can then make an idle peer follow it (`is_left`), but cannot close a round."""
         linked = 1 + len(self._same_branch_peers)
         most_of_one = -(-self.rules.global_batch_tokens // 2)  # Rounded up.
+        active_peers = max(linked, self.active_peers)
         if not self.all_in_sight:  # The sum is scaled up below, so the limit is scaled down.
-            most_of_one = -(-most_of_one * linked // self.peers)
+            most_of_one = -(-most_of_one * linked // active_peers)
         tokens_in_sight = self.tokens
         # This runs with every message: a loop is twice as fast as a sum.
         for view in self._same_branch_peers.values():
             tokens = view.tokens_for(self.number)
             tokens_in_sight += tokens if tokens < most_of_one else most_of_one
-        return tokens_in_sight if self.all_in_sight else tokens_in_sight * self.peers // linked
+        return tokens_in_sight if self.all_in_sight else tokens_in_sight * active_peers // linked
 
     def full(self, now: float) -> bool:
         """Return whether the group has the round's tokens, or has some tokens and the round's time is up."""

@@ -23,8 +23,8 @@ LOOKS = f"swarmnet_archive_interval_seconds{PEER}"
 pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 
 
-def state(name, labels=""):
-    return f'swarmnet_state{{instance="a",state="{name}"{labels}}}'
+def state(name):
+    return f'swarmnet_state{{instance="a",state="{name}"}}'
 
 
 def each(*spans):
@@ -108,18 +108,6 @@ def test_who_was_paused_for_an_hour_gets_time_for_a_round(tmp_path):
     assert fires(tmp_path, "PeerStuck", {**paused, STEP: each((540, 100))}, (62, 72, 90)) == [72, 90]
 
 
-def test_one_stage_of_a_process_that_trains_is_no_word_for_another_that_joins(tmp_path):
-    first, second = (f',stage="{stage}"' for stage in "01")
-    series = {
-        state("training", first): each((1, 60)), state("training", second): each((0, 60)),
-        'swarmnet_train_last_step_timestamp_seconds{instance="a",stage="0"}':
-            " ".join(str(60 * minute) for minute in range(60)),
-        'swarmnet_train_last_step_timestamp_seconds{instance="a",stage="1"}': each((0, 60)),
-    }  # fmt: skip
-    for alert in ("PeerStuck", "NoFirstRound"):
-        assert fires(tmp_path, alert, series, (20, 50)) == [], alert
-
-
 @pytest.mark.parametrize("offset", ["2.4", "-2.4", "-7200"])
 def test_a_clock_that_is_off_is_an_alert_before_records_are_refused_for_it(tmp_path, offset):
     assert fires(tmp_path, "ClockOffset", {CLOCK: each((offset, 30))}, (2, 7, 20)) == [7, 20]
@@ -181,16 +169,6 @@ def test_who_was_held_for_hours_gets_time_for_a_checkpoint(tmp_path):
         SAVED: f"{each((3600, 305))} {every_so_many(5, 305, 500)}",
     }  # fmt: skip
     assert fires(tmp_path, "NoCheckpoint", series, (100, 250, 301, 304, 310, 400)) == []
-
-
-def test_a_stage_that_trains_is_no_word_for_one_whose_checkpoint_is_old_because_it_joins(tmp_path):
-    series = {EVERY: each((300, 300))}
-    for stage, (training, saved) in {"0": (1, every_so_many(5, 0, 300)), "1": (0, each((60, 300)))}.items():
-        of_stage = f',stage="{stage}"'
-        series[state("training", of_stage)] = each((training, 300))
-        for name, values in (("last_success_timestamp", saved), ("interval", each((300, 300)))):
-            series[f'swarmnet_checkpoint_{name}_seconds{{instance="a"{of_stage}}}'] = values
-    assert fires(tmp_path, "NoCheckpoint", series, (200, 299)) == []
 
 
 # -- archives -------------------------------------------------------------------------------------------

@@ -164,8 +164,8 @@ class Done(msgspec.Struct, tag=True):
     momentum_norm: float | None = None
     """Norm over this share."""
     vote_agreement: tuple[int, int, int] | None = None
-    weighed_again: int = 0
-    """After a round settled: `Replica.weighed_again`, which is the same on all devices."""
+    corrections: int = 0
+    """After a change of rounds: `Replica.corrections`, which is the same on all devices."""
 
 
 class InputRefused(msgspec.Struct, tag=True):

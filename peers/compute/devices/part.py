@@ -18,7 +18,7 @@ from torch import Tensor
 
 from peers.compute.devices import device_requests as orders
 from peers.compute.devices.channel import bytes_of
-from peers.compute.devices.device_processes import Processes
+from peers.compute.devices.device_processes import DoneAnswer, Processes
 from peers.compute.stage_part import StagePart
 from peers.config.errors import UserError
 from swarmnet.identifiers import PeerId
@@ -283,7 +283,7 @@ class SpreadReplica:
         self.size = self._shares.whole.size
         self.settled_round = settled_round
         self.applied_round = settled_round
-        self.weighed_again = 0
+        self.corrections = 0
         self._factors: dict[int, int] = {}
         each: list[list[Tensor]] = [[] for _ in range(self._shares.devices)]
         for device, start, stop in self._device_ranges():
@@ -301,16 +301,19 @@ class SpreadReplica:
 
     def add(self, round: int, peer: PeerId, payload: bytes) -> None:
         self._method.check(payload)
-        self._processes.ask_each(
-            [orders.AddOnDevice(round, peer, part) for part in self._method.parts(payload)]
-        )
+        adding = [orders.AddOnDevice(round, peer, part) for part in self._method.parts(payload)]
+        self._count_corrections(self._processes.ask_each(adding))
 
     def remove(self, round: int, peer: PeerId) -> None:
-        self._processes.ask(orders.RemoveOnDevice(round, peer))
+        self._count_corrections(self._processes.ask(orders.RemoveOnDevice(round, peer)))
 
     def rate(self, round: int, factor: int) -> None:
-        self._processes.ask(orders.RateOnDevice(round, factor))
+        self._count_corrections(self._processes.ask(orders.RateOnDevice(round, factor)))
         self._factors[round] = factor
+
+    def _count_corrections(self, answers: Sequence[DoneAnswer]) -> None:
+        first_answer, _ = answers[0]
+        self.corrections = first_answer.corrections
 
     def factor(self, round: int) -> int:
         return self._factors.get(round, WHOLE)
@@ -332,8 +335,7 @@ class SpreadReplica:
     def settle(self, round: int, hashed: bool = True, chain: bytes = b"") -> bytes:
         """Settle a round on all devices. Returns the digest of the settled state. Without `hashed`, returns
         NOT_HASHED and does not read the state from the devices."""
-        first_answer, _ = self._processes.ask(orders.Close(round, chain))[0]
-        self.weighed_again = first_answer.weighed_again
+        self._count_corrections(self._processes.ask(orders.Close(round, chain)))
         self.settled_round = round
         self._factors.pop(round, None)
         if not hashed:

@@ -156,16 +156,19 @@ class Device:
                 return self._payload_answer(method.own.encode_delta(round, PeerId(peer)))
             case orders.Close(round, chain):
                 self.replica.close(round, chain)
-                return Done(weighed_again=self.replica.weighed_again)
+                return Done(corrections=self.replica.corrections)
             case orders.RestoreOnDevice(round, peer, payload):
                 # The round settled without this contribution: its values return to the momentum.
                 method.give_back(payload, round, PeerId(peer))
             case orders.AddOnDevice(round, peer, payload):
                 self.replica.add(round, PeerId(peer), payload)
+                return Done(corrections=self.replica.corrections)
             case orders.RemoveOnDevice(round, peer):
                 self.replica.remove(round, PeerId(peer))
+                return Done(corrections=self.replica.corrections)
             case orders.RateOnDevice(round, factor):
                 self.replica.rate(round, factor)  # A factor on the learning rate of the round.
+                return Done(corrections=self.replica.corrections)
             case orders.ApplyOnDevice(round):
                 self.replica.apply(round)
             case orders.MeasureAgreement(round, me):

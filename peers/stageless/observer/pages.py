@@ -123,5 +123,5 @@ def _preview_fields(board: Board, site: str) -> str:
 
 def _discovery(board: Board | None, targets: Sequence[str]) -> bytes:
     """Return the response for Prometheus' `http_sd_configs`."""
-    labels = {"swarmnet_run": board.signed.manifest.name} if board is not None else {}
+    labels = {"run": board.signed.run_id} if board is not None else {}
     return json.dumps([{"targets": list(targets), "labels": labels}] if targets else []).encode()

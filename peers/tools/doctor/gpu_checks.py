@@ -9,6 +9,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from peers.config.errors import UserError, how_to_install
 from peers.config.peer_file import PeerFile
@@ -18,6 +19,9 @@ from swarmnet.model.computing.choices import Computing
 
 NVIDIA, AMD = "0x10de", "0x1002"
 """PCI vendor ids."""
+UNTESTED = (
+    "compare its loss with that of others (`swarmnet top`); if it differs, set device: cpu in the peer file"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,8 @@ class Graphics:
     """Whether /dev has device nodes of the GPUs."""
     library: bool = True
     """Whether NVIDIA's library for Python is installed."""
+    windows: Literal["", "gpu", "cuda"] = ""
+    """What Windows passes on to WSL2: nothing (or this is no WSL2), a GPU, or also NVIDIA's driver."""
 
 
 def look(
@@ -65,6 +71,7 @@ def look(
         _driver(proc),
         Path("/dev/nvidiactl").exists(),
         importlib.util.find_spec("pynvml") is not None,
+        _windows(),
     )
 
 
@@ -78,6 +85,12 @@ def _vendors(pci: Path) -> frozenset[str]:
         except OSError:
             continue
     return frozenset(found)
+
+
+def _windows() -> Literal["", "gpu", "cuda"]:
+    if not Path("/dev/dxg").exists():
+        return ""
+    return "cuda" if any(Path("/usr/lib/wsl/lib").glob("libcuda.so*")) else "gpu"
 
 
 def _driver(proc: Path) -> str | None:
@@ -114,6 +127,10 @@ def judge(found: Graphics, wish: str) -> CheckResult:
         name, free, total = found.devices[0]
         more = f" and {len(found.devices) - 1} more" if len(found.devices) > 1 else ""
         text = f"torch sees {name}, {gibibytes(free)} of {gibibytes(total)} free{more}"
+        if found.rocm_build is not None and wish != "cpu":
+            return CheckResult(
+                "gpu", "warn", f"{text}; no AMD GPU was tested with this program", UNTESTED, data
+            )
         if free < total / 2 and wish != "cpu":
             return CheckResult(
                 "gpu", "warn", f"{text}: another program uses it", "nvidia-smi   shows which", data
@@ -153,7 +170,18 @@ def unwatched(found: Graphics, wish: str, only_when_idle: bool) -> CheckResult |
 def _why_none(found: Graphics) -> tuple[str, str]:
     """Return why torch sees no GPU, and what to do about it; the fix is empty if there is no GPU."""
     cores = os.cpu_count() or 1
-    if NVIDIA in found.vendors or found.driver is not None:
+    if found.windows == "gpu":
+        return (
+            f"Windows passes a GPU on to WSL2, but no NVIDIA driver; trains on {cores} CPU cores",
+            "for an NVIDIA GPU, install its driver in Windows (not in WSL2), then type in PowerShell: "
+            "wsl --shutdown",
+        )
+    if found.windows and found.cuda_build is not None:
+        return (
+            f"the NVIDIA driver of Windows is too old for torch's CUDA {found.cuda_build}, or does not work",
+            "update the driver in Windows (not in WSL2), then type in PowerShell: wsl --shutdown",
+        )
+    if found.windows or NVIDIA in found.vendors or found.driver is not None:
         if found.cuda_build is None:
             wheel = f"{sys.executable} -m pip install --force-reinstall {pinned('torch')}"
             return (
@@ -178,6 +206,11 @@ def _why_none(found: Graphics) -> tuple[str, str]:
         return (
             f"an AMD GPU is there, but this torch is not built for ROCm; trains on {cores} CPU cores",
             f"install the ROCm build of {pinned('torch')} (torch's page 'Get started'), if ROCm knows it",
+        )
+    if AMD in found.vendors:
+        return (
+            f"an AMD GPU is there, but ROCm {found.rocm_build} does not see it; trains on {cores} CPU cores",
+            "sudo usermod -aG render,video $USER   (in a container: --device /dev/kfd --device /dev/dri)",
         )
     if platform.system() == "Darwin":
         return f"Apple's GPU is not supported; trains on {cores} CPU cores", ""

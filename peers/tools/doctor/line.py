@@ -9,6 +9,8 @@ from typing import Literal
 Level = Literal["ok", "warn", "fail"]
 Check = Literal[
     "python",
+    "system",
+    "sleep",
     "torch",
     "gpu",
     "memory",

@@ -20,6 +20,7 @@ from peers.config.peer_file import PeerFile
 from peers.runtime.state_lock import is_held
 from peers.telemetry.console import printable
 from peers.tools.doctor import gpu_checks as graphics
+from peers.tools.doctor import host_checks
 from peers.tools.doctor import machine_checks as machine
 from peers.tools.doctor.line import Check, CheckResult
 from protocols.daemon.temporary import prefix
@@ -122,6 +123,10 @@ def _machine(
         "libp2p": lambda: machine.second_opinion(can_dial(), must_be_reached),
     }
     report.show(machine.python())
+    host = host_checks.look()
+    report.show(host_checks.system(host))
+    if "sleep" in report.wanted:
+        report.show(host_checks.sleep(host))
     found = graphics.look()
     report.show(graphics.torch_line(found))
     if found.torch:

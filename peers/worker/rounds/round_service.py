@@ -6,6 +6,7 @@ state machine decided it. Everything else runs on the event loop.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -157,6 +158,10 @@ class RoundService:
             log_event=log_event,
             folder=folder,
         )
+        self._operations: deque[Operation] = deque()
+        """Operations that the compute thread has not taken yet."""
+        self._has_submitted = False
+        """Whether the compute thread is going to take them."""
         self._timer = Timer(lambda: self.feed(events.TimePassed()), self.clock)
 
     def _is_member(self, peer: PeerId) -> bool:
@@ -217,9 +222,20 @@ class RoundService:
         operations: list[Operation] = []
         for effect in self.rounds.handle(event, self.clock.time()):
             self._carry_out(effect, operations)
-        if operations:
-            self.compute.submit(UPDATE, partial(self.work.run, operations), self._worked)
+        self._operations.extend(operations)
+        if operations and not self._has_submitted:
+            self._has_submitted = True
+            self.compute.submit(UPDATE, self._run_operations, self._worked)
         self._timer.arm(self.rounds.next_deadline())
+
+    def _run_operations(self) -> list[Done]:
+        """Run all operations that have arrived, in the compute thread: weights are published once for all
+        contributions that came during a microbatch."""
+        self._has_submitted = False  # Before the loop, so that no later operation is left behind.
+        operations = []
+        while self._operations:
+            operations.append(self._operations.popleft())
+        return self.work.run(operations)
 
     def _carry_out(self, effect: events.Effect, operations: list[Operation]) -> None:
         """Do what the rounds machine requested: send a message, log an event, or append to `operations`,

@@ -162,6 +162,7 @@ class UpdateWork:
         """Run operations in order and publish the weights if they changed; returns their results."""
         results: list[Done] = []
         stale = False
+        corrections_before = self.replica.corrections
         for operation in operations:
             match operation:
                 case MakeContribution(round, _, reducers):
@@ -174,21 +175,16 @@ class UpdateWork:
                 case DecodeContribution(round, peer, payload):
                     self.replica.add(round, peer, payload)
                     self.counts.corrections += round <= self.replica.applied_round
-                    stale |= round <= self.replica.applied_round
                 case RemoveContribution(round, peer):
                     self.replica.remove(round, peer)
-                    stale |= round <= self.replica.applied_round
                 case RateRound(round, factor):
                     self.replica.rate(round, factor)
-                    stale |= round <= self.replica.applied_round
                 case ApplyRound(round, _, _):
                     self.replica.apply(round)
                     self.counts.voted(self.replica.vote_agreement(round, self.identity.peer_id))
                     stale = True
                 case SettleRound(round, references, chain, tokens, contributors):
-                    weighed_before = self.replica.weighed_again
                     digest = self.replica.settle(round, self._hashes(round), chain)
-                    stale |= self.replica.weighed_again > weighed_before
                     result = RoundSettled(round, digest, chain, references, tokens, contributors)
                     self.tokens = tokens
                     if not self.closed:
@@ -196,7 +192,7 @@ class UpdateWork:
                     results.append(result)
                 case RestoreToMomentum(round, identity, shards):
                     self.give_back(round, identity, shards)
-        if stale:
+        if stale or self.replica.corrections > corrections_before:
             self.publish()
         return results
 

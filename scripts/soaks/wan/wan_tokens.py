@@ -67,8 +67,9 @@ async def measure_tokens(folder, net, arguments):
         "tokens_per_second": round(sum(event.fields["tokens"] for event in first) / seconds),
         **(answers(first) if arguments.stages > 1 else {}),
         "round_seconds": round(arguments.peers * seconds / max(1, len(applied)), 3),
-        "contributors": round(fmean(event.fields["contributors"] for event in applied), 2),
+        "contributors_at_first": round(fmean(event.fields["contributors"] for event in applied), 2),
         "round_waited_seconds": round(median(event.fields["waited"] for event in applied), 3),
+        **contributions(folder),
         "rerouted": sum(1 for _, event in events(folder, "rerouted") if began < event.time <= ended),
         "contribution_bytes_got_per_one_taken": got_per_taken(folder),
         "queue_full": sum(1 for _, event in events(folder, "post_failed") if began < event.time <= ended),
@@ -104,6 +105,23 @@ def newest_subflows(folder):
     """Of every peer: subflows opened, attempts that failed, messages repeated."""
     newest = {name: event.fields["subflows"] for name, event in events(folder, "traffic")}
     return {name: [found["opened"], found["failed"], found["repeated"]] for name, found in newest.items()}
+
+
+def contributions(folder):
+    """Return how many contributions settled rounds have, and when the last came after a round closed."""
+    closed, last = {}, {}
+    for name, event in events(folder, "applied"):
+        closed.setdefault((name, event.fields["round"]), event.time - event.fields["waited"])
+    for name, event in events(folder, "contribution_accepted"):
+        last[name, event.fields["round"]] = event.time
+    settled = [
+        ((name, event.fields["round"]), len(event.fields["ids"])) for name, event in events(folder, "settled")
+    ]
+    delays = [last[key] - closed[key] for key, _ in settled if key in last and key in closed]
+    return {
+        "contributors_settled": round(fmean(count for _, count in settled), 2) if settled else None,
+        "last_contribution_seconds": round(median(delays), 1) if delays else None,
+    }
 
 
 def got_per_taken(folder):

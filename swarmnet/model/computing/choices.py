@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-DtypeName = Literal["fp32", "bf16"]
+DtypeName = Literal["fp32", "bf16", "fp16"]
 ActivationCheckpointing = Literal["none", "stage", "layer"]
 """What the backward pass recomputes (Chen et al., arXiv:1604.06174). `stage`: the whole forward pass, so that
 an open microbatch keeps only its inputs. `layer`: each layer, so that the microbatch in progress keeps only
@@ -21,8 +21,8 @@ class Computing:
     """How a peer computes. float32 is full float32: TF32 stays off, as is torch's default."""
 
     dtype: DtypeName = "fp32"
-    """With bf16, matrices are stored and multiplied in bfloat16. Norms, hidden states between layers, the
-    loss and sums of several gradients stay in float32."""
+    """With bf16 or fp16, matrices are stored and multiplied in 16 bits. Norms, hidden states between layers,
+    the loss and sums of several gradients stay in float32. With fp16, gradients are scaled."""
     activation_checkpointing: ActivationCheckpointing = "none"
     compile: bool = False
     """Whether layers without experts are compiled (torch.compile), for microbatches of the run's shape."""

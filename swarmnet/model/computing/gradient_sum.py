@@ -31,6 +31,7 @@ class GradientSum:
         """Sum of squares of the current gradient so far. For a CPU `_cpu_squares` is used instead, because
         four small tensors for each parameter took longer than adding its gradient."""
         self._cpu_squares = 0.0
+        self._inverse_scale = 1.0
 
     def restart(self, layout: Layout) -> None:
         """Sum the gradients of these parameters from now on, from zero. Gradients of others are dropped."""
@@ -57,15 +58,17 @@ class GradientSum:
         hook = partial(self._add_gradient, get_sum, pop_grad)
         leaf.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
-    def add_gradient_of(self, loss: Tensor, leaves: list[Tensor]) -> bool:
-        """Run the backward pass; the hooks add the gradients of `leaves`. Returns whether the gradient was
-        finite and small enough to be summed. If not, what came after the limit was exceeded is left out."""
-        self.begin()
+    def add_gradient_of(self, loss: Tensor, leaves: list[Tensor], scale: float) -> bool:
+        """Run the backward pass; the hooks add the gradients of `leaves`, divided by `scale`. Returns whether
+        the gradient was finite and small enough to be summed. If not, what came after the limit was exceeded
+        is left out."""
+        self.begin(scale)
         torch.autograd.backward(loss, inputs=leaves)
         return self.was_within(lambda squares: squares)
 
-    def begin(self) -> None:
-        """Start the gradient of a microbatch."""
+    def begin(self, scale: float) -> None:
+        """Start the gradient of a microbatch, which is `scale` (a power of two) times too large."""
+        self._inverse_scale = 1.0 / scale
         self._cpu_squares = 0.0
         self._squares.zero_()
 
@@ -92,15 +95,16 @@ class GradientSum:
         gradient, sum = pop_grad(leaf), get_sum()
         if sum is None:  # The leaf's graph was built before the set of summed parameters changed.
             return
-        norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
+        norm = torch.linalg.vector_norm(gradient, dtype=torch.float32) * self._inverse_scale
         if gradient.device.type != "cpu":  # All stays on the device, because `norm.item()` would wait for it.
             self._squares.addcmul_(norm, norm)
-            sum += torch.where(self._squares <= MAX_NORM**2, gradient, 0)
+            counted = torch.where(self._squares <= MAX_NORM**2, gradient, 0)
+            sum.add_(counted, alpha=self._inverse_scale)
             return
         norm_value = norm.item()
         self._cpu_squares += norm_value * norm_value
         if self._cpu_squares <= MAX_NORM**2:  # No comparison with NaN is true.
-            sum += gradient
+            sum.add_(gradient, alpha=self._inverse_scale)
 
 
 def _pop_grad(leaf: Tensor) -> Tensor:

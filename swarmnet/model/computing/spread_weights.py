@@ -27,7 +27,7 @@ from swarmnet.model.computing.choices import Computing
 from swarmnet.model.computing.gradient_sum import GradientSum, Used
 from swarmnet.model.computing.recomputed import recomputed
 from swarmnet.model.computing.shares import Piece, Shares, pieces_of
-from swarmnet.model.computing.whole_weights import Rows, Tiles
+from swarmnet.model.computing.whole_weights import TORCH_DTYPES, Rows, Tiles
 from swarmnet.model.decoder import Rotation, RunLayer, by_layer, forward, one_layer, scaled
 from swarmnet.model.experts.load import Routed
 from swarmnet.model.flat_layout import Layout
@@ -146,9 +146,9 @@ class SpreadWeights:
         output: Tensor = self._stage(inputs, tokens_BT, branch_scale, rows.count)
         return output
 
-    def add_gradient_of(self, version: object, loss: Tensor, *inputs: Tensor) -> bool:
+    def add_gradient_of(self, version: object, loss: Tensor, inputs: Tensor, scale: float) -> bool:
         self._load(version)
-        self._gradient.begin()
+        self._gradient.begin(scale)
         torch.autograd.backward(loss)
         return self._gradient.was_within(total)
 
@@ -292,12 +292,12 @@ class _Stage(_Pieces):
 
 
 def _shard_modules(stage: _Stage, mesh: DeviceMesh, computing: Computing) -> None:
-    """Apply FSDP to all modules, inner ones first, as FSDP requires. With bf16, matrices are gathered in
-    bfloat16, and gains of norms stay in float32. Gradients are summed in float32, without a mean."""
+    """Apply FSDP to all modules, inner ones first, as FSDP requires. With bf16 or fp16, matrices are gathered
+    in 16 bits, and gains of norms stay in float32. Gradients are summed in float32, without a mean."""
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
-    if computing.dtype == "bf16":
+    if computing.dtype != "fp32":
         policy = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+            param_dtype=TORCH_DTYPES[computing.dtype], reduce_dtype=torch.float32, cast_forward_inputs=False
         )
     fully_shard(stage.gains, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
     for layer in stage.layers:

@@ -24,6 +24,7 @@ from swarmnet.model.flat_layout import NOTHING, Layout, views_of
 from swarmnet.run.manifest import Span
 from swarmnet.run.schema import ModelShape
 
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Tiles: TypeAlias = Iterable[tuple[int, Tensor]]
 """A flat float32 vector in parts: the start of each, and its numbers."""
 
@@ -69,9 +70,10 @@ class StageWeights(Protocol):
         """Run the stage's layers on the weights of a version, for the sequences `rows`. Each layer adds
         `branch_scale` times as much as usual. Returns hidden states, or logits on the last stage."""
 
-    def add_gradient_of(self, version: object, loss: Tensor, *inputs: Tensor) -> bool:
-        """Run the backward pass from `loss`, and add the parameters' gradients to the sum. Sets `.grad` of
-        `inputs` that require one. Returns whether the gradient is finite and not too large on all devices."""
+    def add_gradient_of(self, version: object, loss: Tensor, inputs: Tensor, scale: float) -> bool:
+        """Run the backward pass from `loss`, which is `scale` times too large, and add the parameters'
+        gradients to the sum. Sets `.grad` of `inputs`, still scaled, if they require one. Returns whether the
+        gradient is finite and not too large on all devices."""
 
     def agreed(self, here: bool) -> bool:
         """Return whether `here` is true on all devices."""
@@ -100,7 +102,7 @@ class WholeWeights:
         self._shape = shape
         self._span = span
         self._layout = layout
-        self._dtype = torch.float32 if computing.dtype == "fp32" else torch.bfloat16
+        self._dtype = TORCH_DTYPES[computing.dtype]
         self._wrap_layer = recomputed if computing.activation_checkpointing == "layer" else lambda run: run
         layers = range(span.first, span.stop)
         self.routed = {
@@ -121,7 +123,8 @@ class WholeWeights:
         ]
         """Vectors (gains of norms), which stay in float32 because no product uses them."""
         self._version: dict[str, Tensor] = {}
-        sums = self._dtype if computing.uses_each else torch.float32
+        # Sums in float16 would lose what scaling has kept.
+        sums = torch.bfloat16 if computing.uses_each and computing.dtype == "bf16" else torch.float32
         self._gradient = GradientSum(layout, device, sums)
 
     @property
@@ -193,10 +196,10 @@ class WholeWeights:
             run_layers=run_layers,
         )
 
-    def add_gradient_of(self, version: object, loss: Tensor, *inputs: Tensor) -> bool:
+    def add_gradient_of(self, version: object, loss: Tensor, inputs: Tensor, scale: float) -> bool:
         assert isinstance(version, dict)
-        leaves = [leaf for leaf in (*version.values(), *inputs) if leaf.requires_grad]
-        return self._gradient.add_gradient_of(loss, leaves)
+        leaves = [leaf for leaf in (*version.values(), inputs) if leaf.requires_grad]
+        return self._gradient.add_gradient_of(loss, leaves, scale)
 
     def agreed(self, here: bool) -> bool:
         return here

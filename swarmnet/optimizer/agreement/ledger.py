@@ -82,7 +82,7 @@ class Weighable(Protocol):
 
     def weigh(self, ahead: int) -> bool:
         """Weigh the contributors by the ledger. The round is `ahead` rounds after the newest settled one.
-        Returns whether the round's step has changed."""
+        Returns whether the round's step has changed since they were last weighed."""
 
     def record(self, chain: bytes) -> None:
         """Add the round to the ledger. `chain` is the value of the chain of settled sets after it."""

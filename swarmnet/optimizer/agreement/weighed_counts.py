@@ -122,13 +122,20 @@ class WeighedCountTally(CountTally):
         self._weighed = method
         self._left_out: frozenset[PeerId] = frozenset()
         """Reducers whose results have other weights than the ledger."""
+        self._has_new = False
+        """Whether a result was added since the last call of `weigh`."""
+
+    def add(self, peer: PeerId, payload: bytes) -> None:
+        super().add(peer, payload)
+        self._has_new = True
 
     def weigh(self, ahead: int) -> bool:
+        has_new, self._has_new = self._has_new, False
         # Before the round is the next one to settle, a result may be by a newer ledger than this peer's.
         before, self._left_out = self._left_out, frozenset()
         if ahead == 1:
             self._left_out = frozenset(peer for peer in self._results if not self._is_by_ledger(peer))
-        return before != self._left_out
+        return has_new or before != self._left_out
 
     def record(self, chain: bytes) -> None:
         """Add the round to the ledger. The reducers have drawn the numbers that they compared, by the

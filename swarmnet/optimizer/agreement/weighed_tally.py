@@ -33,7 +33,8 @@ class ComparedMethod(VotingMethod, Protocol):
 
 
 class WeighedTally(VoteTally):
-    """The votes of one round. Every vote counts in full until `weigh` is called."""
+    """The votes of one round. All count in full until `weigh` is first called; later ones count nothing until
+    it is called again."""
 
     def __init__(
         self,
@@ -49,8 +50,15 @@ class WeighedTally(VoteTally):
         self._ledger = ledger
         self._weights: dict[PeerId, int] = {}
         """Weights of contributors whose votes do not count in full."""
+        self._is_weighed = False
+
+    def add(self, peer: PeerId, payload: bytes) -> None:
+        if self._is_weighed:
+            self._weights[peer] = 0  # It counts nothing until it is weighed with the others.
+        super().add(peer, payload)
 
     def weigh(self, ahead: int) -> bool:
+        self._is_weighed = True
         contributors = list(self._payloads)
         weights = self._ledger.weights(ahead, [tag_of(peer) for peer in contributors])
         changed = [

@@ -356,7 +356,7 @@ def test_a_peer_says_what_it_is_and_starts_its_p2pd_again(place):
         assert "starting it again in 1 s" in peer.until("p2pd_ended")["text"]
         peer.until("run", 2)
         text = fetch(f"{url}/metrics")
-        assert "swarmnet_daemon_restarts_total 1.0" in text
+        assert f'swarmnet_daemon_restarts_total{{run="{signed.run_id}"}} 1.0' in text
         assert re.search(
             rf'swarmnet_peer_info\{{device="none",peer="{listening[-52:]}",role="bootstrap",'
             rf'run="{signed.run_id}",version="0.+"\}} 1.0',

@@ -14,6 +14,7 @@ MIXED = {
     "a": Computing(),
     "b": Computing(dtype="bf16", optimizer_state="cpu"),
     "c": Computing(dtype="bf16", activation_checkpointing="layer"),
+    "d": Computing(dtype="fp16"),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,8 @@ from peers.config.peer_file import load
 from peers.config.run_file import publish
 from peers.lab.processes.demo import LOOPBACK
 from peers.lab.processes.local_processes import DemoPeer, start
-from peers.telemetry.metrics import ROLES, declared_metrics, of_role
+from peers.telemetry.metrics import ROLES, PeerMetrics, declared_metrics, of_role
+from peers.telemetry.snapshot import SwarmSnapshot
 from protocols.signed.identity import load_or_create
 
 SHIPPED = Path(__file__).parents[3] / "configs" / "observability"
@@ -36,7 +39,12 @@ MISSING = next((tool for tool in NEEDS if shutil.which(tool) is None), None)
 needs_prometheus = pytest.mark.skipif(MISSING is not None, reason=f"{MISSING} is not installed")
 COMPARED = re.compile(r"\s*(==|!=|>=|<=|>|<)\s*(?:bool\s+)?-?[0-9][0-9.e]*")
 VARIABLES = {"$__rate_interval": "15s", "$instance": ".*", "$run": ".*", "$stage": ".*", "$__interval": "5s"}
-OF_PROMETHEUS = re.compile(r"\b(swarmnet_\w+|process_\w+)")
+SERIES = re.compile(r"\b((?:swarmnet|process)_\w+)(?:\{([^}]*)\})?")
+"""A series of an expression, and what it selects by."""
+SELECTS = re.compile(r'(\w+)(?:=~|!=|!~|=)"([^"]*)"')
+GROUPS = re.compile(r"\b(?:by|on|ignoring|group_left) \(([^)]*)\)")
+OF_TARGETS = {"run": (), "instance": (), "job": ()}
+"""Labels of every series; no values: any."""
 
 
 def panels(dashboard):
@@ -62,9 +70,8 @@ def alerts():
 
 
 def of_others(expression):
-    """Whether it can only find data where there is a GPU, or where an observer evaluates: others have no such
-    series."""
-    return "swarmnet_gpu_" in expression or "swarmnet_swarm_eval_loss" in expression
+    """Whether it can only find data where there is a GPU: others have no such series."""
+    return "swarmnet_gpu_" in expression
 
 
 def alert_expressions():
@@ -72,16 +79,38 @@ def alert_expressions():
     return [(f"alert {rule['alert']}", COMPARED.sub("", rule["expr"])) for rule in alerts()]
 
 
-def declared_series():
-    """All names that a peer or an observer can have."""
+@cache
+def all_series():
+    """Every series that a peer or an observer can have -> its labels, each with its values; none: any."""
     from peers.stageless.observer.swarm_metrics import SHOWN
 
-    declared = [*declared_metrics(), *(shown.declared for shown in SHOWN)]
-    return {
-        name for metric in declared
-        for name in ([f"{metric.name}_{part}" for part in ("bucket", "sum", "count")]
-                     if metric.kind == "histogram" else [metric.name])
-    }  # fmt: skip
+    found = dict.fromkeys(("process_resident_memory_bytes", "process_cpu_seconds_total"), OF_TARGETS)
+    for metric in (*declared_metrics(), *(shown.declared for shown in SHOWN)):
+        labels = OF_TARGETS | {label.name: label.values for label in metric.labels}
+        if metric.kind == "histogram":
+            found |= {f"{metric.name}_bucket": labels | {"le": ()}}
+            found |= {f"{metric.name}_{part}": labels for part in ("sum", "count")}
+        else:
+            found[metric.name] = labels
+    return found
+
+
+def wrong_names(expression, shown=""):
+    """Series and labels, of an expression and the text beside it, that do not exist; and values of labels."""
+    known, wrong, labels = all_series(), [], set(OF_TARGETS)
+    for name, selector in SERIES.findall(expression):
+        of_series = known.get(name)
+        if of_series is None:
+            wrong.append(name)
+            continue
+        labels |= of_series.keys()
+        for label, value in SELECTS.findall(selector):
+            values = of_series.get(label, ("no such label",))
+            if value != f"${label}" and values and not set(value.split("|")) <= set(values):
+                wrong.append(f"{name}{{{label}={value}}}")
+    named = {label for group in GROUPS.findall(expression) for label in re.findall(r"\w+", group)}
+    named |= set(re.findall(r"\$labels\.(\w+)", shown)) | set(re.findall(r"\{\{(\w+)\}\}", shown))
+    return wrong + sorted(named - labels)
 
 
 # -- without a swarm ----------------------------------------------------------------------------------------
@@ -102,8 +131,35 @@ def test_a_dashboard_is_complete_json_that_asks_only_for_series_that_exist(dashb
         for target in panel["targets"]:
             used = set(re.findall(r"\$(\w+)", target["expr"])) - {"__rate_interval"}
             assert used <= names
-            asked = {name for name in OF_PROMETHEUS.findall(target["expr"]) if name.startswith("swarmnet_")}
-            assert asked <= declared_series(), panel["title"]
+            assert wrong_names(target["expr"], target["legendFormat"]) == [], panel["title"]
+            for name, selector in SERIES.findall(target["expr"]):
+                assert 'run=~"$run"' in selector, f"{panel['title']}: {name} of every run"
+
+
+def test_names_that_do_not_exist_are_found():
+    good = 'sum by (run, way) (swarmnet_network_reachable{run=~"$run",way="none"})'
+    assert wrong_names(good, "{{way}}") == []
+    assert wrong_names(good.replace("none", "nobody")) == ["swarmnet_network_reachable{way=nobody}"]
+    assert wrong_names(good.replace("run, way", "run, road"), "{{path}}") == ["path", "road"]
+    assert wrong_names(good.replace("_reachable", "_reached")) == ["swarmnet_network_reached", "way"]
+
+
+def test_a_panel_that_may_lack_data_says_why():
+    """Series that a peer has only from their first value on; or only above 0."""
+    from peers.stageless.observer.swarm_metrics import SwarmMetrics
+
+    nothing_known = SwarmMetrics(lambda: SwarmSnapshot("", 0.0)).text()
+    texts = [*(PeerMetrics(role).text() for role in ROLES), nothing_known]
+    always = set(re.findall(r"^(\w+)", b"".join(texts).decode(), re.MULTILINE))
+    lacking = set()
+    for dashboard in DASHBOARDS:
+        for panel in panels(dashboard):
+            asked = [target["expr"] for target in panel["targets"]]
+            seen = [name for text in asked if "> 0" not in text for name, _ in SERIES.findall(text)]
+            if not set(seen) & always:
+                lacking.add(f"{dashboard.stem}: {panel['title']}")
+                assert panel["fieldConfig"]["defaults"].get("noValue"), f"{dashboard.stem}: {panel['title']}"
+    assert {"overview: Time left", "peer: GPU power", "peer: Loss"} <= lacking
 
 
 def test_one_page_of_twelve_panels_is_enough_to_begin_with_and_all_together_are_about_forty():
@@ -131,8 +187,9 @@ def test_alerts_name_series_that_exist_and_say_what_helps():
     }  # fmt: skip
     assert wanted <= {rule["alert"] for rule in alerts()}
     for rule in alerts():
-        asked = {name for name in OF_PROMETHEUS.findall(rule["expr"]) if name.startswith("swarmnet_")}
-        assert asked <= declared_series(), rule["alert"]
+        assert wrong_names(rule["expr"], " ".join(rule["annotations"].values())) == [], rule["alert"]
+        for group in re.findall(r"\bby \(([^)]*)\)", rule["expr"]):
+            assert group.startswith("run"), f"{rule['alert']} does not say of which run"
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
         assert set(rule["annotations"]) == {"summary", "help"}
 
@@ -149,11 +206,12 @@ def test_the_configuration_scrapes_every_ready_role_at_its_port():
     """A role without a target would have alerts that never fire, and look healthy."""
     jobs = YAML(typ="safe").load((SHIPPED / "prometheus.yml").read_text())["scrape_configs"]
     targets = {target for job in jobs for static in job["static_configs"] for target in static["targets"]}
-    ready = [
-        load(SHIPPED.parent / f"{name}.yaml") for name in ("bootstrap", "observer", "archivist", "worker")
-    ]
-    ports = {f"127.0.0.1:{config.metrics.address[1]}" for config in ready}
-    assert targets == ports | {ready[1].observer.listen}
+    files = [path for path in SHIPPED.parent.glob("*.yaml") if re.search(r"^role:", path.read_text(), re.M)]
+    ready = {config.role: config for config in map(load, (*files, SHIPPED.parent / "worker.yaml"))}
+    assert ready.keys() == {"worker", "reducer", "bootstrap", "observer", "archivist"}
+    ports = {f"127.0.0.1:{config.metrics.address[1]}" for config in ready.values()}
+    assert len(ports) == len(ready)
+    assert targets == ports | {ready["observer"].observer.listen}
 
 
 @needs_prometheus
@@ -187,7 +245,8 @@ def get(url, seconds=10.0):
 
 
 class Watched:
-    """A worker for each of two stages, an archivist, an observer, and a Prometheus that scrapes all four."""
+    """A bootstrap, a worker for each of two stages, an archivist, an observer that also evaluates, and a
+    Prometheus that scrapes all of them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -223,18 +282,25 @@ class Watched:
         file = self.folder / "run.yaml"
         file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in RUN.items()))
         publish(file, load_or_create(self.folder / "owner.key"), self.folder / "run.json")
-        common = {
+        self.training = {
             "in_flight": 2, "slots": 8, "checkpoint_seconds": 2, "compute_duty_cycle": 0.25,
             "metrics": {"listen": "127.0.0.1:0", "peak_flops": 1e12},
         }  # fmt: skip
-        first = await self.peer("peer-0", stage=0, **common)
-        other = await self.peer("peer-1", stage=1, bootstrap=first.addresses, **common)
-        pattern = r"metrics at http://([\d.:]+)/metrics"
+        boot = await self.peer("bootstrap", role="bootstrap")
+        through = {"bootstrap": boot.addresses}
+        self.training |= through
+        first = await self.peer("peer-0", stage=0, **self.training)
+        other = await self.peer("peer-1", stage=1, **self.training)
         keeps = {"archive": str(self.folder / "archive"), "archiving": {"seconds": 1.0}}
-        archivist = await self.peer("archivist", role="archivist", bootstrap=first.addresses, **keeps)
-        self.metrics = [await self.said(peer, pattern) for peer in (first, other, archivist)]
-        shows = {"listen": "127.0.0.1:0", "targets": self.metrics[1:2]}
-        observer = await self.peer("observer", role="observer", bootstrap=first.addresses, observer=shows)
+        archivist = await self.peer("archivist", role="archivist", **through, **keeps)
+        pattern = r"metrics at http://([\d.:]+)/metrics"
+        self.metrics = [await self.said(peer, pattern) for peer in (first, boot, archivist, other)]
+        (self.folder / "held-out.txt").write_text("What nobody trains on. " * 20)
+        self.observing = {
+            "role": "observer", **through, "observer": {"listen": "127.0.0.1:0", "targets": self.metrics[3:]},
+            "evaluating": {"text": "held-out.txt", "seconds": 5},
+        }  # fmt: skip
+        observer = await self.peer("observer", **self.observing)
         self.metrics.append(await self.said(observer, pattern))
         self.page = await self.said(observer, r"http://([\d.:]+)(?!.*/metrics)")
         await self.scrape()
@@ -242,11 +308,12 @@ class Watched:
     async def scrape(self):
         """The shipped files, with this swarm's addresses and a scrape every second."""
         text = (SHIPPED / "prometheus.yml").read_text()
-        worker, _, archivist, observer = self.metrics
+        worker, boot, archivist, _, observer = self.metrics
         changes = {
             "127.0.0.1:9420": self.page, "127.0.0.1:9410": worker, "127.0.0.1:9412": observer,
-            "127.0.0.1:9413": archivist, ": 15s": ": 1s", "refresh_interval: 1m": "refresh_interval: 5s",
-            "          - 127.0.0.1:9411    # bootstrap.yaml\n": "",
+            "127.0.0.1:9413": archivist, "127.0.0.1:9411": boot, ": 15s": ": 1s",
+            "refresh_interval: 1m": "refresh_interval: 5s",
+            "          - 127.0.0.1:9414    # reducer.yaml\n": "",
         }  # fmt: skip
         for old, new in changes.items():
             assert old in text
@@ -317,7 +384,7 @@ async def top_shows_it(watched):
     """One frame each of a running peer and of the directory, by the real command."""
     address = watched.peers[0].addresses[0]
     for arguments in (
-        [watched.peers[1].state],
+        [watched.peers[2].state],
         ["--run", watched.folder / "run.json", "--bootstrap", address],
     ):
         process = await asyncio.create_subprocess_exec(
@@ -338,6 +405,26 @@ async def top_shows_it(watched):
         assert "\x1b" not in text
 
 
+async def shown(watched):
+    """The page's numbers, once the observer has read the directory."""
+    while True:
+        with contextlib.suppress(urllib.error.URLError):
+            swarm = json.loads(await asyncio.to_thread(get, f"http://{watched.page}/swarm.json"))
+            if swarm.get("walked_at") and swarm["finalized_tokens"]:
+                return swarm
+        watched.check("the observer has read the directory")
+        await asyncio.sleep(0.2)
+
+
+async def a_restart_of_the_observer_loses_nothing(watched):
+    before = await shown(watched)
+    await watched.peers[4].stop(60.0)
+    await watched.peer("observer", **watched.observing | {"observer": {"listen": watched.page}})
+    after = await shown(watched)
+    assert after["finalized_tokens"] >= before["finalized_tokens"] > 0
+    assert len(after["curve"]["at"]) >= len(before["curve"]["at"]) > 1
+
+
 @pytest.mark.loopback
 @pytest.mark.slow
 @needs_prometheus
@@ -349,7 +436,7 @@ async def test_every_expression_of_every_panel_and_alert_finds_data_in_a_running
     ]
     assert len(numbered) > 75
     elsewhere = {name: text for name, text in expressions if of_others(text)}
-    assert len(elsewhere) >= 4
+    assert elsewhere.keys() == {"peer: GPU load and memory", "peer: GPU power", "alert GpuHot"}
     watched = Watched(tmp_path)
     try:
         await watched.begin()
@@ -366,9 +453,13 @@ async def test_every_expression_of_every_panel_and_alert_finds_data_in_a_running
         assert {
             target["scrapeUrl"]: target["lastError"] for target in targets if target["health"] != "up"
         } == {}
-        assert len(targets) == 5, "three by their ports, one by the observer's /sd, and the observer's page"
+        assert len(targets) == 6, "four by their ports, one by the observer's /sd, and the observer's page"
+        run_id = json.loads((watched.folder / "run.json").read_text())["run_id"]
+        others = f'count by (job, instance) ({{__name__=~"swarmnet_.+|process_.+",run!="{run_id}"}})'
+        assert (await watched.ask("query", query=others))["result"] == [], "a series that names no run"
         await top_shows_it(watched)
         for address in (*watched.metrics, watched.page):
             assert linted(await asyncio.to_thread(get, f"http://{address}/metrics")) == "", address
+        await a_restart_of_the_observer_loses_nothing(watched)
     finally:
         await watched.end()

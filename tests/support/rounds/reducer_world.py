@@ -12,7 +12,6 @@ from peers.lab.world.stub_stage import StubMethod, StubReduced, payload_of
 from peers.lab.world.virtual_time import run
 from peers.network.message_router import MessageRouter
 from peers.state.snapshot_store import Weights
-from peers.worker.rounds.audit_path import outcome_of
 from peers.worker.rounds.operations import ReduceShards
 from peers.worker.rounds.round_service import RoundObservers, RoundService
 from protocols.messages.table import Progress
@@ -62,7 +61,7 @@ class World:
             stage=0,
             closed=False,
             counts=SimpleNamespace(applied=lambda *_: "completed", contributors=0),
-            run=lambda operations: [],
+            run=lambda operations: self.done.extend(operations) or [],
             commits=False,
         )
         around = SimpleNamespace(
@@ -113,10 +112,7 @@ class World:
         return True
 
     def _submit(self, kind, job, done) -> None:
-        if job.func is outcome_of:
-            done(job(), 0.0)
-        else:
-            self.done.extend(job.args[0])
+        done(job(), 0.0)
 
     def hear(self, sender: Identity, message, body: bytes = b"") -> None:
         self.router.dispatch(sender.peer_id, message, body)

@@ -377,7 +377,7 @@ def computed_as(
 
 @pytest.mark.parametrize("shape", KINDS, ids=NAMES)
 @pytest.mark.parametrize("recompute", ["stage", "layer"])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_what_is_computed_again_comes_to_the_same_bits(
     shape: ModelShape, recompute: ActivationCheckpointing, dtype: DtypeName
 ) -> None:
@@ -409,21 +409,38 @@ def test_of_a_layer_that_is_computed_again_only_the_input_is_kept() -> None:
 
 
 @pytest.mark.parametrize("shape", KINDS, ids=NAMES)
-def test_in_bf16_loss_and_gradients_are_near_and_sums_stay_float32(shape: ModelShape) -> None:
+@pytest.mark.parametrize(("dtype", "error"), [("bf16", 0.03), ("fp16", 0.004)])
+def test_in_16_bits_loss_and_gradients_are_near_and_sums_stay_float32(
+    shape: ModelShape, dtype: DtypeName, error: float
+) -> None:
     exact = computed_as(shape, whole(shape))
-    near = computed_as(shape, whole(shape), Computing("bf16"), tile=1000)
+    near = computed_as(shape, whole(shape), Computing(dtype), tile=1000)
     losses = [train([stage], shape, 0).loss_sum for stage in (exact, near)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
     expected, found = taken(exact), taken(near)
     assert found.dtype == torch.float32
-    assert float((found - expected).norm() / expected.norm()) < 0.03
+    assert float((found - expected).norm() / expected.norm()) < error
     assert not torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e6])
+def test_in_fp16_gradients_of_any_size_are_as_exact(size: float) -> None:
+    """float16 itself holds 6e-8 to 65,504."""
+    first = spans(LLAMA, (2, 2))[0]
+    inputs, _ = microbatch(LLAMA, 0)
+    found = []
+    for dtype in ("fp32", "fp16"):
+        stage = computed_as(LLAMA, first, Computing(dtype))
+        output = stage.forward(0, inputs)
+        stage.backward(0, size * torch.randn(output.shape, generator=torch.Generator().manual_seed(1)))
+        found.append(taken(stage))
+    assert float((found[1] - found[0]).norm() / found[0].norm()) < 0.004
 
 
 def test_weights_that_come_in_any_parts_are_the_same_weights() -> None:
     inputs, _ = microbatch(QWEN, 0)
     first = spans(QWEN, (2, 2))[0]
-    numbers: tuple[DtypeName, ...] = ("fp32", "bf16")
+    numbers: tuple[DtypeName, ...] = ("fp32", "bf16", "fp16")
     for dtype in numbers:
         stages = [computed_as(QWEN, first, Computing(dtype), tile) for tile in (999, 1 << 20)]
         outputs = [stage.forward(0, inputs) for stage in stages]

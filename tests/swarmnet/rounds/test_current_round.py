@@ -62,6 +62,16 @@ def test_those_in_sight_stand_for_a_group_that_is_not():
     assert current.share == 2
 
 
+def test_keys_that_join_and_contribute_nothing_do_not_close_rounds_earlier():
+    current, _ = group(*[branch_peer(3, 2)] * 9)
+    current.tokens = 2
+    current.peers, current.all_in_sight, current.contributors = 10_012, False, 12
+    assert current.tokens_of_group() == 24
+    assert current.share == 100 // 12
+    current.contributors = 5
+    assert current.tokens_of_group() == 20, "of those that are linked, all count"
+
+
 def test_one_who_went_on_alone_is_followed_after_the_deadline_half_of_the_group_at_once():
     current, agreement = group(branch_peer(4), branch_peer(3), branch_peer(3), branch_peer(3))
     assert not current.is_left(agreement, True, 10.0)

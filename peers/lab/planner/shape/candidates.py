@@ -223,13 +223,14 @@ def price(
 
     `contribution_bytes`: bytes of the contributions to one round, of one peer in each stage.
     """
-    bits = 8 * contribution_bytes / parameters * target / shape.round_tokens
+    bits = 8 * contribution_bytes / parameters / shape.round_tokens
     batch = replicas * shape.inner_batch_tokens if shape.local else shape.round_tokens
-    tokens = laws.batch_factor(parameters, target, batch)
-    loss = law.ratio(replicas, bits)
-    more = laws.tokens_factor(parameters, target, loss)
-    of_batch = laws.loss_of_one(parameters, target / tokens) / laws.loss_of_one(parameters, target)
-    return loss * of_batch, tokens * more
+    of_batch = laws.batch_factor(parameters, target, batch)
+    loss_of_batch = laws.loss_of_one(parameters, target / of_batch) / laws.loss_of_one(parameters, target)
+    more = laws.tokens_factor(
+        parameters, target, lambda factor: law.ratio(replicas, bits * target * of_batch * factor)
+    )
+    return law.ratio(replicas, bits * target) * loss_of_batch, of_batch * more
 
 
 def kinds(manifest: Manifest, placement: Placement) -> list[PeerGroup]:

@@ -6,7 +6,8 @@ this project's trials (`swarmnet/run/loss_law.py`).
 
 from __future__ import annotations
 
-from math import inf, pow
+from collections.abc import Callable
+from math import inf, pow, sqrt
 
 IRREDUCIBLE, PARAMETERS_TERM, TOKENS_TERM = 1.69, 406.4, 410.7
 PARAMETERS_EXPONENT, TOKENS_EXPONENT = 0.34, 0.28
@@ -29,6 +30,12 @@ CRITICAL_BATCH_TOKENS, CRITICAL_BATCH_EXPONENT = 2e8, 1 / 0.21
 """Critical batch size: 2e8 / L^(1/0.21) tokens. A batch of this size needs twice the tokens of a small batch
 to the same loss (Kaplan et al. 2020, arXiv 2001.08361, section 5.1, after McCandlish et al. 2018)."""
 
+MAX_TOKENS_FACTOR = 1e4
+"""Factor of the tokens above which a run counts as one that never reaches the loss. Our choice: a plan of a
+thousand times the tokens is of no use."""
+FACTOR_TOLERANCE = 1.0001
+"""Precision of the factor; the laws' errors are per cents."""
+
 
 def loss_of_one(parameters: int, tokens: float) -> float:
     """Return the loss of one replica with well-chosen batches."""
@@ -40,15 +47,27 @@ def _least(parameters: int) -> float:
     return IRREDUCIBLE + PARAMETERS_TERM / pow(parameters, PARAMETERS_EXPONENT)
 
 
-def tokens_factor(parameters: int, tokens: float, factor: float) -> float:
+def tokens_factor(parameters: int, tokens: float, ratio: Callable[[float], float]) -> float:
     """Return by which factor the tokens grow to reach the same loss; inf if no number of tokens reaches it.
 
-    `factor`: the loss at equal tokens, divided by that of AdamW.
+    `ratio`: the loss divided by that of AdamW at equal tokens, after this factor of the tokens. It does not
+    rise with the factor: who trains longer also sends more.
     """
-    left = loss_of_one(parameters, tokens) / factor - _least(parameters)
-    if left <= 0:
+
+    def reaches(factor: float) -> bool:
+        return loss_of_one(parameters, tokens * factor) * ratio(factor) <= wanted
+
+    wanted = loss_of_one(parameters, tokens)
+    low, high = 1 / MAX_TOKENS_FACTOR, MAX_TOKENS_FACTOR
+    if not reaches(high):
         return inf
-    return pow(TOKENS_TERM / left, 1 / TOKENS_EXPONENT) / tokens
+    while high > FACTOR_TOLERANCE * low:
+        middle = sqrt(low * high)
+        if reaches(middle):
+            high = middle
+        else:
+            low = middle
+    return high
 
 
 def inner_batch_tokens(parameters: int, replicas: float) -> float:

@@ -142,7 +142,7 @@ def test_devices_weigh_votes_by_the_agreement_ledger_as_one_device_does():
             if round >= late:
                 settled = [replica.settle(round - late, chain=bytes([round])) for replica in held]
                 assert settled[0] == settled[1]
-        assert held[0].weighed_again == held[1].weighed_again > 0
+        assert held[0].corrections == held[1].corrections > 0
         states = [replica.settled_units() for replica in held]
         assert torch.equal(*states)
         ledger = AgreementLedger()

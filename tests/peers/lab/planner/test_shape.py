@@ -14,7 +14,7 @@ from peers.lab.planner.placing import placed
 from peers.lab.planner.plan import lay_out
 from peers.lab.planner.plan_request import PlanRequest
 from peers.lab.planner.shape import laws
-from peers.lab.planner.shape.candidates import Judge, Shape, bottleneck, cuts, kinds
+from peers.lab.planner.shape.candidates import COMMON_TOKENS, Judge, Shape, bottleneck, cuts, kinds, price
 from peers.lab.planner.shape.shape_report import render, sentence
 from peers.lab.planner.shape.shape_search import search
 from peers.lab.planner.shape.writing import text_of
@@ -23,9 +23,11 @@ from swarmnet.identifiers import PeerId
 from swarmnet.resources.memory_estimate import needs_of
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.schema import ModelShape, Paths
+from swarmnet.run.sync_methods import METHOD_CONFIGS
 
 CONFIGS = Path(__file__).parents[4] / "configs"
 NEAR = (0.001, 0.01)
+LOSSES = (0.99, 1.0, 1.02, 1.05)
 RUN = Manifest("run", PeerId("owner"), stages=(2, 2), model=ModelShape())
 PARAMETERS = parameters_of(replace(RUN, stages=(4,)), 0)
 
@@ -38,12 +40,30 @@ def asked(peers: str, **keys) -> PlanRequest:
 
 
 def test_a_higher_loss_needs_more_tokens_and_too_high_a_loss_is_never_made_up_for():
-    factors = [laws.tokens_factor(5 * 10**8, 10**10, factor) for factor in (0.99, 1.0, 1.02, 1.05)]
-    assert factors[1] == pytest.approx(1.0)
+    factors = [laws.tokens_factor(5 * 10**8, 10**10, lambda more, loss=loss: loss) for loss in LOSSES]
+    assert factors[1] == pytest.approx(1.0, abs=2e-4)
     assert factors == sorted(factors)
     loss = laws.loss_of_one(5 * 10**8, 10**10 * factors[3]) * 1.05
-    assert loss == pytest.approx(laws.loss_of_one(5 * 10**8, 10**10))
-    assert laws.tokens_factor(10**6, 10**15, 1.05) == inf
+    assert loss == pytest.approx(laws.loss_of_one(5 * 10**8, 10**10), rel=1e-4)
+    assert laws.tokens_factor(10**6, 10**15, lambda more: 1.05) == inf
+
+
+def test_tokens_that_make_up_for_a_loss_send_their_own_bits():
+    fixed = laws.tokens_factor(5 * 10**8, 10**10, lambda more: 1.05)
+    falling = laws.tokens_factor(5 * 10**8, 10**10, lambda more: 1.05 / more**0.02)
+    assert 1 < falling < fixed
+
+
+def test_a_larger_round_at_the_same_number_of_rounds_is_never_worse():
+    law = METHOD_CONFIGS["sign-muon"].loss_law
+    rounds = []
+    for tokens in COMMON_TOKENS:
+        shape = Shape((12,), 1, "sharded-reduce", tokens, parts=16)
+        _, factor = price(
+            law=law, parameters=9 * 10**7, target=18e8, shape=shape, replicas=100, contribution_bytes=7e5
+        )
+        rounds.append(factor * 18e8 / tokens)
+    assert rounds == sorted(rounds, reverse=True)
 
 
 # -- shapes by arithmetic ----------------------------------------------------------------------------

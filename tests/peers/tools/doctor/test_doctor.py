@@ -300,7 +300,7 @@ def test_json_is_one_document_with_the_same(tmp_path):
 
 
 def test_a_check_that_does_not_exist_is_named_with_those_that_do():
-    with pytest.raises(UserError, match=r"nose.*there are python, torch"):
+    with pytest.raises(UserError, match=r"nose.*there are python, system, sleep, torch"):
         wanted_checks(["nose"])
     assert wanted_checks([]) == set(CHECKS)
 

@@ -14,7 +14,7 @@ from swarm import tiny_manifest
 from peers.network.message_router import MessageRouter
 from peers.state.snapshot_store import Weights
 from peers.worker.rounds import stored, update_compute
-from peers.worker.rounds.operations import RoundSettled
+from peers.worker.rounds.operations import DecodeContribution, RoundSettled
 from peers.worker.rounds.round_service import RoundService
 from peers.worker.rounds.update_compute import UpdateWork
 from protocols.messages.table import Announce, Contribution, GetContributions, GetIds, Progress
@@ -50,7 +50,7 @@ class World:
             stage=0,
             closed=False,
             commits=False,
-            run=lambda operations: [],
+            run=lambda operations: self.done.extend(operations) or [],
         )
         around = SimpleNamespace(
             clock=SimpleNamespace(time=loop.time, call_at=loop.call_at),
@@ -60,7 +60,8 @@ class World:
             queued_bytes=lambda peer, lane: 0,
             introduce=lambda contributor, peers: None,
         )
-        compute = SimpleNamespace(submit=lambda kind, job, done: self.done.extend(job.args[0]))
+        self.jobs = []
+        compute = SimpleNamespace(submit=lambda kind, job, done: self.jobs.append(job))
         self.path = RoundService(
             manifest=manifest,
             work=work,
@@ -80,6 +81,9 @@ class World:
             self.path.joined(peer)
             self.router.dispatch(peer, Progress(9, 0, [], -1, True, -1, START, []), b"")
 
+    def decoded(self) -> list[PeerId]:
+        return [operation.peer for operation in self.done if isinstance(operation, DecodeContribution)]
+
 
 @on_virtual_clock
 async def test_a_body_that_left_the_set_enters_it_again_when_it_belongs_to_it_after_all():
@@ -91,6 +95,23 @@ async def test_a_body_that_left_the_set_enters_it_again_when_it_belongs_to_it_af
     assert world.path.rounds.rounds[0].held.keys() == {MAKER.peer_id}
     world.router.dispatch(B, Contribution(), DATA)
     assert world.path.outcomes == {"accepted": 2, "repeated": 1}
+    world.path.close()
+
+
+@on_virtual_clock
+async def test_contributions_that_come_during_a_microbatch_are_decoded_together():
+    world = World()
+    other = seal(Identity.from_seed(b"other"), RUN, EnvelopeKind.CONTRIBUTION, 0, 0, 0, PAYLOAD)
+    third = seal(Identity.from_seed(b"third"), RUN, EnvelopeKind.CONTRIBUTION, 0, 0, 0, PAYLOAD)
+    world.router.dispatch(B, Contribution(), DATA)
+    world.router.dispatch(B, Contribution(), other)
+    (job,) = world.jobs
+    job()
+    assert world.decoded() == [MAKER.peer_id, Identity.from_seed(b"other").peer_id]
+    world.router.dispatch(C, Contribution(), third)
+    assert len(world.jobs) == 2
+    world.jobs[1]()
+    assert len(world.decoded()) == 3
     world.path.close()
 
 
@@ -171,6 +192,7 @@ def test_weights_lead_as_long_as_a_round_is_open_to_which_this_peer_has_contribu
     published = []
     replica = SimpleNamespace(
         applied_round=-1,
+        corrections=0,
         apply=lambda round: setattr(replica, "applied_round", round),
         vote_agreement=lambda round, me: None,
         live_tiles=lambda ahead: ahead,

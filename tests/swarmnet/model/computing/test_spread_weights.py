@@ -44,5 +44,5 @@ def test_a_device_without_sequences_adds_no_balance_loss_of_experts(device_group
     weights.publish([(0, torch.randn(layout.size, generator=drawn) / 4)], lambda version: False)
     hidden = torch.randn(1, 6, SHAPE.hidden_size, generator=drawn).requires_grad_()
     output = weights.run(weights.version, hidden, None, 1.0, Rows(slice(0, 1), count=count))
-    weights.add_gradient_of(weights.version, 0.0 * output.sum(), hidden)
+    weights.add_gradient_of(weights.version, 0.0 * output.sum(), hidden, 1.0)
     assert bool(weights.use_gradient(torch.count_nonzero)) == count, "the balance loss is the only one here"

@@ -139,9 +139,27 @@ def test_open_rounds_are_weighed_again_when_another_round_settles():
     live = made.live_floats(False)
     for round in range(ROUNDS):
         made.settle(round, chain=chain(round))
-    assert made.weighed_again
+    assert made.corrections
     assert not torch.equal(made.live_floats(False), live)
     assert made.digest() == DIGESTS[-1]
+
+
+def test_a_late_contribution_without_weight_corrects_nothing_and_is_recorded():
+    newcomer, votes = PeerId("newcomer"), PAYLOADS[1, PEERS[0]]
+    late, in_time = (replica(units=STRAIGHT.settled_units(), settled_round=ROUNDS - 1) for _ in range(2))
+    in_time.add(ROUNDS, newcomer, votes)
+    for made in (late, in_time):
+        for peer in PEERS[:-1]:
+            made.add(ROUNDS, peer, PAYLOADS[0, peer])
+        made.apply(ROUNDS)
+    live = late.live_floats(False)
+    late.add(ROUNDS, newcomer, votes)
+    assert late.corrections == 0
+    late.add(ROUNDS, PEERS[-1], PAYLOADS[0, PEERS[-1]])
+    late.remove(ROUNDS, PEERS[-1])
+    assert torch.equal(late.live_floats(False), live)
+    assert torch.equal(in_time.live_floats(False), live)
+    assert late.settle(ROUNDS, chain=chain(ROUNDS)) == in_time.settle(ROUNDS, chain=chain(ROUNDS))
 
 
 def test_votes_that_count_in_full_make_the_step_of_equal_votes():
