@@ -348,7 +348,7 @@ async def _photograph(picture: Path) -> None:
         async with Browser(Path(folder)) as browser:
             await browser.look_like(1000, 800)
             await browser.open("http://127.0.0.1:9420/")
-            await browser.until("document.querySelectorAll('tbody tr').length >= 4", 30.0)
+            await browser.until("document.querySelectorAll('#rows tr').length >= 4", 30.0)
             await browser.picture(picture)
 
 

@@ -99,7 +99,7 @@ function stages(swarm) {
     put(right.children[1], stage.tokens_per_second ? "  " + short(stage.tokens_per_second) + " tok/s" : "");
   });
   const weakest = swarm.weakest === null ? null : swarm.stages[swarm.weakest];
-  put($("weak"), weakest === null ? "" : `Most needed now: stage ${weakest.stage} (${weakest.peers
+  put($("weak"), weakest === null || swarm.does.code === "stuck" ? "" : `Most needed now: stage ${weakest.stage} (${weakest.peers
     ? plural(weakest.peers, "peer") : "no peer"}, ${short(weakest.tokens_per_second)} tok/s). A newcomer goes there.`);
   $("join-in").hidden = swarm.does.code === "ended";
   put($("join"), swarm.run.join);
