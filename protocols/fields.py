@@ -1,8 +1,4 @@
-"""The base class of messages and the bounded field types that they are built from.
-
-A path is the sequence of stages that a microbatch visits. With skipping, it may leave out stages. A swap
-visits one of those late, below the highest stage visited so far (the frontier).
-"""
+"""The base class of messages and the bounded field types that they are built from."""
 
 from __future__ import annotations
 
@@ -76,17 +72,14 @@ class Path(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
     visited: Annotated[tuple[StageNumber, ...], Meta(max_length=1024)] = ()
     """Visited stages in order, including the receiver's."""
-    frontier: StageNumber = 0
-    """The highest visited stage."""
-    swaps_left: StageNumber = 0
     hops_left: StageNumber = 0
     """Number of stages still to visit."""
 
     @classmethod
     def of(cls, header: PathHeader) -> Self:
         """Return the wire form of a path header."""
-        return cls(header.visited, header.frontier, header.swaps_left, header.hops_left)
+        return cls(header.visited, header.hops_left)
 
     def header(self) -> PathHeader:
         """Return the path header that this message describes."""
-        return PathHeader(self.visited, self.frontier, self.swaps_left, self.hops_left)
+        return PathHeader(self.visited, self.hops_left)

@@ -15,7 +15,7 @@ from protocols.fields import Message, Name, Number, Path, Seconds, StageNumber
 MAX_BOOKINGS = 32
 """Maximum number of bookings in a `Prospect`. More would make each choice of a neighbour take over 1 ms."""
 MAX_COSTS = 256
-"""Maximum number of entries in a cost table: frontiers times stages left."""
+"""Maximum number of entries in a cost table: one for each number of stages left."""
 Moment = Annotated[float, Meta(ge=-86400.0, le=86400.0)]
 
 
@@ -31,7 +31,6 @@ class Booked(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 class CostToGo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One entry of a cost-to-go table (swarmnet/routing/cheapest_path.py)."""
 
-    frontier: StageNumber
     hops_left: StageNumber
     seconds: Seconds
 

@@ -24,7 +24,7 @@ from random import Random
 from swarmnet.backoff import doubled
 from swarmnet.identifiers import PeerId
 from swarmnet.routing.cheapest_path import onward
-from swarmnet.run.path_rules import PathHeader, PathRules, begin, needs_swap, visit
+from swarmnet.run.path_rules import PathHeader, PathRules, begin, visit
 
 ASKED_AT_ONCE = 4
 """Requests of one client at one peer: one computes, two are on their way there and back, and one waits."""
@@ -265,7 +265,7 @@ class Requests:
             missing.update(missing_stages)
             if target is None:
                 continue
-            stage = target.visited[-1]
+            stage = target.stage
             known_peers = self._peers.items()
             present = {peer for peer, known in known_peers if known.stage == stage and not known.gone(now)}
             if present and present <= request.lacking:
@@ -288,20 +288,15 @@ class Requests:
         """Return the header with which the request goes to its next stage. It lists the stages visited, with
         the next one as the last. If no stage can follow now, return None and the stages to wait for.
 
-        Stages without a peer for `LEAVE_OUT_SECONDS` are skipped as far as the run's rules allow. The rules
-        also allow to visit a stage after a later one (a swap), which only training uses."""
+        Stages without a peer for `LEAVE_OUT_SECONDS` are skipped as far as the run's rules allow."""
         if request.done is None:
             return begin(self.rules, self.rules.stages), ()
         empty = self._empty_since
         usable = [s for s in range(self.rules.stages) if s not in empty or now < empty[s] + LEAVE_OUT_SECONDS]
         options = onward(request.done, self.rules, usable)
-        # The frontier is the highest stage visited.
-        stages_ahead = [s for s in options.stages if s > options.header.frontier]
-        headers = [visit(options.header, s, self.rules) for s in stages_ahead]
-        in_order = [header for header in headers if not needs_swap(header, self.rules)]
-        if not in_order:
+        if not options.stages:
             return None, options.missing
-        return in_order[0], ()
+        return visit(options.header, options.stages[0], self.rules), ()
 
     def _choose_peer(self, stage: int, without: set[PeerId], now: float) -> PeerId | None:
         """Return the peer of a stage with the fewest failures, then the fewest open attempts, at random among
@@ -324,7 +319,7 @@ class Requests:
         self, key: int, request: _Request, target: PathHeader, peer: PeerId, now: float
     ) -> SendRequest:
         """Record an attempt of request `key` at `peer`, with the header `target`, and return it."""
-        stage = target.visited[-1]
+        stage = target.stage
         seconds = self._deadline_seconds(stage)
         request.target, request.sent_at = target, now
         request.attempt += 1

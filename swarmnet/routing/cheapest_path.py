@@ -3,17 +3,12 @@
     back = hop there + wait for memory and processor + compute + the rest of the path + hop back
 
 The wait follows from the bookings that the neighbour reported (`capacity.py`). The rest comes from the
-neighbour's table of costs. For each frontier and number of stages left to visit, the table gives the seconds
-of the cheapest round trip from there without waiting. A peer computes its own table from its neighbours'
-tables and its own hops alone (distance vector routing, Bellman-Ford).
+neighbour's table of costs. For each number of stages left to visit, the table gives the seconds of the
+cheapest round trip from there without waiting. A peer computes its own table from its neighbours' tables and
+its own hops alone (distance vector routing, Bellman-Ford).
 
-The frontier is the highest stage that the microbatch has visited. A swap is a visit to a skipped stage below
-the frontier (run/path_rules.py).
-
-Swaps can deadlock: two microbatches that hold memory in stages 1 and 2 can each wait for the stage of the
-other. Therefore no microbatch waits for a stage below its frontier. A swap goes only to a peer that has room
-at once and keeps it. No path is chosen that only a swap could complete. Every wait is then for a higher stage
-than any stage that the microbatch holds. The highest stage waits for none.
+Waits cannot deadlock: every wait is for a higher stage than any that the microbatch holds, and the last stage
+waits for none.
 """
 
 from __future__ import annotations
@@ -23,10 +18,10 @@ from dataclasses import dataclass, field
 
 from swarmnet.identifiers import PeerId
 from swarmnet.routing.capacity import Load, earliest_start
-from swarmnet.run.path_rules import PathHeader, PathRules, choices, needs_swap, shorten, visit
+from swarmnet.run.path_rules import PathHeader, PathRules, choices, shorten, visit
 
-ToGo = Mapping[tuple[int, int], float]
-"""Maps (frontier, stages left to visit) to seconds from the end of the forward pass here to the gradient."""
+ToGo = Mapping[int, float]
+"""Maps the number of stages left to visit to the seconds from the end of the forward pass to the gradient."""
 NEVER = float("inf")
 
 
@@ -57,33 +52,23 @@ class PathChoice:
     back: float
     """Expected arrival of the gradient back at the sender."""
 
-    @property
-    def swaps(self) -> bool:
-        """Return whether this choice is a swap: it visits a stage below the frontier."""
-        return self.header.visited[-1] < self.header.frontier
 
-
-def costs_to_go(
-    stage: int, rules: PathRules, neighbours: Iterable[Neighbour]
-) -> dict[tuple[int, int], float]:
-    """Return the cost table of a peer of `stage`, computed from the tables of its neighbours. It maps
-    (frontier, stages left to visit) to the seconds of the cheapest way from here to the last stage and back,
-    without waiting. A pair for which no path is known is missing. Only steps to stages above the frontier
-    count, never swaps."""
-    table: dict[tuple[int, int], float] = {}
+def costs_to_go(stage: int, rules: PathRules, neighbours: Iterable[Neighbour]) -> dict[int, float]:
+    """Return the cost table of a peer of `stage`, computed from the tables of its neighbours. It maps the
+    number of stages left to visit to the seconds of the cheapest way from here to the last stage and back,
+    without waiting. A number for which no path is known is missing."""
+    table: dict[int, float] = {}
     known = list(neighbours)
-    for frontier in range(stage, min(stage + 2, rules.last)):  # The frontier is one stage ahead after a swap.
-        for hops in range(1, rules.stages):
-            # This header stands for those of all microbatches with this frontier and as many hops left.
-            header = PathHeader(visited=(0, stage), frontier=frontier, swaps_left=0, hops_left=hops)
-            least_seconds = NEVER
-            for other in known:
-                if other.stage > frontier and other.stage in choices(header, rules):
-                    rest = _seconds_after(other, visit(header, other.stage, rules), rules)
-                    seconds = 2 * other.hop_seconds + other.load.compute_seconds + rest
-                    least_seconds = min(least_seconds, seconds)
-            if least_seconds < NEVER:
-                table[frontier, hops] = least_seconds
+    for hops in range(1, rules.stages):
+        following = choices(PathHeader(visited=(stage,), hops_left=hops), rules)
+        least_seconds = NEVER
+        for other in known:
+            if other.stage in following:
+                rest = _seconds_after(other, hops - 1, rules)
+                seconds = 2 * other.hop_seconds + other.load.compute_seconds + rest
+                least_seconds = min(least_seconds, seconds)
+        if least_seconds < NEVER:
+            table[hops] = least_seconds
     return table
 
 
@@ -97,17 +82,13 @@ def cheapest(
 ) -> PathChoice | None:
     """Choose the next peer of a microbatch whose forward pass on this peer ends at `ready`: the peer from
     which the gradient is expected back first. Returns None if no neighbour can take the microbatch. Peers in
-    `avoid` are never chosen, nor are paths that only a swap could complete."""
-    headers = {stage: visit(header, stage, rules) for stage in choices(header, rules)}
-    headers = {stage: there for stage, there in headers.items() if not needs_swap(there, rules)}
+    `avoid` are never chosen."""
+    following = choices(header, rules)
     best: PathChoice | None = None
     for other in neighbours:
-        header_there = headers.get(other.stage)
-        if header_there is None or other.peer in avoid:
+        if other.stage not in following or other.peer in avoid:
             continue
-        if other.stage < header.frontier and not other.load.has_room:  # A swap never waits.
-            continue
-        rest = _seconds_after(other, header_there, rules)
+        rest = _seconds_after(other, header.hops_left - 1, rules)
         if rest == NEVER:
             continue
         arrival = ready + other.hop_seconds
@@ -118,17 +99,16 @@ def cheapest(
         start = earliest_start(other.load, arrival, seconds, now)
         back = start + seconds + other.hop_seconds
         if best is None or back < best.back:
+            header_there = visit(header, other.stage, rules)
             best = PathChoice(other.peer, header_there, arrival, start, release=start + seconds, back=back)
     return best
 
 
-def _seconds_after(other: Neighbour, header: PathHeader, rules: PathRules) -> float:
-    """Return the seconds from the end of the forward pass on `other` until the gradient is back there.
-    `header` is the microbatch's header there. Returns 0 on the last stage, and `NEVER` if `other` reported no
+def _seconds_after(other: Neighbour, hops_left: int, rules: PathRules) -> float:
+    """Return the seconds from the end of the forward pass on `other` until the gradient is back there, with
+    `hops_left` stages to visit from there. Returns 0 on the last stage, and `NEVER` if `other` reported no
     such path."""
-    if other.stage == rules.last:
-        return 0.0
-    return other.to_go.get((header.frontier, header.hops_left), NEVER)
+    return 0.0 if other.stage == rules.last else other.to_go.get(hops_left, NEVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,35 +126,33 @@ class NextStages:
 def onward(header: PathHeader, rules: PathRules, live: Collection[int]) -> NextStages:
     """Return the stages in `live` that a microbatch may visit next. The header is shortened (more stages are
     skipped) only if the path cannot be completed otherwise. If shortening does not help either, the result
-    has no stages. Its `missing` then lists all unvisited stages without a live peer."""
+    has no stages. Its `missing` then lists all later stages without a live peer."""
     planned: PathHeader | None = header
     while planned is not None:
-        cache: dict[_PathState, bool] = {}
+        cache: _Cache = {}
         stages = tuple(s for s in choices(planned, rules) if _can_complete(planned, s, rules, live, cache))
         if stages:
             return NextStages(planned, stages)
         planned = shorten(planned, rules)
-    dead = [s for s in range(1, rules.stages) if s not in live and s not in header.visited]
+    dead = [s for s in range(header.stage + 1, rules.stages) if s not in live]
     return NextStages(header, (), tuple(dead))
 
 
-_PathState = tuple[int, bool, int, int]
-"""All that decides how a path may continue: the frontier, whether the stage just below it was visited, the
-number of swaps left, and the number of stages left to visit."""
+_Cache = dict[tuple[int, int], bool]
+"""Maps (stage, stages left to visit), which decide how a path may continue, to whether it can end."""
 
 
 def _can_complete(
-    header: PathHeader, stage: int, rules: PathRules, live: Collection[int], cache: dict[_PathState, bool]
+    header: PathHeader, stage: int, rules: PathRules, live: Collection[int], cache: _Cache
 ) -> bool:
     """Return whether a microbatch that visits `stage` next can still reach the last stage through `live`
-    stages. `cache` holds the results of this recursion, by all that decides how a path may continue."""
+    stages."""
     if stage not in live:
         return False
     after = visit(header, stage, rules)
-    is_below_visited = after.frontier - 1 in after.visited  # The only stage to which a swap could go.
-    path_state = (after.frontier, is_below_visited, after.swaps_left, after.hops_left)
-    if path_state not in cache:
+    state = (stage, after.hops_left)
+    if state not in cache:
         following = choices(after, rules)
         is_complete = not following  # Only on the last stage no stage may follow.
-        cache[path_state] = is_complete or any(_can_complete(after, s, rules, live, cache) for s in following)
-    return cache[path_state]
+        cache[state] = is_complete or any(_can_complete(after, s, rules, live, cache) for s in following)
+    return cache[state]

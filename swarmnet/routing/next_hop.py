@@ -2,7 +2,7 @@
 
 A microbatch passes the stages of the pipeline from peer to peer. Its header lists the stages that it has
 visited. `NextHop` is the interface that decides which peers may be next. `Straight` implements it for runs in
-which every microbatch visits all stages. `Skipping` (`skipping.py`) is for runs that skip or reorder stages.
+which every microbatch visits all stages. `Skipping` (`skipping.py`) is for runs that skip stages.
 """
 
 from __future__ import annotations

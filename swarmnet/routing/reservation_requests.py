@@ -6,7 +6,7 @@ arrive there (`reservations.py`). The next peer refuses, or it books the place a
 following stage in turn. A *quest* is the search for a place for one microbatch, with one or more requests.
 
 The cheapest peer follows from measured hops, and from the bookings and cost tables that neighbours reported
-(`cheapest_path.cheapest`). No place is requested below the highest visited stage: a wait could deadlock.
+(`cheapest_path.cheapest`).
 
 The module does no IO. All times are seconds on the caller's clock.
 """
@@ -140,13 +140,13 @@ class PathSearch:
     def forget(self, peer: PeerId) -> None:
         self.seen.pop(peer, None)
 
-    def table(self, live: Iterable[tuple[PeerId, int]]) -> dict[tuple[int, int], float]:
+    def table(self, live: Iterable[tuple[PeerId, int]]) -> dict[int, float]:
         """Return the own cost table from those of the live neighbours. `live` yields (peer, stage)."""
         return costs_to_go(self.stage, self.rules, self._neighbours(live))
 
     def rest(self, header: PathHeader, table: ToGo) -> float:
         """Return the expected seconds from the end of the forward pass here to the gradient; 0 if unknown."""
-        return table.get((header.frontier, header.hops_left), 0.0)
+        return table.get(header.hops_left, 0.0)
 
     # -- place requests -----------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class PathSearch:
         quest.asked = quest.granted = None
         if quest.question >= GIVE_UP_QUESTIONS:
             return None
-        ahead = [other for other in self._neighbours(live) if other.stage > quest.header.frontier]
+        ahead = self._neighbours(live)
         ready = max(quest.ready, now)
         choice = self._choose_next(quest, ahead, ready, now, quest.silent.union(avoid))
         if choice is None and avoid:
@@ -201,7 +201,7 @@ class PathSearch:
         quest.granted = peer
         self.granted_places += 1
         if quest.stages > 1:  # There was a choice of stages.
-            stage = quest.choice.header.visited[-1]  # The chosen stage.
+            stage = quest.choice.header.stage  # The chosen stage.
             self.visits = {other: VISITS_KEPT * count for other, count in self.visits.items()}
             self.visits[stage] = self.visits.get(stage, 0.0) + 1.0
         return quest
@@ -264,7 +264,7 @@ class PathSearch:
         """Return how many microbatches the chosen stage got from here, divided by its ways. A way is one
         sequence of stages by which the path can be completed from that stage."""
         ways = count_continuations(choice.header, self.rules)
-        return self.visits.get(choice.header.visited[-1], 0.0) / max(1, ways)
+        return self.visits.get(choice.header.stage, 0.0) / max(1, ways)
 
     def _is_undervisited(self, choice: PathChoice, ways: int) -> bool:
         """Return whether the chosen stage got less than its minimum share of the microbatches sent from here.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.routing.cheapest_path import NextStages, onward
 from swarmnet.routing.next_hop import Live, Passage
-from swarmnet.run.path_rules import PathHeader, PathRules, begin, check, needs_swap, straight, visit
+from swarmnet.run.path_rules import PathHeader, PathRules, begin, check, straight, visit
 
 
 class Skipping:
@@ -88,20 +88,12 @@ class Skipping:
         return self.onward(self._header_of_new() if header is None else header)
 
     def onward(self, header: PathHeader) -> NextStages:
-        """Return the stages that a microbatch with this header may go to from here. Stages after which only
-        going back could complete the path are returned only if there are no others."""
-        known = range(max(1, self.stage - self.reach), min(self.stage + self.reach, self.rules.last) + 1)
+        """Return the stages that a microbatch with this header may go to from here."""
+        known = range(self.stage + 1, min(self.stage + self.reach, self.rules.last) + 1)
         live = {stage for stage in known if self.live(stage)}
         # This peer does not know the peers of farther stages, so it assumes that these stages are live.
         live.update(range(self.stage + self.reach + 1, self.rules.stages))
-        found = onward(header, self.rules, live)  # The header may be shortened there.
-        # A microbatch that waits to go back to an earlier stage can deadlock (`cheapest_path.py`).
-        without_swap = tuple(
-            stage
-            for stage in found.stages
-            if not needs_swap(visit(found.header, stage, self.rules), self.rules)
-        )
-        return NextStages(found.header, without_swap or found.stages, found.missing)
+        return onward(header, self.rules, live)  # The header may be shortened there.
 
     def _header_of_new(self) -> PathHeader:
         """Return the header of the next new microbatch on stage 0; elsewhere, one that skipped no stage."""

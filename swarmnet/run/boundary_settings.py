@@ -47,11 +47,11 @@ class Boundary:
 
 
 def contradictions(
-    boundary: Boundary, width: int, vocabulary: int, stages: Sequence[int], leaves_order: bool
+    boundary: Boundary, width: int, vocabulary: int, stages: Sequence[int], skips_stages: bool
 ) -> Iterator[str]:
     """Yield an error message for each key of `boundary` that does not fit the model. `width` is the model's
     hidden size, `vocabulary` its number of tokens, and `stages` the number of layers of each stage.
-    `leaves_order` means that microbatches may skip or swap stages."""
+    `skips_stages` means that microbatches may skip stages."""
     if not boundary.is_narrow:
         if boundary != Boundary():  # Some other key was set.
             yield "model.boundary: its other keys say nothing without kind: token-anchored or shared-subspace"
@@ -83,8 +83,8 @@ def contradictions(
         )
     if rows >= vocabulary > 0:
         yield f"model.boundary.anchor_rows: 0 gives each of {vocabulary} tokens a row, which is less"
-    if leaves_order:
+    if skips_stages:
         yield (
             "paths: with model.boundary every stage goes on from the boundary before it, so none can be left "
-            "out or swapped"
+            "out"
         )

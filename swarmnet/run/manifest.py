@@ -85,7 +85,6 @@ class Manifest(RunKeys):
         return PathRules.of(
             stages=len(self.stages),
             skip_ratio=paths.skip_ratio,
-            swaps=paths.swaps,
             full_path_warmup_rounds=paths.full_path_warmup_rounds,
             full_path_fraction=paths.full_path_fraction,
         )

@@ -66,7 +66,7 @@ def check(manifest: Manifest) -> None:
         width=model.hidden_size,
         vocabulary=model.vocab_size,
         stages=manifest.stages,
-        leaves_order=paths.skip_ratio > 0.0 or paths.swaps > 0,
+        skips_stages=paths.skip_ratio > 0.0,
     )
     problems = [
         *_model_rows(manifest, model),
@@ -264,15 +264,6 @@ def _paths_rows(manifest: Manifest, paths: Paths) -> list[Problem]:
             and not manifest.path_rules().most_skipped,
             "paths.full_path_warmup_rounds and paths.full_path_fraction have no effect without "
             "paths.skip_ratio; set it, or leave them out",
-        ),
-        (
-            not 0 <= paths.swaps <= len(manifest.stages),
-            f"paths.swaps is {paths.swaps}; it must lie between 0 and the number of stages",
-        ),
-        (
-            paths.swaps > 0 and len(manifest.stages) < 4,
-            f"paths.swaps is {paths.swaps}; the first and the last stage cannot be swapped, so there must be "
-            f"4 stages, and there are {len(manifest.stages)}",
         ),
     ]
 

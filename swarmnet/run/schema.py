@@ -32,7 +32,7 @@ from swarmnet.run.sync_methods import (
     meaning_of_methods,
 )
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 MEANING = "meaning"
 """Marks the meaning of a key that is composed by the program instead of written below the key."""
 
@@ -315,13 +315,11 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Which stages a microbatch may skip or visit in another order (SkipPipe, arXiv:2502.19913)."""
+    """Which stages a microbatch may skip (SkipPipe, arXiv:2502.19913)."""
 
     skip_ratio: float = 0.0
     """Maximum fraction of the stages that a microbatch skips, rounded down. The first, the last and one
     middle stage are always visited."""
-    swaps: int = 0
-    """How often a microbatch may go back one stage from the furthest that it visited."""
     full_path_warmup_rounds: int = 0
     """Initial rounds of the first stage without skipping, which improve the full model. A quarter of
     `sync.decay_rounds` gives most of the benefit."""

@@ -192,7 +192,7 @@ def _layout(
     header = len(encode(Act("x" * 52, 10**6, 1, 1, 10.0, shape)))
     links, regions = question.between(), [peer.region for peer in peers]
     if rules is not None:  # The layout is for the time after the full-path warm-up.
-        rules = replace(rules, full_path_warmup_rounds=0, most_swaps=0)
+        rules = replace(rules, full_path_warmup_rounds=0)
     return SwarmLayout(
         tuple(peers),
         links.between(regions, question.seed),

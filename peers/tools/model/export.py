@@ -192,7 +192,7 @@ def load_shape(folder: Path) -> ModelShape:
         experts=experts,
     )
     wrong = contradictions(
-        shape.boundary, shape.hidden_size, shape.vocab_size, (shape.num_hidden_layers,), leaves_order=False
+        shape.boundary, shape.hidden_size, shape.vocab_size, (shape.num_hidden_layers,), skips_stages=False
     )
     for problem in wrong:
         raise ExportError(f"{folder / 'config.json'}: {problem}")

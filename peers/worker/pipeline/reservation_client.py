@@ -161,7 +161,7 @@ class ReservationClient(NoReservations):
         self.is_last = ways.stage == ways.rules.last
         self.places = ReservationTable(pipeline.slots, self.is_last)
         self.scouting = PathSearch(ways.rules, ways.stage)
-        self.table: dict[tuple[int, int], float] = {}
+        self.table: dict[int, float] = {}
         self._held: dict[MicrobatchId, tuple[PeerId, int, float]] = {}
         """The durations that later peers reported having had a microbatch; its gradient comes next."""
         self._requested_at: dict[PeerId, float] = {}
@@ -292,7 +292,7 @@ class ReservationClient(NoReservations):
             return
         bookings = tuple(Booking(b.start, max(b.start, b.release)) for b in told.bookings)
         load = Load(max(1, told.memory), told.forward_seconds, told.backward_seconds, bookings)
-        costs = {(cost.frontier, cost.hops_left): cost.seconds for cost in told.costs}
+        costs = {cost.hops_left: cost.seconds for cost in told.costs}
         self.scouting.on_load_report(peer, load, costs, self._latency(peer), self.clock.time())
 
     @handles(ReservationRequest)
@@ -427,7 +427,7 @@ class ReservationClient(NoReservations):
         number of microbatches that fit into its memory, and the costs of the way from here to the end."""
         load, now = truncate_bookings(self.places.load, MAX_BOOKINGS), self.clock.time()
         bookings = [Booked(b.start - now, b.release - now) for b in load.bookings]
-        costs = [CostToGo(frontier, hops, seconds) for (frontier, hops), seconds in self.table.items()]
+        costs = [CostToGo(hops, seconds) for hops, seconds in self.table.items()]
         prospect = Prospect(
             load.memory, load.forward_seconds, load.backward_seconds, bookings, costs[:MAX_COSTS]
         )

@@ -321,12 +321,12 @@ FIRST_RUN = (
     b'"intermediate_size":384,"max_position_embeddings":2048,"num_attention_heads":4,'
     b'"num_hidden_layers":4,"num_key_value_heads":4,"qk_norm":false,"residual_init_scale":0.0,'
     b'"rms_norm_eps":1e-05,"rope_theta":10000.0,"vocab_size":256},"name":"first","owner":"owner",'
-    b'"paths":{"full_path_fraction":0.0,"full_path_warmup_rounds":0,"skip_ratio":0.0,"swaps":0},'
+    b'"paths":{"full_path_fraction":0.0,"full_path_warmup_rounds":0,"skip_ratio":0.0},'
     b'"rounds":{"contribution_timeout_seconds":2.0,"finality_timeout_seconds":10.0,'
     b'"global_batch_tokens":2048,"max_seconds":30.0,"snapshot_interval":16,"window":4},"seed":0,'
     b'"stages":[2,1,1],"sync":{"decay_rounds":2000,"learning_rate":0.004,"max_grad_norm":1.0,'
     b'"method":"demo-sign","min_lr_ratio":0.1,"momentum":0.95,"selection":"group","topk_per_chunk":128,'
-    b'"transform":"hadamard","warmup_rounds":20},"wire_version":3}'
+    b'"transform":"hadamard","warmup_rounds":20},"wire_version":4}'
 )
 """The canonical form of a run from before keys were added; another WIRE_VERSION has runs of its own."""
 

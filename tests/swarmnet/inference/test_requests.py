@@ -180,7 +180,7 @@ def test_a_request_that_several_peers_find_impossible_ends():
 
 
 def test_a_dead_middle_stage_is_left_out_after_a_while_where_the_run_allows_it():
-    made = requests(PathRules.of(3, 1 / 3, 0))
+    made = requests(PathRules.of(3, 1 / 3))
     through_stage_0(made)
     made.lost(PeerId("c"), 1.0)
     assert made.lost(PeerId("b"), 1.0) == [Missing((1,))], "it may come back"
@@ -210,7 +210,7 @@ def test_a_dead_stage_is_waited_for_where_it_may_not_be_left_out():
 
 @pytest.mark.parametrize(("name", "stage"), [("a", 0), ("d", 2)])
 def test_the_first_and_the_last_stage_are_never_left_out(name, stage):
-    made = requests(PathRules.of(3, 1 / 3, 0), without=name)
+    made = requests(PathRules.of(3, 1 / 3), without=name)
     effects = made.start(1, {}, 50.0)
     if stage == 2:
         (ask,) = asks(effects)
@@ -305,7 +305,7 @@ class World:
 def test_whatever_happens_paths_are_legal_peers_are_not_overrun_and_all_ends_when_peers_answer(
     skips, seed, events
 ):
-    world = World(PathRules.of(5, 0.4 * skips, skips), seed)
+    world = World(PathRules.of(5, 0.4 * skips), seed)
     for event in events:
         world.happens(*event)
     for number in range(5):

@@ -11,7 +11,7 @@ from swarmnet.routing.cheapest_path import NEVER, Neighbour, cheapest, costs_to_
 from swarmnet.run.path_rules import PathHeader, PathRules, begin, choices, shorten, visit
 
 IDLE = Load(memory=2, forward_seconds=1.0, backward_seconds=2.0)
-SIX = PathRules.of(6, 1 / 3, 2)
+SIX = PathRules.of(6, 1 / 3)
 
 
 def load(*bookings, memory=2):
@@ -73,16 +73,15 @@ def world(hop=1.0, loads=None, to_go=True):
 def test_the_table_of_costs_to_go_is_the_cheapest_round_trip_ahead():
     peers = world()
     step = 2 * 1.0 + 3.0  # hop there and back, forward and backward
-    assert peers[4].to_go[4, 1] == step
-    assert peers[1].to_go[1, 2] == 2 * step
-    assert (4, 2) not in peers[4].to_go  # nothing lies between it and the last
-    assert peers[1].to_go[2, 2] == 2 * step  # after a swap: from the frontier on
+    assert peers[4].to_go[1] == step
+    assert peers[1].to_go[2] == 2 * step
+    assert 2 not in peers[4].to_go  # nothing lies between it and the last
 
 
 def test_a_table_without_neighbours_leads_nowhere():
     assert costs_to_go(1, SIX, []) == {}
     only_last = [Neighbour("z", 5, 1.0, IDLE)]
-    assert set(costs_to_go(3, SIX, only_last)) == {(3, 1), (4, 1)}
+    assert set(costs_to_go(3, SIX, only_last)) == {1}
 
 
 def test_a_full_peer_is_passed_by_for_one_that_is_free_sooner():
@@ -97,20 +96,7 @@ def test_a_full_peer_is_passed_by_for_one_that_is_free_sooner():
     assert chosen.header.visited == (0, 3)
 
 
-def test_nobody_waits_for_a_swap():
-    header = visit(begin(SIX), 2, SIX)
-    beyond = load((0.0, 90.0), (0.0, 90.0))
-    swap = cheapest(header, SIX, world(loads={3: beyond, 4: beyond}).values(), ready=1.0, now=0.0)
-    assert swap is not None
-    assert swap.swaps
-    assert swap.header.visited == (0, 2, 1)
-    soon = load((0.0, 1.5), (0.0, 1.5))
-    wait = cheapest(header, SIX, world(loads={1: soon, 3: beyond, 4: beyond}).values(), ready=1.0, now=0.0)
-    assert wait is not None
-    assert not wait.swaps, "stage 1 would be free first, but it is full now"
-
-
-def test_no_way_is_taken_that_only_a_swap_could_complete():
+def test_no_way_is_taken_that_could_not_be_completed():
     alone = [other for other in world().values() if other.stage in (4, 5)]
     assert cheapest(begin(SIX), SIX, alone, ready=0.0, now=0.0) is None
 
@@ -131,10 +117,10 @@ def test_online_choices_never_break_a_rule_and_end_on_the_last_stage(data, full)
         away = data.draw(st.sets(st.sampled_from(["p1", "p2", "p3", "p4"]), max_size=1))
         choice = cheapest(header, SIX, peers, now, now, avoid=away) or cheapest(header, SIX, peers, now, now)
         assert choice is not None
-        assert choice.header == visit(header, choice.header.visited[-1], SIX)
+        assert choice.header == visit(header, choice.header.stage, SIX)
         assert choice.back > choice.release > choice.start >= choice.arrival > now
         header, now = choice.header, choice.start
-    assert header.visited[-1] == SIX.last
+    assert header.stage == SIX.last
 
 
 def leads_to_the_end(header, rules, live):
@@ -145,7 +131,7 @@ def leads_to_the_end(header, rules, live):
 
 @pytest.mark.parametrize("dead", [d for n in range(5) for d in combinations(range(1, 6), n)])
 def test_dead_stages_are_skipped_within_the_budget_and_else_waited_for(dead):
-    rules = PathRules(6, 2, 0)
+    rules = PathRules(6, 2)
     live = set(range(1, 6)) - set(dead)
     way = onward(begin(rules, 6), rules, live)  # meant to visit all stages
     can = 5 in live and len(set(dead) - {5}) <= 2
@@ -159,9 +145,9 @@ def test_dead_stages_are_skipped_within_the_budget_and_else_waited_for(dead):
         assert way.header == begin(rules, 6)
 
 
-@given(st.integers(2, 8), st.integers(0, 4), st.integers(0, 2), st.sets(st.integers(1, 7)), st.data())
-def test_the_ways_onward_are_exactly_those_that_can_be_completed(stages, skipped, swaps, live, data):
-    rules = PathRules(stages, min(skipped, stages - 2), swaps)
+@given(st.integers(2, 8), st.integers(0, 4), st.sets(st.integers(1, 7)), st.data())
+def test_the_ways_onward_are_exactly_those_that_can_be_completed(stages, skipped, live, data):
+    rules = PathRules(stages, min(skipped, stages - 2))
     header = begin(rules, data.draw(st.integers(rules.shortest, stages)))
     for _ in range(data.draw(st.integers(0, header.hops_left - 1))):
         header = visit(header, data.draw(st.sampled_from(choices(header, rules))), rules)
@@ -180,7 +166,7 @@ def test_the_ways_onward_are_exactly_those_that_can_be_completed(stages, skipped
 
 
 def test_without_skipping_there_is_one_way_and_a_dead_stage_is_waited_for():
-    rules = PathRules.of(4, 0.0, 0)
+    rules = PathRules.of(4, 0.0)
     assert onward(begin(rules), rules, {1, 2, 3}).stages == (1,)
     assert onward(begin(rules), rules, {1, 3}).missing == (2,)
     assert cheapest(begin(rules), rules, [], 0.0, 0.0) is None

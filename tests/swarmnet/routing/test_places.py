@@ -15,7 +15,7 @@ from swarmnet.routing.reservation_table import (
 )
 from swarmnet.run.path_rules import PathRules, begin, visit
 
-RULES = PathRules.of(6, 1 / 3, 0)
+RULES = PathRules.of(6, 1 / 3)
 HEADER = visit(begin(RULES), 2, RULES)
 ONE, OTHER = PeerId("one"), PeerId("other")
 

@@ -20,12 +20,12 @@ from swarmnet.routing.reservation_requests import (
 )
 from swarmnet.run.path_rules import PathRules, begin, check
 
-RULES = PathRules.of(4, 0.25, 0)
+RULES = PathRules.of(4, 0.25)
 B, C, C2, D = (PeerId(name) for name in ("b", "c", "c2", "d"))
 LIVE = [(B, 1), (C, 2), (C2, 2)]
 KEY = MicrobatchId(PeerId("origin"), 7)
 IDLE = Load(2, 1.0, 2.0)
-TO_GO = {(1, 1): 10.0, (1, 2): 30.0, (2, 1): 10.0}
+TO_GO = {1: 10.0, 2: 30.0}
 
 
 def scouting(rules=RULES, **hops):
@@ -121,7 +121,7 @@ def visits_by_stage(microbatches, whole=0, rules=RULES, **hops):
     leave nothing out."""
     scouts = scouting(rules, **hops)
     for peer, _ in LIVE:
-        scouts.on_load_report(peer, IDLE, {(1, 1): 10.0, (1, 2): 10.0, (2, 1): 10.0}, 0.0, 0.0)
+        scouts.on_load_report(peer, IDLE, {1: 10.0, 2: 10.0}, 0.0, 0.0)
     visits = []
     for number in range(microbatches * (whole + 1)):
         key = MicrobatchId(KEY.origin, number)
@@ -150,16 +150,16 @@ def test_a_stage_that_is_farther_away_gets_some_all_the_same_unless_it_is_much_f
 
 
 def test_the_more_microbatches_are_whole_the_more_evenly_the_others_leave_stages_out():
-    nearby, _ = visits_by_stage(1000, rules=PathRules.of(4, 0.25, 0, full_path_fraction=0.7), b=3.0)
+    nearby, _ = visits_by_stage(1000, rules=PathRules.of(4, 0.25, full_path_fraction=0.7), b=3.0)
     assert 0.35 <= nearby / 1000 <= 0.4
 
 
 def test_stages_get_as_much_as_ways_lead_on_from_them():
-    rules = PathRules.of(6, 1 / 3, 0)
+    rules = PathRules.of(6, 1 / 3)
     made = PathSearch(rules, 0)
     stages = {PeerId(str(stage)): stage for stage in (1, 2, 3)}
     for peer in stages:
-        costs = {(stage, hops): 10.0 for stage in (1, 2, 3) for hops in (1, 2)}
+        costs = {1: 10.0, 2: 10.0}
         made.on_load_report(peer, IDLE, costs, 0.0, 0.0)
         made.measured(peer, 1.0)
     visits = Counter()
@@ -180,14 +180,14 @@ peers_drawn = st.lists(st.tuples(st.integers(1, 5), st.floats(0, 5), st.integers
 def test_whoever_is_there_and_whatever_they_answer_every_question_is_legal_and_questions_end(
     drawn, skipped, memory, seed
 ):
-    rules, chance = PathRules(6, skipped, 1), Random(seed)
+    rules, chance = PathRules(6, skipped), Random(seed)
     scouts = PathSearch(rules, 0)
     live = []
     for number, (stage, hop, held) in enumerate(drawn):
         peer = PeerId(str(number))
         live.append((peer, stage))
         bookings = tuple(Booking(0.0, chance.uniform(1, 99)) for _ in range(held))
-        table = {(f, h): chance.uniform(0, 9) for f in range(6) for h in range(6) if chance.random() < 0.8}
+        table = {hops: chance.uniform(0, 9) for hops in range(6) if chance.random() < 0.8}
         scouts.on_load_report(peer, Load(memory + 1, 1.0, 2.0, bookings), table, chance.uniform(0, 1), 0.0)
         if chance.random() < 0.7:
             scouts.measured(peer, hop)
@@ -196,7 +196,6 @@ def test_whoever_is_there_and_whatever_they_answer_every_question_is_legal_and_q
     while (asking := scouts.seek(KEY, live, 0.0)) is not None:
         asked += 1
         check(asking.header, dict(live)[asking.peer], rules)
-        assert asking.header.visited[-1] == asking.header.frontier, "nobody may wait for a swap"
         assert asking.start >= asking.arrival >= 3.0
         assert asking.firm == (asking.question >= MAX_QUESTIONS)
         if chance.random() < 0.2:

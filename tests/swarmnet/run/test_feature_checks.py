@@ -14,7 +14,7 @@ SECTIONS = {"rounds", "paths", "data", "init_checkpoint", "lora", "experts"}
 """Each is one feature, with all of its keys."""
 FLAT = {"sync", "self", "model", "manifest"}
 """Each key of these is a feature of its own."""
-OF_THE_REST = {"width", "vocabulary", "layers", "cuts", "leaves_order"}
+OF_THE_REST = {"width", "vocabulary", "layers", "cuts", "skips_stages"}
 """What `boundary.contradictions` knows of the manifest beside `model.boundary`."""
 
 

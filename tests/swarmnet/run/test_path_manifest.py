@@ -16,14 +16,14 @@ SIX = Manifest("run", PeerId("owner"), stages=(1,) * 6, model=ModelShape(num_hid
 
 
 def test_a_manifest_without_paths_visits_every_stage_in_order():
-    assert SIX.path_rules() == PathRules(6, 0, 0)
+    assert SIX.path_rules() == PathRules(6)
     assert not SIX.path_rules().skips
 
 
 def test_the_manifest_gives_the_rules():
-    manifest = replace(SIX, paths=Paths(1 / 3, 2, 100, 0.25))
+    manifest = replace(SIX, paths=Paths(1 / 3, 100, 0.25))
     check(manifest)
-    assert manifest.path_rules() == PathRules(6, 2, 2, 100, 0.25)
+    assert manifest.path_rules() == PathRules(6, 2, 100, 0.25)
     assert manifest.run_id() != SIX.run_id()
 
 
@@ -33,8 +33,6 @@ def test_the_manifest_gives_the_rules():
         (Paths(1.0), r"must lie in \[0, 1\)"),
         (Paths(-0.1), r"must lie in \[0, 1\)"),
         (Paths(0.1), "skips none"),
-        (Paths(0.5, -1), "paths.swaps is -1"),
-        (Paths(0.5, 7), "paths.swaps is 7"),
         (Paths(0.5, full_path_warmup_rounds=-1), "paths.full_path_warmup_rounds is -1"),
         (Paths(full_path_warmup_rounds=5), "have no effect without paths.skip_ratio"),
         (Paths(full_path_fraction=0.5), "have no effect without paths.skip_ratio"),
@@ -53,12 +51,6 @@ def test_a_middle_stage_that_every_microbatch_may_leave_out_is_refused():
     check(replace(SIX, stages=(3, 3)))
 
 
-def test_nothing_can_be_swapped_or_left_out_between_two_stages():
-    three = replace(SIX, stages=(2, 2, 2))
-    with pytest.raises(ManifestError, match="there must be 4"):
-        check(replace(three, paths=Paths(0.0, 1)))
-
-
 def test_a_run_file_names_the_line_of_a_bad_ratio(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("name: x\nstages: [2, 1, 1]\npaths:\n  skip_ratio: 0.2\n")
@@ -68,5 +60,5 @@ def test_a_run_file_names_the_line_of_a_bad_ratio(tmp_path):
 
 def test_a_run_file_may_skip(tmp_path):
     path = tmp_path / "run.yaml"
-    path.write_text("name: x\nstages: [1, 1, 1, 1]\npaths: {skip_ratio: 0.25, swaps: 1}\n")
-    assert load_manifest(path, PeerId("x")).path_rules() == PathRules(4, 1, 1)
+    path.write_text("name: x\nstages: [1, 1, 1, 1]\npaths: {skip_ratio: 0.25}\n")
+    assert load_manifest(path, PeerId("x")).path_rules() == PathRules(4, 1)

@@ -15,33 +15,22 @@ from swarmnet.run.path_rules import (
     check,
     choices,
     count_continuations,
-    needs_swap,
     shorten,
     visit,
 )
 
 rules_drawn = st.builds(
-    lambda stages, skipped, swaps: PathRules(stages, min(skipped, stages - 2), swaps),
-    st.integers(2, 9), st.integers(0, 5), st.integers(0, 3),
+    lambda stages, skipped: PathRules(stages, min(skipped, stages - 2)), st.integers(2, 9), st.integers(0, 5)
 )  # fmt: skip
 
 
 def is_legal(path, rules):
-    """The constraints as SkipPipe's text gives them, on a whole path."""
-    swaps = frontier = 0
-    for stage in path[1:]:
-        distance = stage - frontier
-        if distance > LONGEST_JUMP or distance < -1:
-            return False
-        swaps += distance < 0
-        frontier = max(frontier, stage)
+    """The constraints as SkipPipe's text gives them, on a whole path that never goes back."""
     return (
         path[0] == 0
         and path[-1] == rules.last
-        and rules.last not in path[:-1]
-        and len(set(path)) == len(path)
+        and all(0 < following - stage <= LONGEST_JUMP for stage, following in pairwise(path))
         and rules.stages - rules.most_skipped <= len(path)
-        and swaps <= rules.most_swaps
     )
 
 
@@ -74,9 +63,8 @@ def walked(rules):
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 5, 6, 7])
 @pytest.mark.parametrize("skipped", [0, 1, 2, 4])
-@pytest.mark.parametrize("swaps", [0, 1, 2])
-def test_choices_lead_to_every_legal_path_and_to_no_other(stages, skipped, swaps):
-    rules = PathRules(stages, min(skipped, stages - 2), swaps)
+def test_choices_lead_to_every_legal_path_and_to_no_other(stages, skipped):
+    rules = PathRules(stages, min(skipped, stages - 2))
     found = sorted(walked(rules))
     assert found == sorted(path for path in all_paths(stages) if is_legal(path, rules))
 
@@ -91,27 +79,21 @@ def test_no_sequence_of_choices_ends_nowhere_or_breaks_a_constraint(rules, data)
         following = choices(header, rules)
         assert following, f"nowhere to go from {header}"
         header = visit(header, data.draw(st.sampled_from(following)), rules)
-        check(header, header.visited[-1], rules)
+        check(header, header.stage, rules)
     assert is_legal(header.visited, rules)
 
 
-@given(
-    rules_drawn, st.lists(st.integers(-1, 9), max_size=10), st.integers(-1, 9), st.integers(-1, 4),
-    st.integers(-1, 9), st.integers(0, 9),
-)  # fmt: skip
-def test_a_header_passes_only_if_honest_peers_could_have_made_it(
-    rules, visited, frontier, swaps, hops, stage
-):
-    header = PathHeader(tuple(visited), frontier, swaps, hops)
+visited_drawn = st.lists(st.integers(-1, 9), max_size=10) | st.sets(st.integers(0, 9)).map(sorted)
+
+
+@given(rules_drawn, visited_drawn, st.integers(-1, 9), st.integers(0, 9))
+def test_a_header_passes_only_if_honest_peers_could_have_made_it(rules, visited, hops, stage):
+    header = PathHeader(tuple(visited), hops)
     try:
         check(header, stage, rules)
     except IllegalPath:
         return
-    assert header.visited[-1] == stage
-    assert header.frontier == max(visited)
-    assert header.swaps_left == rules.most_swaps - sum(
-        b < max(visited[: i + 1]) for i, b in enumerate(visited)
-    )
+    assert header.stage == stage == max(visited)
     prefixes = {path[: len(visited)] for path in walked(rules) if len(path) == len(visited) + hops}
     assert header.visited in prefixes
 
@@ -121,13 +103,12 @@ def test_a_true_header_with_one_field_changed_is_refused(rules, data):
     header = begin(rules)
     for _ in range(data.draw(st.integers(1, max(1, rules.shortest - 1)))):
         header = visit(header, data.draw(st.sampled_from(choices(header, rules))), rules)
-    stage = header.visited[-1]
+    stage = header.stage
     for changed in (
-        PathHeader(header.visited, header.frontier + 1, header.swaps_left, header.hops_left),
-        PathHeader(header.visited, header.frontier, header.swaps_left + 1, header.hops_left),
-        PathHeader(header.visited, header.frontier, header.swaps_left, header.hops_left - 1),
-        PathHeader(header.visited[1:], header.frontier, header.swaps_left, header.hops_left),
-        PathHeader((*header.visited, stage), header.frontier, header.swaps_left, header.hops_left),
+        PathHeader(header.visited, header.hops_left - 1),
+        PathHeader(header.visited[1:], header.hops_left),
+        PathHeader((*header.visited, stage), header.hops_left),
+        PathHeader((*header.visited[:-1], rules.stages, stage), header.hops_left),
     ):
         with pytest.raises(IllegalPath):
             check(changed, stage, rules)
@@ -146,11 +127,10 @@ def test_ways_ahead_are_counted_as_there_are(rules):
 
 
 def test_the_ratio_is_of_all_stages_and_spares_the_first_and_the_last():
-    assert PathRules.of(6, 1 / 3, 2) == PathRules(6, 2, 2)
-    assert PathRules.of(3, 0.9, 0) == PathRules(3, 1, 0)
-    assert PathRules.of(2, 0.9, 0) == PathRules(2, 0, 0)
-    assert not PathRules.of(6, 0.0, 0).skips
-    assert PathRules.of(6, 0.0, 1).skips
+    assert PathRules.of(6, 1 / 3) == PathRules(6, 2)
+    assert PathRules.of(3, 0.9) == PathRules(3, 1)
+    assert PathRules.of(2, 0.9) == PathRules(2, 0)
+    assert not PathRules.of(6, 0.0).skips
 
 
 @pytest.mark.parametrize(
@@ -169,16 +149,16 @@ def test_middle_stages_add_as_much_together_however_many_there_are(rules, scales
 
 
 def test_a_run_begins_whole_for_as_many_rounds_as_it_says():
-    rules = PathRules.of(6, 1 / 3, 0, full_path_warmup_rounds=3)
+    rules = PathRules.of(6, 1 / 3, full_path_warmup_rounds=3)
     assert [rules.length(round, 7) for round in range(5)] == [6, 6, 6, 4, 4]
     assert rules.skips, "questions run ahead from the first round on"
-    assert PathRules.of(6, 1 / 3, 0).length(0, 0) == 4
+    assert PathRules.of(6, 1 / 3).length(0, 0) == 4
     assert PathRules(6).length(0, 0) == PathRules(6).length(10**6, 10**6) == 6
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 1 / 3, 0.5, 0.9])
 def test_a_share_of_the_microbatches_is_whole_and_they_lie_evenly(share):
-    rules = PathRules.of(6, 1 / 3, 0, full_path_warmup_rounds=2, full_path_fraction=share)
+    rules = PathRules.of(6, 1 / 3, full_path_warmup_rounds=2, full_path_fraction=share)
     lengths = [rules.length(2, begun) for begun in range(1000)]
     for first in (0, 300, 990):
         part = lengths[first : first + 300]
@@ -191,24 +171,12 @@ def test_a_share_of_the_microbatches_is_whole_and_they_lie_evenly(share):
 
 
 def test_a_jump_bounds_how_much_a_long_model_may_leave_out():
-    rules = PathRules.of(24, 0.95, 0)
+    rules = PathRules.of(24, 0.95)
     assert all(b - a <= LONGEST_JUMP for path in [next(walked(rules))] for a, b in pairwise(path))
     assert rules.shortest == 7
-
-
-@given(rules_drawn, st.data())
-def test_who_takes_no_way_that_needs_a_swap_can_always_go_on_ahead(rules, data):
-    header = begin(rules)
-    while header.hops_left > 1:
-        ahead = [
-            after for stage in choices(header, rules) if stage > header.frontier
-            for after in (visit(header, stage, rules),) if not needs_swap(after, rules)
-        ]  # fmt: skip
-        assert ahead, f"only a swap is left after {header}"
-        header = data.draw(st.sampled_from(ahead))
 
 
 @pytest.mark.parametrize("length", [0, 3, 7])
 def test_a_path_is_neither_shorter_nor_longer_than_allowed(length):
     with pytest.raises(IllegalPath, match="4 to 6"):
-        begin(PathRules.of(6, 1 / 3, 0), length)
+        begin(PathRules.of(6, 1 / 3), length)

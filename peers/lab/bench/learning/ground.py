@@ -17,7 +17,6 @@ from random import Random
 import torch
 from torch import Tensor
 
-from peers.config.errors import UserError
 from peers.config.run_file import find_source_text
 from peers.data.documents import TextError, held_out_text, read_text, text_at
 from peers.data.tokenizer import ByteTokenizer
@@ -106,8 +105,6 @@ class Ground:
         self.owners = len(texts.owners)
         stages = range(len(manifest.stages))
         self._rules = manifest.path_rules()
-        if self._rules.most_swaps:
-            raise UserError("paths.swaps: the bench takes stages in their order; leave it out of the run")
         self.layouts = [trained_layout(manifest, stage) for stage in stages]
         seeded = replace(manifest, seed=manifest.seed + seed)
         states = [

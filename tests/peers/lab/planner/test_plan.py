@@ -136,7 +136,7 @@ def test_a_run_that_skips_is_planned_as_one():
 def test_where_only_the_middle_is_thin_skipping_is_worth_what_it_leaves_out():
     layout = SwarmLayout(
         tuple(PeerSpec(stage, 0.1) for stage, count in enumerate((4, 2, 2, 2, 2, 4)) for _ in range(count)),
-        lambda a, b: 0.01, Work(0), rules=PathRules.of(6, 1 / 3, 0),
+        lambda a, b: 0.01, Work(0), rules=PathRules.of(6, 1 / 3),
     )  # fmt: skip
     ways = [course(one, 0) for one in (layout, replace(layout, rules=None))]
     skips, whole = (play(one, way, 32, 0, None).rate for one, way in zip(
