@@ -168,10 +168,8 @@ def paths(
         list[int] | None, typer.Option(min=1, max=64, help="Microbatches per peer. Repeatable. [default: 3]")
     ] = None,
     first: Annotated[int, typer.Option(min=0, help="Seed of the first topology; the others follow.")] = 0,
-    shared: Annotated[
-        bool,
-        typer.Option("--shared", help="Microbatches between two peers share the link, one after the other."),
-    ] = False,
+    shared: Annotated[bool, typer.Option("--shared", help="A link sends one microbatch at a time.")] = False,
+    full_paths: Annotated[float, typer.Option(min=0, max=1, help="Share of full paths.")] = 0.0,
 ) -> None:
     """Let real workers skip a third of the stages on a map of 12 cities, compared with the router alone."""
     from rich.console import Console
@@ -181,7 +179,7 @@ def paths(
     console = Console(width=TABLE_COLUMNS)
     lines: Lines = "shared" if shared else "alone"
     for microbatches in memory or [3]:
-        topologies = list(bench(range(first, first + seeds), microbatches, lines))
+        topologies = list(bench(range(first, first + seeds), microbatches, lines, full_paths))
         console.print(render(topologies, lines))
 
 

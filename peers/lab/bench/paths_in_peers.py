@@ -60,6 +60,8 @@ WATCHED_SECONDS = 300.0
 """Length of the measurement."""
 SHARE = 30
 """Results are seconds for this number of microbatches, as in docs/benchmarks/skipping.md."""
+THIRD = Paths(skip_ratio=1 / 3)
+"""Every microbatch skips a third of the stages, as in SkipPipe."""
 SLOTS = 32
 """Slots of a peer: the peer file's default; memory is the tighter limit."""
 
@@ -142,7 +144,7 @@ class ZeroText:
         return self._tokens, self._tokens
 
 
-def manifest_of(topology: Topology, skip_ratio: float) -> Manifest:
+def manifest_of(topology: Topology, paths: Paths) -> Manifest:
     """Return a manifest with bodies of 32 Ki two-byte numbers, whose first round outlasts the benchmark."""
     return Manifest(
         name="skipping",
@@ -151,16 +153,16 @@ def manifest_of(topology: Topology, skip_ratio: float) -> Manifest:
         model=ModelShape(hidden_size=128, num_hidden_layers=topology.stages),
         data=Data(seq_len=64, micro_batch_size=4),
         rounds=Rounds(global_batch_tokens=10**9, max_seconds=1e6),
-        paths=Paths(skip_ratio),
+        paths=paths,
     )
 
 
 class TopologyRun:
     """A swarm of one topology, from its start to its end."""
 
-    def __init__(self, *, topology: Topology, skip_ratio: float, lines: Lines, seed: int) -> None:
+    def __init__(self, *, topology: Topology, paths: Paths, lines: Lines, seed: int) -> None:
         owner = Identity.from_seed(b"the owner of the run")
-        manifest = manifest_of(topology, skip_ratio)
+        manifest = manifest_of(topology, paths)
         self.manifest = manifest
         run_id = manifest.run_id()
         self.signed = SignedManifest(manifest, owner.sign(owner_statement(run_id)), run_id)
@@ -335,7 +337,7 @@ def measure(
     rule: Rule,
     lines: Lines = "alone",
     seed: int = 0,
-    skip_ratio: float = 1 / 3,
+    paths: Paths = THIRD,
     warm: float = WARM_SECONDS,
     watched: float = WATCHED_SECONDS,
 ) -> Finding:
@@ -343,7 +345,7 @@ def measure(
 
     async def scenario() -> Finding:
         torch.set_num_threads(1)
-        swarm = TopologyRun(topology=topology, skip_ratio=skip_ratio, lines=lines, seed=seed)
+        swarm = TopologyRun(topology=topology, paths=paths, lines=lines, seed=seed)
         swarm.start()
         await swarm.assembled()
         if rule == "router":
@@ -370,20 +372,19 @@ class TopologyRow:
     @property
     def kilobytes(self) -> float:
         """Return the kilobytes of reservation messages (requests, replies, state) for one microbatch."""
-        names = ("Prospect", "Ask", "ReservationReply", "Held")
+        names = ("Prospect", "ReservationRequest", "ReservationReply", "HoldTime")
         sent = sum(self.ahead.counts.get(f"bytes of {name}", 0) for name in names)
         return sent / 1000 / max(1, self.ahead.microbatches)
 
 
 def bench(
-    seeds: Sequence[int], memory: int, lines: Lines, watched: float = WATCHED_SECONDS
+    seeds: Sequence[int], memory: int, lines: Lines, full_path_fraction: float = 0.0
 ) -> Iterator[TopologyRow]:
-    """Measure both rules; yield one row for each seed."""
+    """Measure both rules; yield one row for each seed. `full_path_fraction` of the paths skip nothing."""
+    paths = replace(THIRD, full_path_fraction=full_path_fraction)
     for seed in seeds:
         topology = draw(seed, memory)
-        router, ahead = (
-            measure(topology, rule, lines, seed, watched=watched) for rule in ("router", "ahead")
-        )
+        router, ahead = (measure(topology, rule, lines, seed, paths) for rule in ("router", "ahead"))
         yield TopologyRow(seed, memory, router, ahead)
 
 
@@ -413,7 +414,7 @@ def render(rows: Sequence[TopologyRow], lines: Lines) -> Table:
             str(row.memory),
             *_figures(router.seconds, ahead.seconds),
             str(router.counts.get("re-routed: busy", 0)),
-            str(ahead.counts.get("Ask", 0)),
+            str(ahead.counts.get("ReservationRequest", 0)),
             str(ahead.counts.get("refused", 0)),
             f"{row.kilobytes:.0f}",
             " ".join(map(str, ahead.visits)),

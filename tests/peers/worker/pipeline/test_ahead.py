@@ -235,7 +235,7 @@ def test_in_a_run_that_skips_nothing_nobody_asks_or_tells_and_a_question_is_refu
         await liar.say(b, GetState())
         await swarm.during(3.0)
         assert liar.heard["Heartbeat"]
-        assert not {"Prospect", "Ask", "ReservationReply", "Held"} & set(liar.heard)
+        assert not {"Prospect", "ReservationRequest", "ReservationReply", "HoldTime"} & set(liar.heard)
         await liar.say(b, question(liar, 1), lane="data")
         await swarm.during(1.0)
         assert [note.fields["code"] for note in swarm.of("refused", "b")] == ["malformed"]
@@ -246,7 +246,12 @@ def test_in_a_run_that_skips_nothing_nobody_asks_or_tells_and_a_question_is_refu
 
 
 def test_the_table_shows_what_each_rule_took_and_what_was_told():
-    told = {"Ask": 120, "refused": 5, "bytes of Ask": 12_000, "bytes of Prospect": 88_000}
+    told = {
+        "ReservationRequest": 120,
+        "refused": 5,
+        "bytes of ReservationRequest": 12_000,
+        "bytes of Prospect": 88_000,
+    }
     ahead = Finding(22.0, (100, 50, 100), 100, told, 3)
     router = Finding(27.5, (80, 70, 80), 80, {"re-routed: busy": 33}, 3)
     row = TopologyRow(4, 3, router, ahead)
