@@ -3,8 +3,8 @@
 SkipPipe (arXiv:2502.19913) trains with microbatches that visit only some stages. They avoid slow peers, and a
 dead stage costs quality instead of stopping the run. It has these convergence constraints:
 
-- The first and the last stage are on every path, at its ends, and its stages ascend. SkipPipe lets a path also
-  go back, which gains nothing without its schedule (docs/decisions/0007-skipping.md).
+- The first and the last stage are on every path, at its ends, and its stages ascend. SkipPipe lets a path
+  also go back, which gains nothing without its schedule (docs/decisions/0007-skipping.md).
 - A path has at least `PathRules.shortest` stages.
 - No step of a path is longer than `LONGEST_JUMP` stages.
 
