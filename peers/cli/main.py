@@ -153,6 +153,7 @@ def _add_groups(app: typer.Typer) -> None:
         "checkpoint": owner.checkpoint,
         "ban": owner.ban,
         "unban": owner.unban,
+        "rollback": course.rollback,
         "sign": owner.sign,
         "publish": owner.publish_moderation,
         "dismiss": owner.dismiss,
