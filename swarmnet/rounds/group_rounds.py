@@ -102,6 +102,8 @@ class GroupRounds:
             open_round=self.open_round,
         )
         self.offers = offers or OwnContributions(rules, draw)
+        self.rolled_back: dict[PeerId, int] = {}
+        """Peers whose contributions the owner takes out, and the first round that was open then."""
         self.reducing: ReductionSchedule | None = None
         if draw is not None:
             self.reducing = ReductionSchedule(
@@ -198,6 +200,8 @@ class GroupRounds:
                     self.pulls.helpers = self.reducing.helpers
             case events.RatesOrdered(rates):
                 self._adopt_rates(rates, now)
+            case events.RollbackOrdered(peers):
+                self._roll_back(peers, now)
             case events.EndOrdered(last):
                 self.last = last
             case events.ProcessSuspended(seconds):
@@ -416,6 +420,19 @@ class GroupRounds:
                 if state.sealed:
                     state.sealed_at = now  # The timeout starts again, so that other peers receive the proof.
         self.gossip.changed(URGENT_SECONDS)
+
+    def _roll_back(self, peers: frozenset[PeerId], now: float) -> None:
+        """Take the contributions of `peers` out of the open rounds, like those of faulty peers. The order
+        reaches peers at different times; those that settled a round before keep its set, and the group adopts
+        one of both."""
+        for peer in peers - self.rolled_back.keys():
+            self.rolled_back[peer] = self.settled + 1
+            if self.admission.convicted.get(peer, self.settled + 2) > self.settled + 1:
+                self._convict(peer, self.settled + 1, now)
+        for peer in self.rolled_back.keys() - peers:
+            first = self.rolled_back.pop(peer)
+            if self.admission.convicted.get(peer) == first:
+                del self.admission.convicted[peer]
 
     def _is_sealed(self, number: int) -> bool:
         """Return whether it is too late to contribute: sealed or settled, here or by half in sight."""

@@ -452,6 +452,23 @@ class Moderators:
 
 
 @dataclass(frozen=True, slots=True)
+class Provider:
+    """The provider of the model and its copyright policy, for the public summary of training content
+    (`swarmnet report`). The template of the European Commission asks for them."""
+
+    name: str = ""
+    """Legal name of the person or organization that provides the model."""
+    representative: str = ""
+    """Authorised representative in the EU, with contact, if the provider is elsewhere."""
+    copyright_policy: str = ""
+    """Policy to comply with copyright, or its address."""
+    opt_outs: str = ""
+    """How reservations against text and data mining (robots.txt and others) were respected."""
+    illegal_content: str = ""
+    """How illegal content was kept out of the text."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunKeys:
     """All keys of one run."""
 
@@ -484,6 +501,7 @@ class RunKeys:
     """Purpose of the model, for people who consider joining."""
     contact: str = ""
     """How to reach the run's owner."""
+    provider: Provider = field(default=Provider(), metadata={ADDED: True})
     moderators: Moderators = field(default=Moderators(), metadata={ADDED: True})
     license: str = field(default="", metadata={ADDED: True})
     """SPDX licence of the trained model, such as `apache-2.0`, for the exported model card."""
