@@ -528,12 +528,6 @@ class GroupRounds:
         self._effects += self.gossip.relays(self.same_branch_peers, self.settled, now)
         self._send_progress(now)
 
-    def _count_contributors(self, state: RoundSet) -> int:
-        """Return how many peers contributed to a set, as far as they are known."""
-        if self.reducing is None:
-            return len(state.held)
-        return len(self.offers.contributors(state.held.values()))
-
     def _settle(self, number: int, now: float) -> None:
         """Settle a round with the set that is held here, and forget what only its open state needed."""
         state = self.rounds.pop(number)
@@ -549,7 +543,7 @@ class GroupRounds:
         references = tuple(reference for _, reference in sorted(state.held.items()))
         self.offers.settled(number, references)
         recent = (self.history.get(number - age) for age in range(self.rules.window))
-        self.open_round.contributors = max(self._count_contributors(each) for each in recent if each)
+        self.open_round.contributors = max(self.offers.count_contributors(each) for each in recent if each)
         self._effects.append(events.SettleRound(number, references, self.chain.value))
         self.gossip.changed(URGENT_SECONDS)
 
