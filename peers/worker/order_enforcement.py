@@ -87,7 +87,7 @@ class OrderEnforcer:
         services, gatekeeper = self._services, self._orders.gatekeeper
         reason = now.reason or "no reason given"
         changes = "; ".join(describe_changes(before, now))
-        services.context.notify("order", f"new order of the owner: {changes} ({reason})")
+        services.context.notify("order", f"new order: {changes} ({reason})")
         for peer in services.linked():
             self._send_order(peer)
         self._bar()

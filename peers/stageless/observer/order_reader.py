@@ -90,7 +90,7 @@ class Orders:
     def _on_order(self, before: OwnerOrders, now: OwnerOrders) -> None:
         """Keep the newer order `now`, and report how it differs from the order `before`."""
         self.ordered = replace(self.ordered, order=now, pause=self._current_pause(before, now))
-        how = "new order of the owner" if before.sequence else "the owner's newest order"
+        how = "new order" if before.sequence else "the newest order"
         text = f"{how}: {'; '.join(describe_changes(before, now))} ({now.reason or 'no reason given'})"
         self.happened(ShownEvent(now.sequence / 1e6, "order", text[:LONGEST_TEXT]))
 

@@ -99,8 +99,8 @@ async def test_each_newer_order_is_an_event_in_the_words_of_a_peer_and_of_bounde
     await reading.of(owner_orders.ban(NO_ORDER, STRANGER.peer_id, "noise"))
     await reading.of(OwnerOrders(bans=tuple(Ban(f"peer-{number}", "") for number in range(300))))
     first, second, third = (event.text for event in reading.happened)
-    assert first == f"the owner's newest order: the run is paused ({WHY})"
-    assert second.startswith("new order of the owner: the run goes on; 12D3")
+    assert first == f"the newest order: the run is paused ({WHY})"
+    assert second.startswith("new order: the run goes on; 12D3")
     assert len(third) <= 200
 
 
