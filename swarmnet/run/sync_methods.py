@@ -17,7 +17,7 @@ from swarmnet.run.method_config import CHUNK, FLOAT_BYTES, MUON_RMS, MethodConfi
 SelectionName = Literal["top-k", "group"]
 TransformName = Literal["hadamard", "dct", "fine-dct"]
 ChunkingName = Literal["flat", "tiled"]
-WeightsName = Literal["equal", "agreement"]
+WeightsName = Literal["equal", "agreement", "tokens"]
 MAX_RANK = 1024
 """Maximum rank for which a step's exact sums do not overflow (`swarmnet/optimizer/low_rank/exact.py`)."""
 CUT_BYTES = FLOAT_BYTES

@@ -19,7 +19,7 @@ from peers.tools.owner import run_facts as assumptions
 from peers.tools.owner.run_facts import RunFacts
 from swarmnet.model.parameters import has_frozen
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import STANDARD_LIBRARY, TextSource
+from swarmnet.run.schema import STANDARD_LIBRARY, Data, TextSource
 
 TEMPLATE = "Article 53(1)(d) of Regulation (EU) 2024/1689"
 NOT_STATED = "not stated by the run's creator"
@@ -74,6 +74,7 @@ def summary(facts: RunFacts) -> dict[str, Any]:
             "withdrawal": "A signed order of the run's owner names documents by their SHA-256; they are left "
             "out from then on. What was learnt from them before is not undone.",
             "held_out": _held_out(manifest),
+            "privacy": _privacy(manifest.data),
         },
         "compute": {
             "parameters": facts.parameters,
@@ -92,6 +93,20 @@ def _held_out(manifest: Manifest) -> str:
     if all(source.path != STANDARD_LIBRARY for source in manifest.data.sources):
         return "no text was held out by the program"
     return f"of the source {STANDARD_LIBRARY} these modules are left out: {', '.join(HELD_OUT)}"
+
+
+def _privacy(data: Data) -> str:
+    """Return how private text is protected; empty if the text is not private."""
+    if not data.private:
+        return ""
+    text = "each owner's text stayed on its machine, and no other peer compared, named or hashed it"
+    if not data.adds_noise:
+        return f"{text}; what owners sent of their training had no noise"
+    privacy = data.privacy
+    return (
+        f"{text}; all that an owner sent is ({privacy.epsilon:g}, {privacy.delta:g})-differentially private "
+        f"for each of its documents, which was used at most {privacy.epochs} times"
+    )
 
 
 def _built_on(manifest: Manifest) -> str:
@@ -227,6 +242,7 @@ def as_markdown(facts: RunFacts) -> str:
         "",
         f"- Steps: {_plain(processing['steps'])}",
         f"- Held out: {processing['held_out']}",
+        *([f"- Privacy: {processing['privacy']}"] if processing["privacy"] else []),
         f"- Withdrawal and opt-out: {processing['withdrawal']} Withdrawn so far: {len(withdrawn)}.",
         *(f"  - `{one['document']}`: {_plain(one['reason']) or 'no reason given'}" for one in withdrawn),
         "",
