@@ -543,7 +543,12 @@ def _private_rows(manifest: Manifest) -> list[Problem]:
             "what a document is about",
         ),
     ]
-    return [*(rows if data.private else []), *(noise if privacy != DocumentPrivacy() else [])]
+    secure = (
+        manifest.sync.secure_owners > 0 and not (data.private and manifest.access == "invite"),
+        "sync.secure_owners: works in a private run by invite only, because one person's keys could be all "
+        "other owners; set data.private: true and access: invite",
+    )
+    return [secure, *(rows if data.private else []), *(noise if privacy != DocumentPrivacy() else [])]
 
 
 def _sync_rows(sync: Sync) -> list[Problem]:
@@ -570,6 +575,10 @@ def _sync_rows(sync: Sync) -> list[Problem]:
             sync.weights == "agreement" and not config.can_weigh,
             "sync.weights: agreement does not work with this method; set sync.method to "
             f"{', '.join(name for name, each in METHOD_CONFIGS.items() if each.can_weigh)}",
+        ),
+        (
+            sync.secure_owners > 0 and sync.method != "sign-muon",
+            "sync.secure_owners: only votes of sign-muon are masked; set sync.method: sign-muon",
         ),
         (
             sync.weights == "tokens" and not config.can_weigh_tokens,

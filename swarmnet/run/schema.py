@@ -428,6 +428,9 @@ class Sync:
     disagree with those of others count less or not at all, and copies share one vote. `tokens` (local-step
     methods): by the tokens that a peer trained, at most twice the median. Publishing writes the default of
     the run file into the manifest."""
+    secure_owners: int = field(default=0, metadata={ADDED: True})
+    """sign-muon: mask votes, so that no peer sees those of another, only sums. The largest number of owners,
+    3 to 255. `0`: votes are not masked."""
     trainable: tuple[str, ...] = field(default=(), metadata={ADDED: True})
     """Parameters to train, as Hugging Face names or patterns (`*.mlp.*`); the rest are frozen and not sent.
     Empty: all. With LoRA, the factors are trained, and these in addition."""

@@ -95,6 +95,8 @@ def not_divisible(manifest: Manifest) -> str:
     sync = manifest.sync
     if manifest.data.adds_noise:
         return "the gradients of documents (data.privacy) are not clipped share by share"
+    if sync.secure_owners:
+        return "masked votes (sync.secure_owners) are not made share by share"
     if sync.weights == "tokens":
         return "contributions with tokens in front (sync.weights: tokens) are not cut into shares"
     if sync.chunking == "tiled":
