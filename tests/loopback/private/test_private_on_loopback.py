@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from archive_scene import RUN, Scene, order
@@ -63,3 +64,35 @@ async def test_three_owners_train_on_private_text_and_stop_when_their_documents_
         assert 0 < len(story.commits) <= 2 * DOCUMENTS / 8
     for peer in owners:
         assert peer.process.returncode == 0, list(peer.said)
+
+
+async def test_processes_that_see_only_sums_of_votes_learn(tmp_path: Path):
+    run = {
+        **FEDERATED,
+        "name": "secure",
+        "access": "invite",
+        "rounds": {"global_batch_tokens": 512, "snapshot_interval": 4, "window": 1},
+        "data": {**FEDERATED["data"], "privacy": {}},
+        "sync": {"method": "sign-muon", "fragments": 1, "warmup_rounds": 1, "secure_owners": 3},
+    }
+    file, scene = tmp_path / "run.yaml", Scene(tmp_path)
+    file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))
+    publish(file, load_or_create(tmp_path / "owner.key"), tmp_path / "run.json")
+    invite = await scene.swarmnet(
+        "invite", tmp_path / "run.json", "--anyone", "--key", tmp_path / "owner.key"
+    )
+    try:
+        boot = await scene.peer("boot", {"role": "bootstrap", "run": "run.json"})
+        await boot.until_listening()
+        (tmp_path / "own.txt").write_text("a cat sat on the mat and sang. " * 500)
+        for number in range(3):
+            keys = {"run": "run.json", "bootstrap": boot.addresses, "invite": invite.strip()}
+            await scene.peer(f"owner-{number}", {**keys, "data_paths": {"own": "own.txt"}})
+        owners = scene.peers[1:]
+        await scene.until(lambda: all(len(scene.settled(peer)) >= 25 for peer in owners), "rounds settle")
+    finally:
+        await asyncio.gather(*(peer.stop(60.0) for peer in scene.peers))
+    stories = [demo_report.read_story(peer.state) for peer in owners]
+    assert demo_report.unequal_digests(stories) == []
+    losses = [loss for _, loss in sorted((c[0], c[4]) for story in stories for c in story.commits if c[4])]
+    assert fmean(losses[-8:]) < fmean(losses[:8]) - 0.5, "void rounds alone would change nothing"

@@ -31,6 +31,7 @@ def with_privacy(*values, **data):
 def test_federated_averaging_is_a_private_run():
     check(PRIVATE)
     check(replace(PRIVATE, sync=Sync("sign-muon")))
+    check(replace(PRIVATE, access="invite", sync=Sync("sign-muon", secure_owners=255)))
     check(replace(PRIVATE, sync=replace(PRIVATE.sync, weights="equal", topology="sharded-reduce")))
 
 
@@ -63,6 +64,21 @@ def test_federated_averaging_is_a_private_run():
             "works with data.format: text and without model.experts",
         ),
         (replace(PRIVATE, sync=Sync("sign-muon", weights="tokens")), "tokens works with local-step methods"),
+        (replace(PRIVATE, sync=Sync("sign-muon", secure_owners=3)), "one person's keys .* access: invite"),
+        (
+            replace(PRIVATE, access="invite", sync=replace(PRIVATE.sync, secure_owners=3)),
+            "set sync.method: sign-muon",
+        ),
+        (
+            replace(PRIVATE, access="invite", sync=Sync("sign-muon", secure_owners=2)),
+            "must lie in 3 to 255, or be 0: with two, each knows",
+        ),
+        (
+            replace(
+                PRIVATE, access="invite", sync=Sync("sign-muon", secure_owners=3, topology="sharded-reduce")
+            ),
+            "masked votes can be neither compared nor cut among reducers",
+        ),
         (
             replace(PRIVATE, sync=replace(PRIVATE.sync, topology="sharded-reduce")),
             "sync.weights: a reducer's mean of four bits has no weights by tokens",
