@@ -126,14 +126,10 @@ class LocalStepConfig(MethodConfig):
     def problems(self) -> list[Problem]:
         return [
             (
-                self.is_sharded and self.weighs_by_tokens,
-                "sync.weights: a reducer's mean of four bits has no weights by tokens; write equal, or set "
-                "sync.topology: all-gather",
-            ),
-            (
-                self.is_sharded and self.delta_codec == "topk-2bit",
+                self.is_sharded and (self.delta_codec == "topk-2bit" or self.weighs_by_tokens),
                 "sync.topology: with topk-2bit each peer sends other values, so their mean takes more bytes "
-                "than they do; write all-gather, or set sync.delta_codec",
+                "than they do, and a reducer's mean of four bits has no weights by tokens; write all-gather, "
+                "or set sync.delta_codec or sync.weights",
             ),
         ]
 

@@ -538,9 +538,13 @@ def _private_rows(manifest: Manifest) -> list[Problem]:
             f"data.privacy.epochs is {privacy.epochs}; it must lie in 1 to {MAX_PRIVATE_EPOCHS}",
         ),
         (
-            data.format != "text" or manifest.model.experts.num_experts > 0,
-            "data.privacy: works with data.format: text and without model.experts, whose load would show "
-            "what a document is about",
+            data.format != "text",
+            f"data.privacy: documents of data.format: {data.format} are not excerpted; set format: text",
+        ),
+        (
+            manifest.model.experts.num_experts > 0,
+            "data.privacy: works without model.experts only, whose load would show what a document is about; "
+            "leave model.experts out",
         ),
     ]
     secure = (
@@ -577,7 +581,7 @@ def _sync_rows(sync: Sync) -> list[Problem]:
             f"{', '.join(name for name, each in METHOD_CONFIGS.items() if each.can_weigh)}",
         ),
         (
-            sync.secure_owners > 0 and sync.method != "sign-muon",
+            sync.secure_owners > 0 and not config.can_mask,
             "sync.secure_owners: only votes of sign-muon are masked; set sync.method: sign-muon",
         ),
         (

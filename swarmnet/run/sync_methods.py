@@ -107,6 +107,7 @@ class SignMuonConfig(MethodConfig):
     """Owners whose votes are masked at most; 0: votes are sent as they are."""
 
     can_shard: ClassVar[bool] = True
+    can_mask: ClassVar[bool] = True
     orthogonalizes_gradients: ClassVar[bool] = True
     loss_law: ClassVar[LossLaw] = LossLaw(
         scale=1.034, peers_exponent=0.0111, bits_exponent=0.0225, error=0.018, fitted_peers=64
