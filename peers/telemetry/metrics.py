@@ -58,7 +58,7 @@ COUNTED = {
     "text_epochs":
         "Epochs completed. Only stage 0 with `sampling: epoch`.",
     "text_spent_epsilon":
-        "Privacy loss (epsilon) of this peer's documents so far. Only with `data.privacy`.",
+        "Epsilon, the privacy loss of this peer's documents so far. Only with `data.privacy`.",
 }  # fmt: skip
 ROLES = {
     "worker": "Only a worker has these metrics.",
