@@ -128,7 +128,17 @@ def withdraw(
     bootstrap: Bootstraps = None,
 ) -> None:
     """Exclude a document from the training text from now on."""
-    _give_order(run, key, bootstrap, lambda orders: owner_orders.withdraw(orders, document.lower(), reason))
+
+    async def prepare_change(connection: RunConnection) -> Callable[[OwnerOrders], OwnerOrders]:
+        """Return the change. Raises UserError in a private run, whose text no order names."""
+        if connection.signed.manifest.data.private:
+            raise UserError(
+                "the run's text is private: no order may name a document by its hash; its owner removes it "
+                "from the text and starts `swarmnet join` again"
+            )
+        return lambda orders: owner_orders.withdraw(orders, document.lower(), reason)
+
+    give_planned_order(run, key, bootstrap, prepare_change)
 
 
 def revoke(

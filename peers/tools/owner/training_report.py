@@ -20,7 +20,7 @@ from peers.tools.owner.objections import disputed_documents
 from peers.tools.owner.run_facts import RunFacts
 from swarmnet.model.parameters import has_frozen
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import STANDARD_LIBRARY, TextSource
+from swarmnet.run.schema import STANDARD_LIBRARY, Data, TextSource
 
 TEMPLATE = "Article 53(1)(d) of Regulation (EU) 2024/1689"
 NOT_STATED = "not stated by the run's creator"
@@ -82,6 +82,7 @@ def summary(facts: RunFacts) -> dict[str, Any]:
             "opt_outs": manifest.provider.opt_outs or NOT_STATED,
             "illegal_content": manifest.provider.illegal_content or NOT_STATED,
             "objections": _objections(facts),
+            "privacy": _privacy(manifest.data),
         },
         "compute": {
             "parameters": facts.parameters,
@@ -112,6 +113,20 @@ def _objections(facts: RunFacts) -> dict[str, int] | None:
         "documents": len(documents),
         "withdrawn": sum(document.withdrawn for document in documents),
     }
+
+
+def _privacy(data: Data) -> str:
+    """Return how private text is protected; empty if the text is not private."""
+    if not data.private:
+        return ""
+    text = "each owner's text stayed on its machine, and no other peer compared, named or hashed it"
+    if not data.adds_noise:
+        return f"{text}; what owners sent of their training had no noise"
+    privacy = data.privacy
+    return (
+        f"{text}; all that an owner sent is ({privacy.epsilon:g}, {privacy.delta:g})-differentially private "
+        f"for each of its documents, which was used at most {privacy.epochs} times"
+    )
 
 
 def _built_on(manifest: Manifest) -> str:
@@ -253,6 +268,7 @@ def as_markdown(facts: RunFacts) -> str:
         f"- Reservations against text and data mining: {_plain(processing['opt_outs'])}",
         f"- Removal of illegal content: {_plain(processing['illegal_content'])}",
         f"- Objections of third persons: {_count_objections(processing['objections'])}",
+        *([f"- Privacy: {processing['privacy']}"] if processing["privacy"] else []),
         f"- Withdrawal and opt-out: {processing['withdrawal']} Withdrawn so far: {len(withdrawn)}.",
         *(f"  - `{one['document']}`: {_plain(one['reason']) or 'no reason given'}" for one in withdrawn),
         "",

@@ -132,9 +132,7 @@ async def test_only_endorsements_by_trusted_curators_count_among_many_runs():
 
     async def endorsed(*trusted):
         found, _ = await runs(reader, 50, Random(1), {each.peer_id for each in trusted}, endorsed=True)
-        return {
-            run.signed.manifest.name: [opinion.author for opinion in run.endorsements] for run in found
-        }
+        return {run.signed.manifest.name: [opinion.author for opinion in run.endorsements] for run in found}
 
     assert await endorsed(anna, ben) == {
         "run 1": [ben.peer_id, anna.peer_id],
