@@ -119,12 +119,8 @@ class WorkerRole(Role):
         warn = partial(process.report.notify, "limits", level="warning")
         gpu = gpu_use(self.device, config.limits.only_when_idle, warn)
         self._gpu: GpuWatch | None = None
-        self.watch = LimitsWatch(
-            limits=config.limits,
-            role=self,
-            gpu=gpu,
-            month_bytes=self.record.month_bytes,
-        )
+        month = self.record.month_bytes
+        self.watch = LimitsWatch(limits=config.limits, role=self, gpu=gpu, month_bytes=month)
         process.live.listeners.append(self._limits_changed)
         process.control.answers.update(
             pause=self._asked_to_pause,
