@@ -337,6 +337,13 @@ class Rounds:
     snapshot_interval: int = 16
     """Settled rounds between two snapshots, from which new peers start."""
 
+    @property
+    def rounds_from_seed(self) -> int:
+        """Until other stages have settled this many rounds, a stage that lost all weights begins from the
+        seed. It may have had no snapshot: the first is of `snapshot_interval` rounds, and stages settle up to
+        about `window` rounds apart."""
+        return self.snapshot_interval + self.window
+
 
 @dataclass(frozen=True, slots=True)
 class Paths:
