@@ -68,6 +68,7 @@ async def test_a_stage_that_is_lost_before_its_first_snapshot_begins_from_the_se
     await swarm.crash("a")
     at = swarm.rounds()["c"][1]
     assert rounds.snapshot_interval <= at < rounds.rounds_from_seed
+    await swarm.during(60.0)  # Until the record of `c` says so.
     peer(swarm, "n", 0, folder=tmp_path)
     await swarm.until(lambda: settled(swarm) >= at + 4, 150.0)
     await swarm.close()
