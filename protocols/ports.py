@@ -14,6 +14,7 @@ from typing import Protocol
 from protocols.fields import Body
 from protocols.messages.table import Lane, Message
 from protocols.messages.terms import ANYTHING, Terms
+from protocols.signed.opinions import OpinionKind, SignedOpinion
 from protocols.signed.orders import SignedOrder
 from swarmnet.identifiers import PeerId, RunId
 
@@ -175,5 +176,11 @@ class Directory(Protocol):
 
     async def listings(self, deadline_seconds: float) -> list[RunId]:
         """Return the runs in the registry. The caller must check each run's manifest."""
+
+    async def put_opinion(self, opinion: SignedOpinion, deadline_seconds: float) -> bool:
+        """Store an opinion about a run until it expires. Returns False if no node stored it."""
+
+    async def opinions(self, run: RunId, kind: OpinionKind, deadline_seconds: float) -> list[SignedOpinion]:
+        """Return the newest opinions that are in force, one of each author and document."""
 
     async def close(self) -> None: ...

@@ -20,7 +20,7 @@ from typer.exceptions import TyperException
 from peers.cli import control, doctor, host, join, lab, making, model, run, top, uninstall
 from peers.cli.help_text import PlainCommand, SectionedGroup
 from peers.cli.owner import commands as owner
-from peers.cli.owner import course
+from peers.cli.owner import course, registry
 from peers.config.errors import ConfigError, UserError
 
 ERROR_EXIT = 2
@@ -121,6 +121,7 @@ def application() -> typer.Typer:
         "index": making.index,
         "plan": lab.plan,
         "publish": run.publish,
+        "propose": registry.propose,
         "host": host.host,
         "invite": owner.invite,
         "report": owner.report,
@@ -152,6 +153,7 @@ def _add_groups(app: typer.Typer) -> None:
         "checkpoint": owner.checkpoint,
         "ban": owner.ban,
         "unban": owner.unban,
+        "rollback": course.rollback,
         "sign": owner.sign,
         "publish": owner.publish_moderation,
         "dismiss": owner.dismiss,
@@ -162,9 +164,12 @@ def _add_groups(app: typer.Typer) -> None:
         "mixture": course.mixture,
         "end": course.end,
     }
-    registry: dict[str, Callable[..., None]] = {
-        "list": owner.registry_list,
-        "show": owner.registry_show,
+    public_runs: dict[str, Callable[..., None]] = {
+        "list": registry.list_runs,
+        "show": registry.show,
+        "endorse": registry.endorse,
+        "object": registry.object_to_document,
+        "objections": registry.objections,
     }
     config: dict[str, Callable[..., None]] = {"check": config_check, "explain": config_explain}
     measure: dict[str, Callable[..., None]] = {
@@ -176,11 +181,11 @@ def _add_groups(app: typer.Typer) -> None:
         "learning": lab.learning,
     }
     ordering = _group("Give an order in a run that you own. All its peers obey it; your signature proves it.")
-    finding = _group("Find public runs.")
+    finding = _group("Find public runs, endorse them, and object to documents of their text.")
     explaining = _group("Check and explain configuration files.")
     measuring = _group("Run benchmarks; each figure is shown with a baseline.")
     app.add_typer(_add_commands(ordering, order), name="order", rich_help_panel=OWN_RUN)
-    app.add_typer(_add_commands(finding, registry), name="registry", rich_help_panel=WATCH)
+    app.add_typer(_add_commands(finding, public_runs), name="registry", rich_help_panel=WATCH)
     app.add_typer(_add_commands(explaining, config), name="config", rich_help_panel=TAKE_PART)
     app.add_typer(_add_commands(measuring, measure), name="bench", rich_help_panel=DEVELOP)
 

@@ -20,6 +20,7 @@ from peers.config.errors import UserError
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing, DtypeName
 from swarmnet.model.computing.gradient_sum import Used
+from swarmnet.model.computing.private_compute import DocumentNoise, PrivateStageCompute
 from swarmnet.model.experts.load import Routed
 from swarmnet.model.experts.merging import ExpertMerging
 from swarmnet.model.flat_layout import NOTHING, Layout, frozen_layout, trained_layout
@@ -155,10 +156,15 @@ MakePart = Callable[[Manifest, int], StagePart]
 
 
 def build_stage_part(
-    manifest: Manifest, stage: int, device: torch.device | str = "cpu", computing: Computing = PLAIN
+    manifest: Manifest,
+    stage: int,
+    device: torch.device | str = "cpu",
+    computing: Computing = PLAIN,
+    noise: DocumentNoise | None = None,
 ) -> StagePart:
     """Return the stage as the manifest describes it, on one device. `computing` has the peer file's choices,
-    such as the dtype. A method with local steps has its own optimizer, whose state may be on the CPU."""
+    such as the dtype. A method with local steps has its own optimizer, whose state may be on the CPU.
+    `noise` is for the gradients of private documents."""
     layout, frozen = trained_layout(manifest, stage), frozen_layout(manifest, stage)
     method = method_of(manifest, layout, device)
     local_optimizer = method.own
@@ -170,21 +176,39 @@ def build_stage_part(
     if local_optimizer is not None and computing.optimizer_state == "cpu":
         local_optimizer.offload_optimizer_state()
 
+    on = torch.device(device)
     return StagePart(
         layout,
-        StageCompute(
-            shape=manifest.model,
-            span=manifest.span(stage),
-            layout=layout,
-            computing=computing,
-            device=torch.device(device),
-            frozen=frozen,
-        ),
+        build_compute(manifest, stage, layout, frozen, computing, on, noise),
         method,
         partial(first_state, manifest, stage),
-        torch.device(device),
+        on,
         computing,
         ExpertMerging(manifest.model.experts, layout) if manifest.model.experts.merge_rounds else None,
+        frozen=frozen,
+    )
+
+
+def build_compute(
+    manifest: Manifest,
+    stage: int,
+    layout: Layout,
+    frozen: Layout,
+    computing: Computing,
+    device: torch.device,
+    noise: DocumentNoise | None = None,
+) -> StageCompute:
+    """Return the compute of a stage on one device; with `noise`, one for private documents."""
+    if noise is not None:
+        return PrivateStageCompute(
+            noise, manifest, layout=layout, frozen=frozen, computing=computing, device=device
+        )
+    return StageCompute(
+        shape=manifest.model,
+        span=manifest.span(stage),
+        layout=layout,
+        computing=computing,
+        device=device,
         frozen=frozen,
     )
 

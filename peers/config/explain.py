@@ -49,7 +49,7 @@ def lines(cls: type, prefix: str = "") -> Iterator[ExplainedKey]:
         if name == "data.sources":
             default = "modules of each peer's Python"
         if name == "sync.weights":
-            default = "agreement with sign-muon, else equal"
+            default = "agreement with sign-muon unless data.private, else equal"
         yield ExplainedKey(name, type_text(key.kind), default, key.meaning)
         if item_class is not None:
             yield from lines(item_class, f"{name}[].")

@@ -91,7 +91,7 @@ def load_manifest(path: Path, owner: PeerId, overrides: Mapping[str, str] | None
     typed.data.setdefault("name", path.stem)
     typed.data["owner"] = owner
     manifest = validate(RunFile, typed, inside=("manifest",)).manifest
-    if "weights" not in (typed.data.get("sync") or {}):
+    if "weights" not in (typed.data.get("sync") or {}) and not manifest.data.private:
         # A published manifest without the key means equal weights, so that it keeps its meaning.
         manifest = replace(manifest, sync=manifest.sync.with_method(manifest.sync.method))
     if manifest.init_checkpoint.digests:

@@ -8,6 +8,7 @@ from typing import Literal, Protocol, TypeVar
 
 from protocols.errors import WireError
 from protocols.ports import Directory
+from protocols.signed.opinions import OpinionKind, SignedOpinion
 from protocols.signed.orders import SignedOrder
 from swarmnet.identifiers import PeerId, RunId
 
@@ -63,6 +64,12 @@ class CountedDirectory:
 
     async def listings(self, deadline_seconds: float) -> list[RunId]:
         return await self._count("get", self._inner.listings(deadline_seconds))
+
+    async def put_opinion(self, opinion: SignedOpinion, deadline_seconds: float) -> bool:
+        return await self._count("put", self._inner.put_opinion(opinion, deadline_seconds))
+
+    async def opinions(self, run: RunId, kind: OpinionKind, deadline_seconds: float) -> list[SignedOpinion]:
+        return await self._count("get", self._inner.opinions(run, kind, deadline_seconds))
 
     async def ask(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
         """Pass the call on without counting it: it pings a peer and does not use the directory."""

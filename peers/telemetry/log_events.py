@@ -442,7 +442,7 @@ class NoCarriers(Event, frozen=True):
 
 # -- the run's owner --------------------------------------------------------------------------------------
 class Order(Event, frozen=True):
-    """A newer order of the owner was received."""
+    """A newer order of the owner or the moderators was received."""
     sequence: int
     reason: str
 

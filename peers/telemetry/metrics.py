@@ -68,6 +68,8 @@ COUNTED = {
         "Shards read to their end in this epoch. Only stage 0 with `sampling: epoch`.",
     "text_epochs":
         "Epochs completed. Only stage 0 with `sampling: epoch`.",
+    "text_spent_epsilon":
+        "Epsilon, the privacy loss of this peer's documents so far. Only with `data.privacy`.",
 }  # fmt: skip
 ROLES = {
     "worker": "Only a worker has these metrics.",

@@ -58,6 +58,8 @@ def lines(me: Mapping[str, Any]) -> list[str]:
     report = [str(me["own_work"])] if me.get("own_work") else []
     if me.get("progress"):
         report.append(f"progress  {me['progress']}")
+    if me.get("privacy"):
+        report.append(f"privacy   {me['privacy']}")
     report += [f"peer      {me['peer']}", f"run       {printable(me['name'])} ({str(me['run'])[:16]}...)"]
     report.append(f"counted   {counted(me['accepted'], 'contribution')} accepted by others")
     if me["accepted"]:

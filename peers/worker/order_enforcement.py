@@ -1,8 +1,8 @@
 """Pass the owner's orders on to other peers and carry them out on this one.
 
-Sets of contributions that are still open are left as they are. A banned peer loses its links, and its
-contributions to later rounds are rejected (swarmnet/rounds/contributors.py). Contributions that some peer
-accepted before stay, because all peers have to agree on the same sets.
+A ban leaves open sets of contributions as they are. A banned peer loses its links, and its contributions to
+later rounds are rejected (swarmnet/rounds/contributors.py). A roll-back also takes its contributions out of
+the rounds that have not settled here.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class OrderEnforcer:
         services, gatekeeper = self._services, self._orders.gatekeeper
         reason = now.reason or "no reason given"
         changes = "; ".join(describe_changes(before, now))
-        services.context.notify("order", f"new order of the owner: {changes} ({reason})")
+        services.context.notify("order", f"new order: {changes} ({reason})")
         for peer in services.linked():
             self._send_order(peer)
         self._bar()
@@ -98,6 +98,7 @@ class OrderEnforcer:
         except UserError as error:
             services.context.end_with(error)
             return
+        services.round_service.roll_back(now.rolled_back())
         services.round_service.ordered(now.rates)
         self._ending.on_change()
         self.steer()
@@ -108,8 +109,11 @@ class OrderEnforcer:
     def _bar(self) -> None:
         """Reject the contributions of excluded peers from now on."""
         service = self._services.round_service
-        current = service.rounds.current if service.has_weights else -1
-        self._services.contributors.bar(self._orders.gatekeeper.parted(), current)
+        current, settled = (
+            (service.rounds.current, service.rounds.settled) if service.has_weights else (-1, -1)
+        )
+        rolled_back = self._orders.book.order.rolled_back()
+        self._services.contributors.bar(self._orders.gatekeeper.parted(), current, rolled_back, settled)
 
     def steer(self) -> None:
         """Allow or stop new microbatches, depending on the order and on the text that may be read."""

@@ -51,7 +51,7 @@ from peers.telemetry.snapshot import SwarmSnapshot, as_json
 from peers.worker.find_run import find_run
 from peers.worker.pause.paused import rest
 from peers.worker.pause.pausing import CUT_SECONDS, DRAIN_SECONDS, PauseControl
-from peers.worker.pipeline.text_reader import TextReader
+from peers.worker.pipeline.document_reader import noise_of, privacy_of, reader_of
 from peers.worker.rounds.receipt_service import FILE_NAME, summary
 from peers.worker.running import NotRunning, RunningWorker
 from peers.worker.settings import Settings
@@ -95,6 +95,7 @@ class WorkerRole(Role):
         self._restarts = DeviceRestarts()
         self.running: RunningWorker | NotRunning = NotRunning()
         """The worker of the stage that this peer serves now."""
+        self._text: object = None
         self._left: Callable[[], Worker | None] = lambda: None
         """Returns the previous worker while anything still references it."""
         self.story = PeerTimeline()
@@ -118,12 +119,8 @@ class WorkerRole(Role):
         warn = partial(process.report.notify, "limits", level="warning")
         gpu = gpu_use(self.device, config.limits.only_when_idle, warn)
         self._gpu: GpuWatch | None = None
-        self.watch = LimitsWatch(
-            limits=config.limits,
-            role=self,
-            gpu=gpu,
-            month_bytes=self.record.month_bytes,
-        )
+        month = self.record.month_bytes
+        self.watch = LimitsWatch(limits=config.limits, role=self, gpu=gpu, month_bytes=month)
         process.live.listeners.append(self._limits_changed)
         process.control.answers.update(
             pause=self._asked_to_pause,
@@ -225,7 +222,7 @@ class WorkerRole(Role):
         compute = self._computing()
         report_memory_errors(asyncio.get_running_loop(), compute.failed)
         process.pulse.fault = lambda: compute.failed.result() if compute.failed.done() else None
-        text = TextReader(
+        self._text = text = reader_of(
             process=process,
             signed=signed,
             exchange=self._exchange(signed, network),
@@ -367,7 +364,9 @@ class WorkerRole(Role):
         )
         self._first.serve(stage)
         if len(self.devices) == 1:
-            return replace(build_stage_part(manifest, stage, self.device, self.computing), most_graphs=graphs)
+            noise = noise_of(self._text, manifest, self.device)
+            part = build_stage_part(manifest, stage, self.device, self.computing, noise)
+            return replace(part, most_graphs=graphs)
         self._restarts.held_since = time.monotonic()
         part, self.processes = spread_part(manifest, stage, self.devices, self.computing, config.threads)
         return replace(part, most_graphs=graphs)
@@ -558,6 +557,7 @@ class WorkerRole(Role):
             "every": signed.manifest.rounds.snapshot_interval,
             "own_work": work.text() if work.tokens else "",
             "progress": running.snapshot.progress if running.snapshot is not None else "",
+            "privacy": spent.text() if (spent := privacy_of(self._text)) is not None else "",
             "warnings": [*running.stuck, *self.upload.warnings],
             "join": self._join_command,
             "month_bytes": self.record.month_bytes(),

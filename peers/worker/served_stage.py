@@ -257,13 +257,14 @@ class ServedStage:
 
 
 def claims_of(services: StageServices, load: HeartbeatLoad) -> Claims:
-    """Return the claims as of now. `load` is what heartbeats report."""
-    settings, part = services.context.settings, services.part
+    """Return the claims as of now. `load` is what heartbeats report. Of private text they say nothing but the
+    mean training loss, and not even that with noise, of which the loss has none."""
+    settings, part, data = services.context.settings, services.part, services.context.manifest.data
     pipeline, service = services.pipeline_service, services.round_service
     seconds = load.service_seconds
-    loss = pipeline.losses.mean
+    loss = None if data.adds_noise else pipeline.losses.mean
     saved = services.disk.saved
-    coverage = coverage_of(pipeline.origin.text)
+    coverage = None if data.private else coverage_of(pipeline.origin.text)
     held = service.held_experts()
     return Claims(
         state=services.lifecycle.state,

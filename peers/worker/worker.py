@@ -227,6 +227,7 @@ class Worker:
             rates=self.orders.book.order.rates,
         )
         served.ending.on_change()
+        joined.roll_back(self.orders.book.order.rolled_back())
         joined.start()
         joined.counted(services.links.membership.group_size())
         for peer in services.recovery.group():

@@ -38,10 +38,14 @@ from protocols.dht.validator import ValidatedP2P
 from protocols.errors import PeerGone, Unreachable, WireError
 from protocols.signed.envelope import run_bytes
 from protocols.signed.identity import public_key_bytes
-from protocols.signed.orders import (
-    ORDER_SECONDS,
-    SignedOrder,
+from protocols.signed.opinions import (
+    OpinionKind,
+    SignedOpinion,
+    open_opinion,
+    opinions_in_force,
+    opinions_key,
 )
+from protocols.signed.orders import ORDER_SECONDS, SignedOrder
 from protocols.signed.records import (
     MANIFEST_SECONDS,
     SKEW_SECONDS,
@@ -395,13 +399,33 @@ class DhtDirectory:
     async def listings(self, deadline_seconds: float) -> list[RunId]:
         """Return the ids of the runs in the registry. The caller must check each run's manifest. Raises
         Unreachable if the DHT does not answer in time."""
+        entries = await self._values_under(RUNS_KEY, deadline_seconds)
+        return sorted(open_listing(entry).run_id for entry in entries)
+
+    async def put_opinion(self, opinion: SignedOpinion, deadline_seconds: float) -> bool:
+        """Store an opinion until it expires. Returns False if no node stored it. Raises Malformed for one
+        that has expired, was signed in the future, or is older than the author's that is stored here."""
+        key, expires = opinions_key(opinion.run_id, opinion.kind), opinion.expires_seconds
+        tag = MSGPackSerializer.dumps(opinion.subkey)
+        self._gate.note(key_id(key), tag, stored_value(opinion.data), expires)
+        return await self._store(key, opinion.data, expires, opinion.subkey, deadline_seconds)
+
+    async def opinions(self, run: RunId, kind: OpinionKind, deadline_seconds: float) -> list[SignedOpinion]:
+        """Return the newest opinions in force, one of each author and document. Raises Unreachable if the DHT
+        does not answer in time."""
+        found = await self._values_under(opinions_key(run, kind), deadline_seconds)
+        return opinions_in_force(map(open_opinion, found), run, kind, min(self.now(), time.time()))
+
+    async def _values_under(self, key: bytes, deadline_seconds: float) -> list[bytes]:
+        """Return all values under a key with subkeys; the gate has verified them. Raises Unreachable if the
+        DHT does not answer in time."""
         try:
             async with asyncio.timeout(deadline_seconds):
-                found = await self._get(RUNS_KEY)
+                found = await self._get(key)
         except TimeoutError:
             raise Unreachable(f"the directory did not answer within {deadline_seconds:g} s") from None
         entries = found.value.values() if found is not None and isinstance(found.value, dict) else ()
-        return sorted(open_listing(entry.value).run_id for entry in entries)
+        return [entry.value for entry in entries]
 
     async def ask(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
         """Return once the peer's own process has answered a ping. The ping changes no routing table. Raises

@@ -1,10 +1,11 @@
 """Parse and verify the values that hivemind's DHT stores, without hivemind's own decoder.
 
-A value stands under a key, or several stand under one key with different subkeys. There are four kinds:
+A value stands under a key, or several stand under one key with different subkeys. There are five kinds:
 
     value                                    key              subkey
     record, after its run id                 of its stage     the peer that it announces
     registry entry                           of the registry  the run that it announces
+    opinion, after its run id                of its kind      its author, and what it is about
     a run's manifest, an order of its owner  of their own     none: these values are *plain*
 
 hivemind 1.1.12 keeps a value as MessagePack (`bin`). A packed subkey is a tag. All values under one key with
@@ -27,6 +28,7 @@ from protocols.errors import Malformed
 from protocols.signed import msgpack_guard
 from protocols.signed.envelope import RUN_ID_BYTES
 from protocols.signed.identity import SIGNATURE_BYTES
+from protocols.signed.opinions import is_opinion, open_opinion, opinions_key
 from protocols.signed.records import RECORD_LIMIT, manifest_key, open_manifest, open_record, stage_key
 from protocols.signed.registry_entry import LISTING_BYTES, RUNS_KEY, open_listing
 from protocols.signed.stored_orders import STORED_ORDER_LIMIT, is_stored_order, open_stored_order, order_key
@@ -90,8 +92,8 @@ class Item:
 
 def verify_value(value: bytes, *, plain: bool) -> VerifiedValue:
     """Verify a stored value's signature and return what it says about itself: its key, subkey and times. The
-    value is MessagePack `bin`. If `plain`, it must be a manifest or an order. Otherwise it must be a record
-    or a registry entry. Raises a WireError if it is invalid."""
+    value is MessagePack `bin`. If `plain`, it must be a manifest or an order. Otherwise it must be a record,
+    a registry entry or an opinion. Raises a WireError if it is invalid."""
     content_limit = _PLAIN_LIMIT if plain else RECORD_LIMIT
     msgpack_guard.check(value, content_limit + _HEAD_BYTES)
     content = unpack_value(value)
@@ -109,6 +111,11 @@ def verify_value(value: bytes, *, plain: bool) -> VerifiedValue:
     if len(content) == LISTING_BYTES:  # A registry entry; no record is as short.
         key, subkey = key_id(RUNS_KEY), open_listing(content).run_id
         return VerifiedValue(key, subkey=subkey, sequence=0, issued_seconds=0.0, expires_seconds=None)
+    if is_opinion(content):
+        opinion = open_opinion(content)
+        key = key_id(opinions_key(opinion.run_id, opinion.kind))
+        issued_seconds = opinion.sequence / 1e6
+        return VerifiedValue(key, opinion.subkey, opinion.sequence, issued_seconds, opinion.expires_seconds)
     run = RunId(content[:RUN_ID_BYTES].hex())
     if len(content) <= RUN_ID_BYTES:
         raise Malformed("a stored record without a run id")

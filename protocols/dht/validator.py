@@ -2,7 +2,7 @@
 
 `DHTNode` gets this gate (`ValidatedP2P`) instead of its `P2P`. The gate sees every request and response as
 protobuf before hivemind decodes the MessagePack inside. It removes everything except signed values: a peer's
-record, a run's manifest, an owner's order, and a registry entry (protocols/signed). The validators of
+record, a run's manifest, an owner's order, a registry entry, an opinion (protocols/signed). The validators of
 hivemind run too late: it decodes dictionaries first, and a deeply nested one kills the process (measured).
 
 A value stands under a key. Several values under one key form a dictionary by subkey; a tag is a packed

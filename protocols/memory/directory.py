@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from protocols.errors import Malformed, PeerGone, Unreachable
 from protocols.memory.conditions import Direction
+from protocols.signed.opinions import OPINION_SECONDS, OpinionKind, SignedOpinion, opinions_in_force
 from protocols.signed.orders import SignedOrder
 from protocols.signed.records import RECORD_SECONDS, SKEW_SECONDS, Remembered, open_manifest, open_record
 from protocols.signed.registry_entry import open_listing
@@ -32,6 +33,7 @@ class ReachableNetwork(Protocol):
     manifests: dict[RunId, bytes]
     orders: dict[tuple[RunId, PeerId], SignedOrder]
     listings: set[RunId]
+    opinions: dict[str, SignedOpinion]
 
     @property
     def transports(self) -> Mapping[PeerId, ProcessLiveness]: ...
@@ -117,6 +119,22 @@ class MemoryDirectory:
         """Return the ids of the runs in the registry."""
         await asyncio.sleep(0)
         return sorted(self._network.listings)
+
+    async def put_opinion(self, opinion: SignedOpinion, deadline_seconds: float) -> bool:
+        """Store an opinion, unless a newer one of its author is stored. Returns False if this peer reaches no
+        other. Raises Malformed for one that has expired or was signed in the future."""
+        if not self.now() < opinion.expires_seconds <= self.now() + OPINION_SECONDS + SKEW_SECONDS:
+            raise Malformed("an opinion that has expired, or was signed in the future")
+        await asyncio.sleep(0)
+        older = self._network.opinions.get(opinion.subkey)
+        if older is None or older.sequence <= opinion.sequence:
+            self._network.opinions[opinion.subkey] = opinion
+        return self._reaches_others()
+
+    async def opinions(self, run: RunId, kind: OpinionKind, deadline_seconds: float) -> list[SignedOpinion]:
+        """Return the opinions in force."""
+        await asyncio.sleep(0)
+        return opinions_in_force(self._network.opinions.values(), run, kind, self.now())
 
     async def ask(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
         """Check that the process of `peer` answers. Raises Unreachable at once if nothing listens there.

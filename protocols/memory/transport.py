@@ -24,6 +24,7 @@ from protocols.memory.directory import MemoryDirectory
 from protocols.messages.table import Lane, Message, encode
 from protocols.messages.terms import ANYTHING, Terms
 from protocols.ports import Arrived, FindChunk, FindText, Progressed, Receiver
+from protocols.signed.opinions import SignedOpinion
 from protocols.signed.orders import SignedOrder
 from swarmnet.identifiers import PeerId, RunId
 
@@ -301,6 +302,8 @@ class MemoryNetwork:
         self.manifests: dict[RunId, bytes] = {}
         self.orders: dict[tuple[RunId, PeerId], SignedOrder] = {}
         self.listings: set[RunId] = set()
+        self.opinions: dict[str, SignedOpinion] = {}
+        """Maps subkey to the newest opinion."""
         self._directions: dict[tuple[PeerId, PeerId], Direction[MemoryLink]] = {}
 
     def directory(self, peer: PeerId) -> MemoryDirectory:

@@ -49,6 +49,7 @@ class EnvelopeKind(IntEnum):
     RECEIPT = 8
     SLICES = 9
     MODERATION = 10
+    OPINION = 11
 
 
 @dataclass(frozen=True, slots=True)

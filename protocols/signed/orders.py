@@ -60,6 +60,8 @@ class OrderDocument(Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """Pairs of (first round, shares of the sources). A shorter array may end before them."""
     dismissed: bool = False
     """Whether bans by moderators do not count. A shorter array may end before it."""
+    rollbacks: tuple[Name, ...] = ()
+    """Banned peers whose contributions leave the open rounds. A shorter array may end before them."""
 
 
 _decoder: msgspec.msgpack.Decoder[OrderDocument] = msgspec.msgpack.Decoder(OrderDocument)
@@ -98,6 +100,7 @@ def seal_order(identity: Identity, run_id: RunId, order: OwnerOrders) -> SignedO
         ends=order.ends,
         mixtures=tuple((change.from_round, change.weights) for change in order.mixtures),
         dismissed=order.dismissed,
+        rollbacks=tuple(ban.peer for ban in order.bans if ban.rolls_back),
     )
     payload = _encode(document)
     size = len(payload) + ENVELOPE_BYTES
@@ -112,12 +115,14 @@ def _encode(document: OrderDocument) -> bytes:
     """Encode an order. Older programs refuse an array that has fields added later, so the array ends before
     those that the order does not use."""
     fields: list[object] = msgspec.to_builtins(document, builtin_types=(bytes,))
-    if not document.dismissed:
+    if not document.rollbacks:
         del fields[-1]
-        if not document.mixtures:
+        if not document.dismissed:
             del fields[-1]
-            if not document.rates and document.ends is None:
-                del fields[-2:]
+            if not document.mixtures:
+                del fields[-1]
+                if not document.rates and document.ends is None:
+                    del fields[-2:]
     return msgspec.msgpack.encode(fields)
 
 
@@ -136,6 +141,8 @@ def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> Signe
         raise Malformed("an order with a stage or round, or without a sequence")
     if document.chains is not None:
         raise Malformed("chains are no longer spoken; the owner has to give the order again")
+    if set(document.rollbacks) - {peer for peer, _ in document.bans}:
+        raise Malformed("an order that takes contributions of a peer out of rounds without banning it")
     texts = [document.reason, *(why for _, why in document.bans), *(why for _, why in document.withdrawn)]
     if not all(text.isprintable() for text in texts):
         raise Malformed("an order whose reason is not one line of text")
@@ -144,7 +151,9 @@ def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> Signe
         reason=document.reason,
         paused=document.paused,
         checkpoint=document.checkpoint,
-        bans=tuple(Ban(PeerId(peer), why) for peer, why in document.bans),
+        bans=tuple(
+            Ban(PeerId(peer), why, rolls_back=peer in document.rollbacks) for peer, why in document.bans
+        ),
         withdrawn=tuple(Withdrawal(digest.hex(), why) for digest, why in document.withdrawn),
         revoked=tuple(invite.hex() for invite in document.revoked),
         rates=tuple(RateChange(from_round, factor) for from_round, factor in document.rates),

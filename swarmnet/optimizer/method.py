@@ -25,6 +25,7 @@ from swarmnet.optimizer.local_steps.reduced_steps import ReducedSteps
 from swarmnet.optimizer.low_rank.low_rank import LowRank
 from swarmnet.optimizer.mean_gradient import GradientError
 from swarmnet.optimizer.reduced_votes import ReducedVotes
+from swarmnet.optimizer.secure_sums.masked_votes import MaskedVotes
 from swarmnet.optimizer.sign_muon import SignMuon
 from swarmnet.optimizer.sign_votes import VoteMethod
 from swarmnet.optimizer.step import Step
@@ -269,4 +270,6 @@ def method_of(manifest: Manifest, layout: Layout, device: torch.device | str = "
         return (ReducedExperts if mixed else ReducedSteps)(manifest, layout, torch.device(device))
     if mixed:
         return ExpertShardSteps(manifest, layout, torch.device(device))
+    if manifest.sync.secure_owners:
+        return MaskedVotes(manifest, layout, torch.device(device))
     return METHODS[manifest.sync.method](manifest, layout, torch.device(device))

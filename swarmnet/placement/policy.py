@@ -90,8 +90,8 @@ class MoveRules:
     """The link of this peer."""
     groups: int = 1
     """Expert groups of the model; a peer trains one of them."""
-    snapshot_interval: int = 16
-    """Rounds until the run's first snapshot (`Rounds.snapshot_interval`)."""
+    rounds_from_seed: int = 20
+    """Rounds in which a stage without weights begins from the seed (`Rounds.rounds_from_seed`)."""
 
     def does(self, stage: int, speed: float, line: LinkBandwidth) -> float:
         """Return the microbatches per second that a peer's compute (`speed`) and link allow at a stage."""
@@ -197,7 +197,7 @@ def summarize_records(seen: Iterable[tuple[PeerId, ObservedPeer]], rules: MoveRu
     medians = View(
         capacities=(), peers=len(peers), usual=usual, shares=shares, usual_line=usual_line, by_lines=by_lines
     )  # Still without capacities: they are computed with these medians.
-    stuck = frozenset(stuck_stages([record for _, record in peers], rules.snapshot_interval))
+    stuck = frozenset(stuck_stages([record for _, record in peers], rules.rounds_from_seed))
     capacities, intents = [0.0] * len(work), []
     brings_by_peer: list[list[float]] = []  # What each peer with a known link would carry at each stage.
     for peer, record in peers:
@@ -419,7 +419,7 @@ def move_rules(
         gossip=gossip_per_peer(manifest),
         line=line,
         groups=manifest.model.experts.groups,
-        snapshot_interval=manifest.rounds.snapshot_interval,
+        rounds_from_seed=manifest.rounds.rounds_from_seed,
     )
 
 

@@ -45,12 +45,12 @@ class OnDisk:
     round: int
 
 
-def stuck_stages(peers: Iterable[HasStage], snapshot_interval: int) -> dict[int, int]:
-    """Return the stages in which all peers wait for weights, and how many wait there. It is empty before the
-    run's first snapshot: until then a peer without weights begins from the seed."""
+def stuck_stages(peers: Iterable[HasStage], rounds_from_seed: int) -> dict[int, int]:
+    """Return the stages in which all peers wait for weights, and how many wait there. It is empty in the
+    run's first `rounds_from_seed` rounds: until then a peer without weights begins from the seed."""
     peers = [peer for peer in peers if peer.stage >= 0]
     rounds = [peer.round for peer in peers if not peer.waits]
-    if not rounds or median_low(rounds) < snapshot_interval:
+    if not rounds or median_low(rounds) < rounds_from_seed:
         return {}
     served = {peer.stage for peer in peers if not peer.waits}
     waiting = Counter(peer.stage for peer in peers if peer.stage not in served)

@@ -56,16 +56,25 @@ class ContributorFilter:
         self.convicted: Mapping[PeerId, int] = {}
         """Peers that are proven faulty, and the first round from which they have no weight (audits.py)."""
 
-    def bar(self, peers: Iterable[PeerId], current: int) -> None:
+    def bar(
+        self,
+        peers: Iterable[PeerId],
+        current: int,
+        rolled_back: Container[PeerId] = frozenset(),
+        settled: int = -1,
+    ) -> None:
         """Replace the peers that the owner has banned. `current`: the current round; -1 before the first.
 
         The order reaches peers at different times, so a ban begins more than `window` rounds ahead, at a
-        multiple of `snapshot_interval`. Most peers then ban the same rounds. An earlier ban is kept."""
+        multiple of `snapshot_interval`. Most peers then ban the same rounds. The bans of peers in
+        `rolled_back` begin with the rounds that are open now, after round `settled`. An earlier ban is
+        kept."""
         interval = self._rules.snapshot_interval
         first = 0
         if current >= 0:
             first = ((current + self._rules.window) // interval + 1) * interval
-        self._banned = {peer: self._banned.get(peer, first) for peer in peers}
+        first_of = {peer: settled + 1 if peer in rolled_back else first for peer in peers}
+        self._banned = {peer: min(self._banned.get(peer, start), start) for peer, start in first_of.items()}
 
     def counts(self, contributor: PeerId, round: int) -> bool:
         """Return whether contributions of a peer to a round have weight. It must belong to the group, and not

@@ -228,6 +228,14 @@ class Convicted:
 
 
 @dataclass(frozen=True, slots=True)
+class RollbackOrdered:
+    """The run's owner takes the contributions of these peers out of all open rounds. They replace the peers
+    of earlier orders."""
+
+    peers: frozenset[PeerId]
+
+
+@dataclass(frozen=True, slots=True)
 class Unanswered:
     """A reducer was asked in `round` for the slices of a result, and did not send them."""
 
@@ -262,6 +270,7 @@ Event = (
     | NeighbourLeft
     | GroupSizeChanged
     | RatesOrdered
+    | RollbackOrdered
     | EndOrdered
     | ProcessSuspended
     | Convicted

@@ -102,6 +102,8 @@ class GroupRounds:
             open_round=self.open_round,
         )
         self.offers = offers or OwnContributions(rules, draw)
+        self.rolled_back: dict[PeerId, int] = {}
+        """Peers whose contributions the owner takes out, and the first round that was open then."""
         self.reducing: ReductionSchedule | None = None
         if draw is not None:
             self.reducing = ReductionSchedule(
@@ -198,6 +200,8 @@ class GroupRounds:
                     self.pulls.helpers = self.reducing.helpers
             case events.RatesOrdered(rates):
                 self._adopt_rates(rates, now)
+            case events.RollbackOrdered(peers):
+                self._roll_back(peers, now)
             case events.EndOrdered(last):
                 self.last = last
             case events.ProcessSuspended(seconds):
@@ -417,6 +421,19 @@ class GroupRounds:
                     state.sealed_at = now  # The timeout starts again, so that other peers receive the proof.
         self.gossip.changed(URGENT_SECONDS)
 
+    def _roll_back(self, peers: frozenset[PeerId], now: float) -> None:
+        """Take the contributions of `peers` out of the open rounds, like those of faulty peers. The order
+        reaches peers at different times; those that settled a round before keep its set, and the group adopts
+        one of both."""
+        for peer in peers - self.rolled_back.keys():
+            self.rolled_back[peer] = self.settled + 1
+            if self.admission.convicted.get(peer, self.settled + 2) > self.settled + 1:
+                self._convict(peer, self.settled + 1, now)
+        for peer in self.rolled_back.keys() - peers:
+            first = self.rolled_back.pop(peer)
+            if self.admission.convicted.get(peer) == first:
+                del self.admission.convicted[peer]
+
     def _is_sealed(self, number: int) -> bool:
         """Return whether it is too late to contribute: sealed or settled, here or by half in sight."""
         if number <= self.settled or (number in self.rounds and self.rounds[number].sealed):
@@ -511,12 +528,6 @@ class GroupRounds:
         self._effects += self.gossip.relays(self.same_branch_peers, self.settled, now)
         self._send_progress(now)
 
-    def _count_contributors(self, state: RoundSet) -> int:
-        """Return how many peers contributed to a set, as far as they are known."""
-        if self.reducing is None:
-            return len(state.held)
-        return len(self.offers.contributors(state.held.values()))
-
     def _settle(self, number: int, now: float) -> None:
         """Settle a round with the set that is held here, and forget what only its open state needed."""
         state = self.rounds.pop(number)
@@ -532,7 +543,7 @@ class GroupRounds:
         references = tuple(reference for _, reference in sorted(state.held.items()))
         self.offers.settled(number, references)
         recent = (self.history.get(number - age) for age in range(self.rules.window))
-        self.open_round.contributors = max(self._count_contributors(each) for each in recent if each)
+        self.open_round.contributors = max(self.offers.count_contributors(each) for each in recent if each)
         self._effects.append(events.SettleRound(number, references, self.chain.value))
         self.gossip.changed(URGENT_SECONDS)
 

@@ -266,6 +266,10 @@ class OwnContributions:
                 tags.update(contributor.peer for contributor in table.contributors)
         return frozenset(tags)
 
+    def count_contributors(self, state: RoundSet) -> int:
+        """Return how many peers contributed to a set, as far as they are known."""
+        return len(state.held if self.draw is None else self.contributors(state.held.values()))
+
     def settled(self, round: int, references: tuple[Reference, ...]) -> None:
         """Record the settled set of a round on this branch. Beyond `MAX_REFERENCES` references in all, the
         oldest sets are forgotten."""

@@ -59,11 +59,13 @@ class LocalStepConfig(MethodConfig):
     shards: int = 16
     outer_lr: float = 1.0
     """Factor on the mean delta in the group's step."""
+    weights: str = "equal"
 
     introduction: ClassVar[str] = (
         "The others are local-step methods: a peer runs its own optimizer and sends weight deltas."
     )
     can_shard: ClassVar[bool] = True
+    can_weigh_tokens: ClassVar[bool] = True
     loss_law: ClassVar[LossLaw] = LossLaw(scale=1.045, peers_exponent=0.047, bits_exponent=0.029)
     preset_keys: ClassVar[tuple[str, ...]] = (
         "inner_optimizer",
@@ -83,6 +85,11 @@ class LocalStepConfig(MethodConfig):
     def settles_momentum(self) -> bool:
         """Whether the group settles an outer momentum in addition to the weights."""
         return self.outer_thousandths[1] > 0
+
+    @property
+    def weighs_by_tokens(self) -> bool:
+        """Whether contributions weigh by their number of tokens (`sync.weights`)."""
+        return self.weights == "tokens"
 
     @property
     def is_sharded(self) -> bool:
@@ -119,9 +126,10 @@ class LocalStepConfig(MethodConfig):
     def problems(self) -> list[Problem]:
         return [
             (
-                self.is_sharded and self.delta_codec == "topk-2bit",
+                self.is_sharded and (self.delta_codec == "topk-2bit" or self.weighs_by_tokens),
                 "sync.topology: with topk-2bit each peer sends other values, so their mean takes more bytes "
-                "than they do; write all-gather, or set sync.delta_codec",
+                "than they do, and a reducer's mean of four bits has no weights by tokens; write all-gather, "
+                "or set sync.delta_codec or sync.weights",
             ),
         ]
 

@@ -20,6 +20,7 @@ from swarmnet.run.schema import (
     STANDARD_LIBRARY,
     WIRE_VERSION,
     Data,
+    DocumentPrivacy,
     Experts,
     Lora,
     ModelShape,
@@ -46,6 +47,10 @@ MAX_PATTERNS, MAX_PATTERN_CHARACTERS, MAX_LAYERS = 16, 128, 1024
 """Limits of `sync.trainable` and of a model that uses it, so that matching an untrusted manifest is cheap."""
 MAX_STRETCH = 1e6
 """Maximum of the factors of `model.rope_scaling`: larger ones are typing errors."""
+MAX_EPSILON = 100.0
+"""Maximum of `data.privacy.epsilon`: more protects nothing, so it is a typing error."""
+MAX_PRIVATE_EPOCHS = 1000
+"""Maximum of `data.privacy.epochs`: the noise grows with their root."""
 MAX_STAGES = 4096
 """Maximum number of stages: peers read the records of every stage."""
 MAX_BODY_BYTES = 32 << 20
@@ -79,6 +84,7 @@ def check(manifest: Manifest) -> None:
         *_expert_merging_rows(model),
         *_initial_weights_rows(manifest),
         *_sync_rows(manifest.sync),
+        *_private_rows(manifest),
         *((True, problem) for problem in between_stages),
     ]
     for is_wrong, message in problems:
@@ -311,6 +317,11 @@ def _experts_rows(model: ModelShape, sync: Sync) -> list[Problem]:
             "model.experts: groups and merge_rounds cannot be combined with sync.trainable or model.lora; "
             "leave one of them out",
         ),
+        (
+            experts.groups > 1 and sync.weights == "tokens",
+            "sync.weights: the peers of an expert group count alike; write equal, or set "
+            "model.experts.groups: 1",
+        ),
     ]
 
 
@@ -472,6 +483,69 @@ def _data_rows(data: Data) -> list[Problem]:
     ]
 
 
+def _private_rows(manifest: Manifest) -> list[Problem]:
+    """Return the rules about `data.private` and `data.privacy`."""
+    data, privacy = manifest.data, manifest.data.privacy
+    facts = [(each.shared == "peers", each.index, each.sha256, each.bytes, each.documents, each.files)
+             for each in data.sources]  # fmt: skip
+    rows: list[Problem] = [
+        (
+            len(manifest.stages) > 1,
+            f"data.private: with {len(manifest.stages)} stages, hidden states and labels of the text would "
+            f"go to other peers; set stages: [{manifest.model.num_hidden_layers}]",
+        ),
+        (
+            len(data.sources) != 1 or data.sources[0].path == STANDARD_LIBRARY,
+            "data.private: each peer file names one text of its owner; write one source such as "
+            "{name: own, path: own}",
+        ),
+        (
+            any(any(each) for each in facts),
+            "data.private: no peer names or hashes a private text; leave index, sha256, bytes, documents, "
+            "files and shared out of data.sources",
+        ),
+        (
+            manifest.sync.weights == "agreement",
+            "data.private: sync.weights: agreement compares peers, and an owner of unlike text would lose "
+            "weight; set sync.weights: equal or tokens",
+        ),
+        (
+            bool(data.tokenizer_sha256),
+            "data.private: a private run shares no text and no tokenizer; leave data.tokenizer_sha256 out",
+        ),
+    ]
+    noise: list[Problem] = [
+        (not data.private, "data.privacy: protects private text only; set data.private: true"),
+        (
+            not 0 < privacy.epsilon <= MAX_EPSILON
+            or not 0 < privacy.delta < 1
+            or not 0 < privacy.max_norm < inf,
+            f"data.privacy: epsilon is {privacy.epsilon:g}, delta {privacy.delta:g}, max_norm "
+            f"{privacy.max_norm:g}; epsilon must lie above 0, up to {MAX_EPSILON:g}, delta in (0, 1), and "
+            "max_norm above 0",
+        ),
+        (
+            not 1 <= privacy.epochs <= MAX_PRIVATE_EPOCHS,
+            f"data.privacy.epochs is {privacy.epochs}; it must lie in 1 to {MAX_PRIVATE_EPOCHS}",
+        ),
+        (
+            data.format != "text",
+            f"data.privacy: documents of data.format: {data.format} are not excerpted; set format: text",
+        ),
+        (
+            manifest.model.experts.num_experts > 0,
+            "data.privacy: works without model.experts only, whose load would show what a document is about; "
+            "leave model.experts out",
+        ),
+    ]
+    secure = (
+        manifest.sync.secure_owners > 0 and not (data.private and manifest.access == "invite"),
+        "sync.secure_owners: works in a private run by invite only, because one person's keys could be all "
+        "other owners; set data.private: true and access: invite",
+    )
+    return [secure, *(rows if data.private else []), *(noise if privacy != DocumentPrivacy() else [])]
+
+
 def _sync_rows(sync: Sync) -> list[Problem]:
     """Return the rules about `sync`: those of all methods' keys, then those of the run's own method."""
     is_local, config = sync.local_steps is not None, sync.config
@@ -496,6 +570,14 @@ def _sync_rows(sync: Sync) -> list[Problem]:
             sync.weights == "agreement" and not config.can_weigh,
             "sync.weights: agreement does not work with this method; set sync.method to "
             f"{', '.join(name for name, each in METHOD_CONFIGS.items() if each.can_weigh)}",
+        ),
+        (
+            sync.secure_owners > 0 and not config.can_mask,
+            "sync.secure_owners: only votes of sign-muon are masked; set sync.method: sign-muon",
+        ),
+        (
+            sync.weights == "tokens" and not config.can_weigh_tokens,
+            f"sync.weights: tokens works with local-step methods only: {methods}",
         ),
         (sync.learning_rate <= 0, f"sync.learning_rate is {sync.learning_rate:g}; it must be positive"),
     ]

@@ -58,6 +58,10 @@ class MethodConfig:
     """Whether the method works with `sync.topology: sharded-reduce`."""
     can_weigh: ClassVar[bool] = False
     """Whether the method works with `sync.weights: agreement`. A run file without the key then means it."""
+    can_weigh_tokens: ClassVar[bool] = False
+    """Whether the method works with `sync.weights: tokens`."""
+    can_mask: ClassVar[bool] = False
+    """Whether the method works with `sync.secure_owners`."""
     orthogonalizes_gradients: ClassVar[bool] = False
     """Whether a contribution takes Newton-Schulz steps on the matrices of layers."""
     loss_law: ClassVar[LossLaw] = LossLaw(scale=1.055)

@@ -1,10 +1,11 @@
 """Orders of a run's owner: one complete document per run, of which the newest is valid.
 
 No order changes what a group has settled, so the time of arrival does not matter. Most orders stop new
-microbatches, links or documents. A learning rate is part of the sets that a group settles afterwards
-(`rates.py`). An end is a round after which the group makes no contributions.
+microbatches, links or documents. A roll-back takes contributions out of rounds that have not settled. A
+learning rate is part of the sets that a group settles afterwards (`rates.py`). An end is a round after which
+the group makes no contributions.
 
-`pause`, `resume`, `checkpoint`, `ban`, `dismiss`, `withdraw`, `revoke`, `rate`, `mixture` and others return
+`pause`, `resume`, `checkpoint`, `ban`, `roll_back`, `withdraw`, `revoke`, `rate` and others return
 the next document: the orders in force (`held`) with one change. They raise OrderError if nothing would
 change.
 """
@@ -40,6 +41,8 @@ class Ban:
     peer: PeerId
     reason: str
     by: Literal["owner", "moderators"] = "owner"
+    rolls_back: bool = False
+    """Whether its contributions are also taken out of the rounds that are still open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,10 @@ class OwnerOrders:
     def banned(self, peer: PeerId) -> Ban | None:
         """Return the ban of a peer; None if it is not banned."""
         return next((ban for ban in self.bans if ban.peer == peer), None)
+
+    def rolled_back(self) -> frozenset[PeerId]:
+        """Return the peers whose contributions leave the open rounds."""
+        return frozenset(ban.peer for ban in self.bans if ban.rolls_back)
 
     def with_bans_of(self, moderators: OwnerOrders | None, owner: PeerId) -> OwnerOrders:
         """Return the owner's orders with the bans by moderators. They cannot ban the owner, and their bans do
@@ -119,6 +126,15 @@ def checkpoint(held: OwnerOrders, reason: str) -> OwnerOrders:
 def ban(held: OwnerOrders, peer: PeerId, reason: str) -> OwnerOrders:
     _check_change(reason, held.banned(peer) is not None, f"{peer} is banned already")
     return replace(held, reason=reason, bans=(*held.bans, Ban(peer, reason)))
+
+
+def roll_back(held: OwnerOrders, peer: PeerId, reason: str) -> OwnerOrders:
+    """Return the orders that ban a peer and take its contributions out of the open rounds."""
+    known = held.banned(peer)
+    rolls_back = known is not None and known.rolls_back
+    _check_change(reason, rolls_back, f"{peer} is rolled back already")
+    bans = _without(held.bans, lambda ban: ban.peer == peer)
+    return replace(held, reason=reason, bans=(*bans, Ban(peer, reason, rolls_back=True)))
 
 
 def unban(held: OwnerOrders, peer: PeerId, reason: str) -> OwnerOrders:
@@ -221,7 +237,8 @@ def describe_changes(old: OwnerOrders, new: OwnerOrders) -> list[str]:
     if new.dismissed != old.dismissed:
         lines.append("bans by moderators do not count" if new.dismissed else "bans by moderators count again")
     lines += [
-        f"{ban.peer} is banned{' by moderators' * (ban.by == 'moderators')}: {ban.reason}"
+        f"{ban.peer} is banned{' by moderators' * (ban.by == 'moderators')}"
+        f"{' and taken out of open rounds' * ban.rolls_back}: {ban.reason}"
         for ban in new.bans
         if ban not in old.bans
     ]

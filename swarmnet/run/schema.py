@@ -254,6 +254,21 @@ class InitCheckpoint:
     """Digest of each stage's initial weights, which every peer checks. Publishing fills it in."""
 
 
+@dataclass(frozen=True, slots=True)
+class DocumentPrivacy:
+    """Differential privacy of every document in a private run (`swarmnet/model/document_privacy.py`)."""
+
+    epsilon: float = 0.0
+    """Privacy loss of a document over the whole run: all that its owner sends is (epsilon, delta)-private.
+    `0`: no clipping and no noise. 8 is weak, 3 stronger."""
+    delta: float = 1e-5
+    """Probability with which epsilon may be exceeded. Choose less than 1 / documents of an owner."""
+    epochs: int = 1
+    """How often each document is used. Then its owner contributes no more. More epochs need more noise."""
+    max_norm: float = 1.0
+    """2-norm to which the gradient of each document's mean loss is clipped."""
+
+
 SamplingName = Literal["random", "epoch"]
 FormatName = Literal["text", "messages"]
 
@@ -286,6 +301,16 @@ class Data:
     chat_template_sha256: str = field(default="", metadata={ADDED: True})
     """SHA-256 of the chat template and the tokens that it names, by which peers fetch it. Publishing fills it
     in with `format: messages`."""
+    private: bool = field(default=False, metadata={ADDED: True})
+    """Each peer trains on a text of its own, which never leaves its machine: no peer compares, names, hashes
+    or sends it. Needs one stage and one source without facts (docs/private.md)."""
+    privacy: DocumentPrivacy = field(default=DocumentPrivacy(), metadata={ADDED: True})
+    """Clip and noise the gradients of documents, with `private: true`."""
+
+    @property
+    def adds_noise(self) -> bool:
+        """Whether the gradients of documents are clipped and noised."""
+        return self.privacy.epsilon > 0.0
 
     @property
     def is_library_alone(self) -> bool:
@@ -311,6 +336,13 @@ class Rounds:
     anyway."""
     snapshot_interval: int = 16
     """Settled rounds between two snapshots, from which new peers start."""
+
+    @property
+    def rounds_from_seed(self) -> int:
+        """Until other stages have settled this many rounds, a stage that lost all weights begins from the
+        seed. It may have had no snapshot: the first is of `snapshot_interval` rounds, and stages settle up to
+        about `window` rounds apart."""
+        return self.snapshot_interval + self.window
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,9 +429,13 @@ class Sync:
     shards: int = field(default=16, metadata={ADDED: True})
     """sharded-reduce: slices per contribution. Each has its own reducers."""
     weights: WeightsName = field(default="equal", metadata={ADDED: True})
-    """sign-muon: weight of each peer's votes. `equal`: all count in full. `agreement`: votes that disagree
-    with those of others count less or not at all, and copies share one vote. Publishing writes the default
-    of the run file into the manifest."""
+    """Weight of each peer's contributions. `equal`: all count in full. `agreement` (sign-muon): votes that
+    disagree with those of others count less or not at all, and copies share one vote. `tokens` (local-step
+    methods): by the tokens that a peer trained, at most twice the median. Publishing writes the default of
+    the run file into the manifest."""
+    secure_owners: int = field(default=0, metadata={ADDED: True})
+    """sign-muon: mask votes, so that no peer sees those of another, only sums. The largest number of owners,
+    3 to 255. `0`: votes are not masked."""
     trainable: tuple[str, ...] = field(default=(), metadata={ADDED: True})
     """Parameters to train, as Hugging Face names or patterns (`*.mlp.*`); the rest are frozen and not sent.
     Empty: all. With LoRA, the factors are trained, and these in addition."""
@@ -450,6 +486,23 @@ class Moderators:
 
 
 @dataclass(frozen=True, slots=True)
+class Provider:
+    """The provider of the model and its copyright policy, for the public summary of training content
+    (`swarmnet report`). The template of the European Commission asks for them."""
+
+    name: str = ""
+    """Legal name of the person or organization that provides the model."""
+    representative: str = ""
+    """Authorised representative in the EU, with contact, if the provider is elsewhere."""
+    copyright_policy: str = ""
+    """Policy to comply with copyright, or its address."""
+    opt_outs: str = ""
+    """How reservations against text and data mining (robots.txt and others) were respected."""
+    illegal_content: str = ""
+    """How illegal content was kept out of the text."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunKeys:
     """All keys of one run."""
 
@@ -482,6 +535,7 @@ class RunKeys:
     """Purpose of the model, for people who consider joining."""
     contact: str = ""
     """How to reach the run's owner."""
+    provider: Provider = field(default=Provider(), metadata={ADDED: True})
     moderators: Moderators = field(default=Moderators(), metadata={ADDED: True})
     license: str = field(default="", metadata={ADDED: True})
     """SPDX licence of the trained model, such as `apache-2.0`, for the exported model card."""

@@ -17,7 +17,7 @@ from swarmnet.run.method_config import CHUNK, FLOAT_BYTES, MUON_RMS, MethodConfi
 SelectionName = Literal["top-k", "group"]
 TransformName = Literal["hadamard", "dct", "fine-dct"]
 ChunkingName = Literal["flat", "tiled"]
-WeightsName = Literal["equal", "agreement"]
+WeightsName = Literal["equal", "agreement", "tokens"]
 MAX_RANK = 1024
 """Maximum rank for which a step's exact sums do not overflow (`swarmnet/optimizer/low_rank/exact.py`)."""
 CUT_BYTES = FLOAT_BYTES
@@ -25,6 +25,8 @@ CUT_BYTES = FLOAT_BYTES
 COUNT_BITS = 4
 """Bits per number of a reducer's count of votes, for 8 to 15 contributors
 (`swarmnet/optimizer/reduced_votes.py`)."""
+MAX_OWNERS = 255
+"""Maximum of `sync.secure_owners`: a count of votes is computed in one byte."""
 BOTH_BYTES = 2 * FLOAT_BYTES
 """Temporary memory of methods with both directions and votes: the residual as weights, and what is sent."""
 
@@ -101,8 +103,11 @@ class SignMuonConfig(MethodConfig):
     topology: TopologyName = "all-gather"
     small_model_rate: float = 1.6e-2
     weights: WeightsName = "equal"
+    secure_owners: int = 0
+    """Owners whose votes are masked at most; 0: votes are sent as they are."""
 
     can_shard: ClassVar[bool] = True
+    can_mask: ClassVar[bool] = True
     orthogonalizes_gradients: ClassVar[bool] = True
     loss_law: ClassVar[LossLaw] = LossLaw(
         scale=1.034, peers_exponent=0.0111, bits_exponent=0.0225, error=0.018, fitted_peers=64
@@ -119,8 +124,31 @@ class SignMuonConfig(MethodConfig):
     def weighs_by_agreement(self) -> bool:
         return self.weights == "agreement"
 
+    @property
+    def vote_bits(self) -> int:
+        """Bits of a vote in a contribution: 1, or with masks as many as count all owners."""
+        return max(1, self.secure_owners.bit_length())
+
+    def key_problems(self) -> list[Problem]:
+        return [
+            (
+                self.secure_owners != 0 and not 3 <= self.secure_owners <= MAX_OWNERS,
+                f"sync.secure_owners is {self.secure_owners}; it must lie in 3 to {MAX_OWNERS}, or be 0: "
+                "with two, each knows the other's votes from the sum",
+            ),
+        ]
+
+    def problems(self) -> list[Problem]:
+        return [
+            (
+                self.secure_owners > 0 and (self.weighs_by_agreement or self.topology == "sharded-reduce"),
+                "sync.secure_owners: masked votes can be neither compared nor cut among reducers; set "
+                "sync.weights: equal and sync.topology: all-gather",
+            ),
+        ]
+
     def contribution_bytes(self, sizes: StageSizes) -> float:
-        return MethodConfig.contribution_bytes(self, sizes) / self.fragments
+        return MethodConfig.contribution_bytes(self, sizes) / self.fragments * self.vote_bits
 
     def result_bytes(self, size: int) -> float:
         return size / self.fragments * COUNT_BITS / 8

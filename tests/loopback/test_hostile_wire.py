@@ -40,6 +40,7 @@ from protocols.dht.validator import ValidatedP2P
 from protocols.errors import WireError
 from protocols.messages.table import PeerRecord
 from protocols.signed.identity import Identity, create, verify
+from protocols.signed.opinions import OpinionDocument, opinions_key, seal_opinion
 from protocols.signed.orders import seal_order
 from protocols.signed.records import RECORD_SECONDS, manifest_key, seal_record, stage_key
 from protocols.signed.registry_entry import RUNS_KEY, seal_listing
@@ -171,7 +172,35 @@ async def test_an_order_and_a_listing_pass_and_an_older_order_replaces_nothing(g
     assert gate.orders[place][1] == newer, "readers keep the newest that anybody showed"
 
 
+def opinion(identity=ALICE, document="", age=0.0):
+    return seal_opinion(identity, RUN, OpinionDocument(document, "good"), time.time() - age)
+
+
+def opinion_item(opinion, key=None, subkey=None, expires=None):
+    return (
+        key_id(key or opinions_key(RUN, opinion.kind)),
+        tag(subkey or opinion.subkey),
+        stored_value(opinion.data),
+        expires or opinion.expires_seconds - 1,
+    )
+
+
+async def test_opinions_pass_and_an_older_one_of_the_same_author_replaces_nothing(gate):
+    newer, older = opinion(), opinion(age=60.0)
+    objections = [opinion(document=f"place {number}") for number in range(20)]
+    ok, reached = await stored(gate, opinion_item(newer), *map(opinion_item, objections))
+    assert ok == [True] * 21
+    assert len(reached) == 21
+    assert (await stored(gate, opinion_item(older)))[0] == [False]
+
+
 FORGERIES = {
+    "an endorsement as an objection": lambda: opinion_item(opinion(), key=opinions_key(RUN, "objection")),
+    "an opinion on another run": lambda: opinion_item(opinion(), key=opinions_key(OTHER_RUN, "endorsement")),
+    "another's opinion": lambda: opinion_item(opinion(), subkey=opinion(BOB).subkey),
+    "an opinion of tomorrow": lambda: opinion_item(opinion(age=-86400.0)),
+    "an opinion for ever": lambda: opinion_item(opinion(), expires=soon(1e8)),
+    "an opinion of last year": lambda: opinion_item(opinion(age=3e7), expires=soon()),
     "another owner's order": lambda: (order_place(), PLAIN, order(BOB), soon()),
     "an order for another run": lambda: (order_place(), PLAIN, order(run=OTHER_RUN), soon()),
     "an order in the place of a record": lambda: (KEY, tag(), order(), soon()),

@@ -49,6 +49,10 @@ def test_four_commands_lead_to_three_peers_that_train(shell, unused_port, tuned)
         return
     before = loss_of(shell.run("swarmnet evaluate --from tale/model --eval-text held.jsonl --answers"))
     shell.until(lambda: min(map(settled, states)) >= ROUNDS, "rounds settle")
+    live = f"--run tale/tale.run.json --bootstrap {publish.split()[-1]} --tokenizer tale/tokenizer.json"
+    answer = shell.run(f"swarmnet generate {live} --chat --tokens 8 'What is it?'")
+    print(f"the live peers answer: {answer.strip()}")
+    assert answer.strip(), "the live peers answer, by the run's chat template"
     shell.stop()
     shell.running.clear()
     tokenizer = "--tokenizer tale/tokenizer.json"

@@ -35,7 +35,11 @@ async def test_peers_do_what_their_owner_types(tmp_path):
             lambda: all(now > then for now, then in zip(tokens(scene), before, strict=True)), "they go on"
         )
 
-        await order(scene, "ban", third.peer_id, "--reason", "it sends noise")
+        with pytest.raises(AssertionError, match="nothing was ordered"):
+            await order(scene, "rollback", third.peer_id, "--reason", "it sends noise")
+        said = await order(scene, "rollback", third.peer_id, "--reason", "it sends noise", "--yes")
+        assert "cost   stage 1: about" in said
+        assert f"{third.peer_id} is banned and taken out of open rounds: it sends noise" in said
         async with asyncio.timeout(60.0):
             assert await third.process.wait() == BANNED
         assert any("it sends noise" in line for line in third.said)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from clocks import on_virtual_clock
 from swarm import Swarm, tiny_manifest
@@ -51,6 +53,24 @@ async def test_the_only_holder_of_a_stage_goes_back_to_it_though_newcomers_wait_
     at = await left_and_waited_for(swarm, tmp_path, None)
     await swarm.until(lambda: settled(swarm) >= at + 4, 30.0)
     assert not any(stuck_at(swarm, name) for name in swarm.living())
+    await swarm.close()
+
+
+@on_virtual_clock
+async def test_a_stage_that_is_lost_before_its_first_snapshot_begins_from_the_seed(tmp_path):
+    """The other stage has settled the rounds of a snapshot, which says nothing of the lost one."""
+    rounds = replace(MANIFEST.rounds, snapshot_interval=8)
+    swarm = Swarm(replace(MANIFEST, rounds=rounds), stub=True)
+    swarm.open()
+    peer(swarm, "a", 0, folder=tmp_path)
+    peer(swarm, "c", 1, folder=tmp_path)
+    await swarm.until(lambda: settled(swarm) >= rounds.snapshot_interval, 60.0)
+    await swarm.crash("a")
+    at = swarm.rounds()["c"][1]
+    assert rounds.snapshot_interval <= at < rounds.rounds_from_seed
+    await swarm.during(60.0)  # Until the record of `c` says so.
+    peer(swarm, "n", 0, folder=tmp_path)
+    await swarm.until(lambda: settled(swarm) >= at + 4, 150.0)
     await swarm.close()
 
 

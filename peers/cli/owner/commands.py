@@ -1,12 +1,11 @@
-"""Commands for the owner of a run (order, invite, report), and those that show orders and public runs.
+"""Commands for the owner of a run (order, invite, report), and the one that shows the orders.
 
 The owner has the key that signed the run. An order is a signed message that all peers of the run obey; it
-contains all earlier orders that are in force. The directory is the DHT, and the registry its public runs.
+contains all earlier orders that are in force. The directory is the DHT.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -23,7 +22,6 @@ from swarmnet.run import owner_orders
 from swarmnet.run.owner_orders import OwnerOrders
 
 if TYPE_CHECKING:
-    from peers.config.run_file import SignedManifest
     from peers.network.discovery.visitor_session import RunConnection
     from peers.tools.owner.run_facts import RunFacts
     from protocols.signed.identity import Identity
@@ -74,7 +72,7 @@ def ban(
     sign_only: SignOnly = False,
 ) -> None:
     """Ban a peer: all peers close their links to it."""
-    banned = _parse_peer_id(peer)
+    banned = parse_peer_id(peer)
     give = _sign_moderation if sign_only else _give_order
     give(run, key, bootstrap, lambda orders: owner_orders.ban(orders, banned, reason))
 
@@ -88,7 +86,7 @@ def unban(
     sign_only: SignOnly = False,
 ) -> None:
     """Lift the ban of a peer."""
-    banned = _parse_peer_id(peer)
+    banned = parse_peer_id(peer)
     give = _sign_moderation if sign_only else _give_order
     give(run, key, bootstrap, lambda orders: owner_orders.unban(orders, banned, reason))
 
@@ -100,7 +98,7 @@ def sign(run: Run, line: Line, key: Key = None, bootstrap: Bootstraps = None) ->
     """Add a moderator's signature to a ban, or to its withdrawal."""
     from peers.cli.owner.moderating import add_signature
 
-    add_signature(run, line, _load_owner_key(key)[1], bootstrap)
+    add_signature(run, line, load_owner_key(key)[1], bootstrap)
 
 
 def publish_moderation(run: Run, line: Line, bootstrap: Bootstraps = None) -> None:
@@ -130,7 +128,17 @@ def withdraw(
     bootstrap: Bootstraps = None,
 ) -> None:
     """Exclude a document from the training text from now on."""
-    _give_order(run, key, bootstrap, lambda orders: owner_orders.withdraw(orders, document.lower(), reason))
+
+    async def prepare_change(connection: RunConnection) -> Callable[[OwnerOrders], OwnerOrders]:
+        """Return the change. Raises UserError in a private run, whose text no order names."""
+        if connection.signed.manifest.data.private:
+            raise UserError(
+                "the run's text is private: no order may name a document by its hash; its owner removes it "
+                "from the text and starts `swarmnet join` again"
+            )
+        return lambda orders: owner_orders.withdraw(orders, document.lower(), reason)
+
+    give_planned_order(run, key, bootstrap, prepare_change)
 
 
 def revoke(
@@ -144,18 +152,18 @@ def revoke(
     _give_order(run, key, bootstrap, lambda orders: owner_orders.revoke(orders, invite.lower(), reason))
 
 
-def _echo(text: str) -> None:
+def echo(text: str) -> None:
     """Print text that may contain words of untrusted people; `shown` replaces control characters."""
     from peers.telemetry.console import shown
 
     typer.echo(shown(text, sys.stdout))
 
 
-def _load_owner_key(key: Path | None) -> tuple[Path, Identity]:
+def load_owner_key(key: Path | None) -> tuple[Path, Identity]:
     """Return the path of the owner's key file and the key. Raises UserError if it cannot be read."""
     from protocols.signed.identity import IdentityError, load
 
-    path = key or _state_home() / "owner.key"
+    path = key or state_home() / "owner.key"
     with as_user_errors(IdentityError):
         return path, load(path)
 
@@ -166,7 +174,7 @@ def _sign_moderation(
     """Sign a change of the moderators' bans with one key, and print it. Raises UserError."""
     from peers.cli.owner.moderating import begin
 
-    begin(run, _load_owner_key(key)[1], bootstrap, change)
+    begin(run, load_owner_key(key)[1], bootstrap, change)
 
 
 def _give_order(
@@ -191,18 +199,18 @@ def give_planned_order(
     from peers.cli.connecting import notify, with_run
     from peers.tools.owner.give_order import check_owner, give, newest
 
-    path, identity = _load_owner_key(key)
+    path, identity = load_owner_key(key)
 
     async def send_order(connection: RunConnection) -> None:
         """Send the order, print what it changes, and raise UserError if nothing has stored it."""
         check_owner(connection.signed, identity, path)
-        saved_orders = _state_home() / "orders" / f"{connection.signed.run_id[:16]}.bin"
+        saved_orders = state_home() / "orders" / f"{connection.signed.run_id[:16]}.bin"
         change = await planned(connection)
         # The newest orders of the directory and of this machine, which saves all that it has given.
         in_force = await newest(connection, saved_orders, notify)
         given = await give(connection, identity, in_force, change)
         for line in owner_orders.describe_changes(given.before, given.order.order):
-            _echo(f"order  {line}")
+            echo(f"order  {line}")
         verb = "keeps" if given.stored else "does not keep"
         typer.echo(f"sent   to {given.told} peers; the directory {verb} it")
         if not given.told and not given.stored:
@@ -225,7 +233,7 @@ def show_orders(run: Run, bootstrap: Bootstraps = None, as_json: AsJson = False)
         return known.directory.order
 
     order = with_run(run, bootstrap, fetch_orders)
-    _echo(json.dumps(asdict(order), indent=2, ensure_ascii=False) if as_json else _describe_order(order))
+    echo(json.dumps(asdict(order), indent=2, ensure_ascii=False) if as_json else _describe_order(order))
 
 
 def _describe_order(order: OwnerOrders) -> str:
@@ -269,9 +277,9 @@ def invite(
     if bool(peer) == anyone:
         raise UserError("name the invited peer with --peer 12D3Koo..., or add --anyone")
     signed = load_signed(run)
-    path, identity = _load_owner_key(key)
+    path, identity = load_owner_key(key)
     check_owner(signed, identity, path)
-    invited = _parse_peer_id(peer) if peer else None
+    invited = parse_peer_id(peer) if peer else None
     now = time.time()
     data = seal_invite(identity, signed.run_id, invited, now + 86400 * days, now)
     if signed.manifest.access == "open":
@@ -281,61 +289,6 @@ def invite(
     opened = open_invite(proof, signed.run_id, identity.peer_id, identity.peer_id)
     typer.echo(f"id     {opened.id}", err=True)
     typer.echo(invite_text(data))
-
-
-def registry_list(
-    bootstrap: Bootstraps = None,
-    limit: Annotated[int, typer.Option(min=1, max=768, help="Maximum number of runs to show.")] = 50,
-    as_json: AsJson = False,
-) -> None:
-    """List public runs."""
-    from random import Random
-
-    from peers.cli.connecting import NOT_REACHED, check_bootstraps, notify
-    from peers.network.discovery.bootstrap import PeerCache
-    from peers.network.discovery.visitor_session import join_as_visitor
-    from peers.tools.owner.registry import runs
-    from protocols.errors import WireError
-
-    if not bootstrap:
-        raise UserError("registry needs --bootstrap MULTIADDR of any peer of any run")
-    check_bootstraps(bootstrap)
-
-    cache = PeerCache(_state_home() / "registry-peers.json")
-
-    async def fetch_runs() -> tuple[list[SignedManifest], int]:
-        async with join_as_visitor(bootstrap, cache, notify) as (_, directory):
-            return await runs(directory, limit, Random())
-
-    with as_user_errors(*NOT_REACHED, WireError):
-        public_runs, entries = asyncio.run(fetch_runs())  # Not every entry has a manifest.
-    from peers.telemetry.console import counted
-
-    if as_json:
-        rows = []
-        for signed in public_runs:
-            manifest = signed.manifest
-            row = {"run": signed.run_id, "name": manifest.name, "owner": manifest.owner}
-            rows.append({**row, "access": manifest.access})
-        _echo(json.dumps(rows, indent=2, ensure_ascii=False))
-        return
-    for signed in public_runs:
-        manifest = signed.manifest
-        details = f"stages {len(manifest.stages)}, {manifest.access}"
-        typer.echo(f"{signed.run_id}  {_printable(manifest.name)}  {details}")
-    noun = "entry" if entries == 1 else "entries"
-    typer.echo(f"{counted(len(public_runs), 'run')}, {entries} {noun}", err=True)
-
-
-def registry_show(run: Run, bootstrap: Bootstraps = None) -> None:
-    """Print a run's manifest as verified, readable JSON."""
-    from peers.cli.connecting import with_run
-    from peers.config.run_file import published_text
-
-    async def fetch_manifest(connection: RunConnection) -> str:
-        return published_text(connection.signed)
-
-    _echo(with_run(run, bootstrap, fetch_manifest).rstrip("\n"))
 
 
 def report(
@@ -373,7 +326,7 @@ def report(
         facts = from_archive(archive, archive.open(), time.time())
     text = to_json(facts) if as_json else as_markdown(facts)
     if out is None:
-        _echo(text.rstrip("\n"))
+        echo(text.rstrip("\n"))
     else:
         write_atomically(out, text.encode())
         typer.echo(f"wrote  {out}", err=True)
@@ -397,12 +350,12 @@ def _live_run_facts(run: str, bootstraps: list[str]) -> RunFacts:
     return with_run(run, bootstraps, fetch_facts)
 
 
-def _state_home() -> Path:
+def state_home() -> Path:
     """Return the folder in which all peers of this user have their state folders."""
     return default_state(os.environ, sys.platform)
 
 
-def _parse_peer_id(text: str) -> PeerId:
+def parse_peer_id(text: str) -> PeerId:
     """Return the text as a peer id. Raises UserError if it is none."""
     from protocols.signed.identity import public_key_bytes
     from swarmnet.identifiers import PeerId
@@ -412,8 +365,3 @@ def _parse_peer_id(text: str) -> PeerId:
     except ValueError:
         raise UserError(f"{text!r} is no peer id (12D3Koo...); `swarmnet top` shows them") from None
     return PeerId(text)
-
-
-def _printable(text: str) -> str:
-    """Return at most 100 characters of untrusted text, without control characters."""
-    return "".join(char if char.isprintable() else "?" for char in text)[:100]

@@ -1,20 +1,21 @@
 """Commands by which a run's owner changes its course: `order rate` (learning rate), `order mixture` (weights
-of the sources) and `order end`.
+of the sources), `order rollback` and `order end`.
 
-An order is a signed message that all peers of the run obey. It applies from a round that is far enough ahead
+An order is a signed message that all peers of the run obey. Most apply from a round that is far enough ahead
 for all peers to receive the order in time. The directory is the DHT with the signed records of all peers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peers.cli.owner.commands import Bootstraps, Key, Reason, Run, give_planned_order
+from peers.cli.owner.commands import Bootstraps, Key, Peer, Reason, Run, give_planned_order, parse_peer_id
 from peers.config.errors import UserError
 from swarmnet.run import owner_orders
 from swarmnet.run.owner_orders import OwnerOrders
@@ -89,6 +90,40 @@ def _require_sources(data: Data, weights: Sequence[tuple[str, int]]) -> None:
     if sorted(names) != sorted(name for name, _ in weights):
         shown = " ".join(f"{name}=WEIGHT" for name in names)
         raise UserError(f"give the weight of each source once: {shown}")
+
+
+def rollback(
+    run: Run,
+    peer: Peer,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask after the cost was shown.")] = False,
+    reason: Reason = "",
+    key: Key = None,
+    bootstrap: Bootstraps = None,
+) -> None:
+    """Ban a peer and take its contributions out of all rounds that have not settled; shows the cost first."""
+    from peers.network.discovery.record_reader import look
+    from peers.tools.owner.rollback_cost import describe_cost
+
+    faulty = parse_peer_id(peer)
+
+    async def prepare_rollback(connection: RunConnection) -> Callable[[OwnerOrders], OwnerOrders]:
+        """Show what it costs and ask, unless `yes`. Returns the change of the orders."""
+        manifest = connection.signed.manifest
+        if manifest.sync.topology == "sharded-reduce":
+            raise UserError(
+                "peers of this run exchange sums of contributions, from which one cannot be taken out: ban "
+                f"the peer instead: swarmnet order ban RUN {peer}"
+            )
+        records = await look(connection.directory, connection.signed.run_id, len(manifest.stages))
+        cost = describe_cost(manifest, [signed.record for signed in records.values()], faulty)
+        typer.echo(f"cost   {cost}")
+        if not yes and not sys.stdin.isatty():
+            raise UserError("nothing was ordered: this is no terminal, so nobody can confirm; add --yes")
+        if not yes and not await asyncio.to_thread(typer.confirm, "Order it?"):
+            raise typer.Abort
+        return lambda orders: owner_orders.roll_back(orders, faulty, reason)
+
+    give_planned_order(run, key, bootstrap, prepare_rollback)
 
 
 def end(

@@ -93,6 +93,12 @@ def not_divisible(manifest: Manifest) -> str:
     """Return why this run's contributions cannot be made in shares, one for each device; empty if they
     can."""
     sync = manifest.sync
+    if manifest.data.adds_noise:
+        return "the gradients of documents (data.privacy) are not clipped share by share"
+    if sync.secure_owners:
+        return "masked votes (sync.secure_owners) are not made share by share"
+    if sync.weights == "tokens":
+        return "contributions with tokens in front (sync.weights: tokens) are not cut into shares"
     if sync.chunking == "tiled":
         return "the run cuts matrices in tiles (sync.chunking), which do not lie on one device"
     if sync.topology == "sharded-reduce":

@@ -160,8 +160,8 @@ class RemoteProgressGuard:
         if self.allow_reinit or (not is_damaged and self.may_be_empty()):
             return False
         height, ends = max(lost_round, await self.height()), self.ends()
-        if not is_damaged and height < self.presence.signed.manifest.rounds.snapshot_interval:
-            return False  # Little would be lost, and no peer has had a snapshot to keep.
+        if not is_damaged and height < self.presence.signed.manifest.rounds.rounds_from_seed:
+            return False  # Little would be lost, and perhaps no peer has had a snapshot to keep.
         if ends is not None and height >= ends:
             ended_at = self._reported if self._reported >= ends else height
             raise UserError(

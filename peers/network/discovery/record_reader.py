@@ -60,17 +60,17 @@ def waits_for_weights(record: PeerRecord) -> bool:
     return record.state in WAITING
 
 
-def stuck_of(records: Iterable[PeerRecord], snapshot_interval: int) -> dict[int, int]:
+def stuck_of(records: Iterable[PeerRecord], rounds_from_seed: int) -> dict[int, int]:
     """Return by stage how many peers wait for weights, if no peer of that stage has them. Other stages are
-    left out. Before the run's first snapshot, at round `snapshot_interval`, the result is empty: a peer
-    without weights then begins from the seed. Peers in state `leaving` do not count, because their last
+    left out. In the run's first `rounds_from_seed` rounds the result is empty: a peer without weights
+    then begins from the seed. Peers in state `leaving` do not count, because their last
     record outlives them."""
     peers = [
         StagePeer(record.stage, waits_for_weights(record), record.round)
         for record in records
         if record.state != "leaving"
     ]
-    return stuck_stages(peers, snapshot_interval)
+    return stuck_stages(peers, rounds_from_seed)
 
 
 def finalized_tokens(records: Iterable[PeerRecord], stage: int) -> int | None:

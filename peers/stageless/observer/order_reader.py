@@ -1,20 +1,22 @@
-"""Read the run owner's orders from the directory for an observer, and keep the newest one.
+"""Read the run owner's orders, and objections to its text, from the directory for an observer.
 
 An order is signed by the owner and contains everything that is in force: a pause, bans, withdrawn documents.
 The directory is the DHT that stores it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from peers.config.run_file import SignedManifest
 from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.network.orders.order_book import OrderBook
 from peers.telemetry import log_events
+from peers.telemetry.console import counted
 from peers.telemetry.snapshot import ORDERS_NOT_READ, OwnerOrdersView, Pause, ShownEvent
 from protocols.errors import WireError
 from protocols.ports import Directory
+from protocols.signed.opinions import SignedOpinion
 from swarmnet.run.owner_orders import OwnerOrders, describe_changes
 from swarmnet.run.rates import WHOLE
 
@@ -71,11 +73,15 @@ class Orders:
         self.log_event = log_event
         self.happened = happened
         self.ordered = ORDERS_NOT_READ
+        self._disputed = 0
+        """Number of documents of the text that were objected to and not withdrawn, when last reported."""
 
     async def look(self, directory: Directory) -> None:
-        """Read the newest order from the directory. A failure is logged."""
+        """Read the newest order and the objections from the directory. A failure is logged."""
         try:
             await self.book.look_up(directory, OPERATION_SECONDS)
+            run_id = self.book.signed.run_id
+            self._on_objections(await directory.opinions(run_id, "objection", OPERATION_SECONDS), directory)
         except WireError as error:
             self.log_event(log_events.LookUpFailed(what="order", code=error.code, reason=str(error)))
             return
@@ -84,9 +90,20 @@ class Orders:
     def _on_order(self, before: OwnerOrders, now: OwnerOrders) -> None:
         """Keep the newer order `now`, and report how it differs from the order `before`."""
         self.ordered = replace(self.ordered, order=now, pause=self._current_pause(before, now))
-        how = "new order of the owner" if before.sequence else "the owner's newest order"
+        how = "new order" if before.sequence else "the newest order"
         text = f"{how}: {'; '.join(describe_changes(before, now))} ({now.reason or 'no reason given'})"
         self.happened(ShownEvent(now.sequence / 1e6, "order", text[:LONGEST_TEXT]))
+
+    def _on_objections(self, objections: Iterable[SignedOpinion], directory: Directory) -> None:
+        """Report that people object to more documents than before."""
+        withdrawn = {withdrawal.document for withdrawal in self.book.order.withdrawn}
+        disputed = len({objection.document for objection in objections} - withdrawn)
+        if disputed > self._disputed:
+            text = (
+                f"{counted(disputed, 'document')} of the text objected to: swarmnet registry objections RUN"
+            )
+            self.happened(ShownEvent(directory.now(), "objection", text))
+        self._disputed = disputed
 
     def _current_pause(self, before: OwnerOrders, now: OwnerOrders) -> Pause | None:
         """Return the pause in force after the order `now`, which replaces `before`: a new pause or the one

@@ -71,7 +71,7 @@ def _stage_obstacles(
         elif stage not in held and not may_skip:
             why = "No peer holds this part of the model, so no text can pass through it."
             help = f"A computer that joins with the command below takes it; --stage {stage} makes sure."
-            if reached >= signed.manifest.rounds.snapshot_interval:  # Newcomers do not begin from the seed.
+            if reached >= signed.manifest.rounds.rounds_from_seed:  # Newcomers do not begin from the seed.
                 why += " Its weights are on the disk of a peer that left, or in an archive."
                 help = way_out(signed.run_id, stage)
             yield Obstacle(f"Stage {stage}", why, help)

@@ -84,7 +84,7 @@ def snapshot_of(
     served_stages = {observed.record.stage for observed in stage_peers}
     judgements = Judgements.of(observed.record for observed in present)
     rows = tuple(judgements.judged(_peer_row(observed)) for observed in sightings.peers.values())
-    stuck = stuck_of((observed.record for observed in stage_peers), manifest.rounds.snapshot_interval)
+    stuck = stuck_of((observed.record for observed in stage_peers), manifest.rounds.rounds_from_seed)
     obstacles = find_obstacles(sightings, signed, now, stuck, bool(ordered.held))
     is_halted = ordered.held or any(obstacle.stops_run for obstacle in obstacles)
     incomplete = SwarmSnapshot(

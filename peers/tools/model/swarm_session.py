@@ -185,8 +185,13 @@ async def score(
     progress: ScoreProgress | None = None,
 ) -> Score:
     """Score as `evaluate.score_weights` through the swarm. `progress` is updated with each answer. Raises
-    NoAnswer, and TextError if there is no text."""
+    NoAnswer, also in a private run, and TextError if there is no text."""
     manifest = client.manifest
+    if manifest.data.private:
+        raise NoAnswer(
+            "the run's text is private, and this would send the scored text to its peers; each owner scores "
+            "its own at home: `swarmnet evaluate --from STATE --eval-text FILE`"
+        )
     window = min(manifest.data.seq_len, manifest.model.max_position_embeddings)
     batch = max(1, client.max_tokens // window)
     windows = cut(text, tokenizer_of(client), window=window, batch=batch, limit=limit)

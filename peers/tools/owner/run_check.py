@@ -181,6 +181,9 @@ def _text(manifest: Manifest, folder: Path, reads: Tokenizer | None) -> Iterator
     """Yield warnings about the run's text. Raises TextError."""
     if reads is not None and reads.warning:
         yield f"data.tokenizer: {reads.warning}"
+    if manifest.data.private:
+        yield "data.sources: the text was not opened: it is each owner's own"
+        return
     places: dict[str, str] = {}
     for source in manifest.data.sources:
         place = find_source_text(folder, source)
@@ -201,12 +204,16 @@ def _text(manifest: Manifest, folder: Path, reads: Tokenizer | None) -> Iterator
 def counted_data(manifest: Manifest, folder: Path, tokenizer: Path | None) -> Data:
     """Return the run's `data`, with missing sizes, hashes and document counts filled in from the text in
     `folder`. For a text that peers may send to each other, write its index, and fill in its hash, the
-    number and size of its files, and the hashes of the `tokenizer` and of the chat template. Reads the text.
-    Raises TextError."""
+    number and size of its files, and the hashes of the `tokenizer` and of the chat template. Reads the text,
+    unless it is private. Raises TextError."""
     data = manifest.data
     reads = tokenizer_beside(manifest, folder, tokenizer) if data.format == "messages" else None
-    sources = tuple(
-        _counted(manifest, _indexed(manifest, source, folder), folder, reads) for source in data.sources
+    sources = (
+        data.sources
+        if data.private
+        else tuple(
+            _counted(manifest, _indexed(manifest, source, folder), folder, reads) for source in data.sources
+        )
     )
     file = None if data.tokenizer == BYTES else tokenizer or beside(folder, data.tokenizer)
     is_sent = file is not None and any(source.is_shared for source in sources)

@@ -12,14 +12,16 @@ from typing import Any
 
 from peers.config.run_file import SignedManifest
 from peers.network.discovery.expert_groups import expert_groups
+from peers.network.discovery.height import REMEMBER
 from peers.network.discovery.record_reader import LOOK_UP_SECONDS, finalized_tokens, look, settled_round
 from peers.network.orders.order_book import OrderBook
 from peers.state.archive import Archive
 from peers.state.archive_store import ArchiveError
 from peers.telemetry.console import counted
-from peers.telemetry.snapshot import ExpertGroup
+from peers.telemetry.snapshot import IN_STEP, ExpertGroup
 from protocols.errors import WireError
 from protocols.ports import Directory
+from protocols.signed.opinions import SignedOpinion
 from protocols.signed.orders import open_order
 from protocols.signed.peer_record import NO_STAGE
 from protocols.signed.records import RECORD_SECONDS
@@ -83,10 +85,21 @@ class RunFacts:
     end in all epochs."""
     experts: tuple[ExpertGroup, ...] = ()
     """Groups of experts, by the peers' records, if each peer trains one group."""
+    active_peers: tuple[int, ...] = ()
+    """Number of peers of each stage that have its weights."""
+    remembered_round: int = -1
+    """Newest settled round that bootstraps and archivists remember; -1: none."""
+    objections: tuple[SignedOpinion, ...] | None = None
+    """Objections to documents of the text; None: they were not looked up."""
 
     @property
     def manifest(self) -> Manifest:
         return self.signed.manifest
+
+    @property
+    def known_round(self) -> int:
+        """Newest settled round of the first stage that is known, also if its peers have gone; -1: none."""
+        return max(self.rounds[0], self.remembered_round)
 
     @property
     def round(self) -> int:
@@ -181,11 +194,13 @@ def from_archive(archive: Archive, signed: SignedManifest, now_seconds: float) -
 
 
 async def from_directory(signed: SignedManifest, directory: Directory) -> RunFacts:
-    """Return the facts of a running swarm, from one look-up of all stages and of the owner's newest order.
+    """Return the facts of a running swarm, from one look-up of all stages, the owner's newest order and the
+    objections.
     Raises WireError if the directory does not answer."""
     records = await look(directory, signed.run_id, len(signed.manifest.stages))
     book = OrderBook(signed=signed, kept=None, log_event=lambda *_, **__: None, notify=lambda *_: None)
     await book.look_up(directory, LOOK_UP_SECONDS)
+    objections = await directory.opinions(signed.run_id, "objection", LOOK_UP_SECONDS)
     now = directory.now()
     reported = [one.record for one in records.values()]
     settled = [settled_round(reported, stage) for stage in range(len(signed.manifest.stages))]
@@ -200,6 +215,8 @@ async def from_directory(signed: SignedManifest, directory: Directory) -> RunFac
     at = datetime.fromtimestamp(now, UTC)
     tokens = tuple(finalized_tokens(reported, stage) for stage in range(len(rounds)))
     read = tuple((one.text_shards, one.text_shards_read) for one in reported if one.text_shards)
+    active = Counter(record.stage for record in reported if record.state in IN_STEP)
+    remembered = [record.settled for record in reported if record.stage < 0 and record.role in REMEMBER]
     return RunFacts(
         signed,
         book.order,
@@ -211,6 +228,9 @@ async def from_directory(signed: SignedManifest, directory: Directory) -> RunFac
         OF_RECORDS,
         read,
         tuple(expert_groups(signed.manifest, reported)),
+        active_peers=tuple(active[stage] for stage in range(len(rounds))),
+        remembered_round=max(remembered, default=-1),
+        objections=tuple(objections),
     )
 
 

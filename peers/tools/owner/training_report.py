@@ -16,10 +16,11 @@ from typing import Any
 from peers.data.documents import HELD_OUT
 from peers.telemetry.console import counted
 from peers.tools.owner import run_facts as assumptions
+from peers.tools.owner.objections import disputed_documents
 from peers.tools.owner.run_facts import RunFacts
 from swarmnet.model.parameters import has_frozen
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import STANDARD_LIBRARY, TextSource
+from swarmnet.run.schema import STANDARD_LIBRARY, Data, TextSource
 
 TEMPLATE = "Article 53(1)(d) of Regulation (EU) 2024/1689"
 NOT_STATED = "not stated by the run's creator"
@@ -54,7 +55,10 @@ def summary(facts: RunFacts) -> dict[str, Any]:
                 if facts.round >= 0
                 else "no settled round known"
             ),
-            "provider": manifest.contact or NOT_STATED,
+            "provider": manifest.provider.name or NOT_STATED,
+            "contact": manifest.contact or NOT_STATED,
+            "representative": manifest.provider.representative or NOT_STATED,
+            "licence": manifest.license or NOT_STATED,
             "owner_key": manifest.owner,
             "intended_use": manifest.intended_use or NOT_STATED,
             "modality": "text",
@@ -74,6 +78,11 @@ def summary(facts: RunFacts) -> dict[str, Any]:
             "withdrawal": "A signed order of the run's owner names documents by their SHA-256; they are left "
             "out from then on. What was learnt from them before is not undone.",
             "held_out": _held_out(manifest),
+            "copyright_policy": manifest.provider.copyright_policy or NOT_STATED,
+            "opt_outs": manifest.provider.opt_outs or NOT_STATED,
+            "illegal_content": manifest.provider.illegal_content or NOT_STATED,
+            "objections": _objections(facts),
+            "privacy": _privacy(manifest.data),
         },
         "compute": {
             "parameters": facts.parameters,
@@ -92,6 +101,32 @@ def _held_out(manifest: Manifest) -> str:
     if all(source.path != STANDARD_LIBRARY for source in manifest.data.sources):
         return "no text was held out by the program"
     return f"of the source {STANDARD_LIBRARY} these modules are left out: {', '.join(HELD_OUT)}"
+
+
+def _objections(facts: RunFacts) -> dict[str, int] | None:
+    """Return how many documents third persons object to; None: it was not looked up."""
+    if facts.objections is None:
+        return None
+    documents = disputed_documents(facts.objections, facts.order)
+    return {
+        "objections": len(facts.objections),
+        "documents": len(documents),
+        "withdrawn": sum(document.withdrawn for document in documents),
+    }
+
+
+def _privacy(data: Data) -> str:
+    """Return how private text is protected; empty if the text is not private."""
+    if not data.private:
+        return ""
+    text = "each owner's text stayed on its machine, and no other peer compared, named or hashed it"
+    if not data.adds_noise:
+        return f"{text}; what owners sent of their training had no noise"
+    privacy = data.privacy
+    return (
+        f"{text}; all that an owner sent is ({privacy.epsilon:g}, {privacy.delta:g})-differentially private "
+        f"for each of its documents, which was used at most {privacy.epochs} times"
+    )
 
 
 def _built_on(manifest: Manifest) -> str:
@@ -203,7 +238,9 @@ def as_markdown(facts: RunFacts) -> str:
         "",
         "## 1. General information",
         "",
-        f"- Provider: {_plain(general['provider'])}",
+        f"- Provider: {_plain(general['provider'])}; contact: {_plain(general['contact'])}",
+        f"- Authorised representative in the EU: {_plain(general['representative'])}",
+        f"- Licence of the model: {_plain(general['licence'])}",
         f"- Owner's key: `{general['owner_key']}`",
         f"- Model and version: {_plain(general['model'])}, {general['version']}",
         f"- Intended use: {_plain(general['intended_use'])}",
@@ -227,6 +264,11 @@ def as_markdown(facts: RunFacts) -> str:
         "",
         f"- Steps: {_plain(processing['steps'])}",
         f"- Held out: {processing['held_out']}",
+        f"- Copyright policy: {_plain(processing['copyright_policy'])}",
+        f"- Reservations against text and data mining: {_plain(processing['opt_outs'])}",
+        f"- Removal of illegal content: {_plain(processing['illegal_content'])}",
+        f"- Objections of third persons: {_count_objections(processing['objections'])}",
+        *([f"- Privacy: {processing['privacy']}"] if processing["privacy"] else []),
         f"- Withdrawal and opt-out: {processing['withdrawal']} Withdrawn so far: {len(withdrawn)}.",
         *(f"  - `{one['document']}`: {_plain(one['reason']) or 'no reason given'}" for one in withdrawn),
         "",
@@ -240,6 +282,15 @@ def as_markdown(facts: RunFacts) -> str:
         *_contributors(report["contributors"]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _count_objections(counts: dict[str, int] | None) -> str:
+    if counts is None:
+        return "not known; a report of a live run counts them"
+    return (
+        f"{counts['objections']:,} in force, to {counted(counts['documents'], 'document')}, of which "
+        f"{counts['withdrawn']:,} withdrawn (keys cost nothing, so a person may have signed many)"
+    )
 
 
 def _mixture(experts: dict[str, Any] | None, compute: dict[str, Any]) -> list[str]:

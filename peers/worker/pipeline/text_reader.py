@@ -193,6 +193,9 @@ class TextReader:
         places = ", ".join(f"{name} from {shown_place(place)}" for name, place in sources)
         tokenizer = tokenizer_here(manifest, config) or BYTES
         process.notify("text", f"reads the run's text: {places}; tokens: {tokenizer}")
+        if self._data.private:
+            withdrawn = frozenset()  # No order may look for a private document by its hash.
+            process.notify("text", "the text is private: none of it is sent, named or hashed for others")
         await self._patiently(self._exchange.prepare)
         shards, self._cache, reading = await self._patiently(
             lambda: asyncio.to_thread(shards_here, manifest, config, process.identity.public_key, withdrawn)

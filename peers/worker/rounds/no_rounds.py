@@ -48,6 +48,9 @@ class NoRounds:
     def ordered(self, rates: Rates) -> None:
         """Ignore the order: `RoundService` begins with the newest."""
 
+    def roll_back(self, peers: frozenset[PeerId]) -> None:
+        """Ignore the order, likewise."""
+
     def end_at(self, last: int | None) -> None:
         """Ignore the order, likewise."""
 

@@ -414,6 +414,11 @@ class RoundService:
         if rates != self.rounds.rates:
             self.feed(events.RatesOrdered(rates))
 
+    def roll_back(self, peers: frozenset[PeerId]) -> None:
+        """Take these peers' contributions out of all open rounds; they replace those of earlier orders."""
+        if peers != self.rounds.rolled_back.keys():
+            self.feed(events.RollbackOrdered(peers))
+
     def end_at(self, last: int | None) -> None:
         """Make no round after `last`."""
         if last != self.rounds.last:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 from itertools import islice
+from secrets import token_bytes
 
 from peers.compute.stage_part import Computes, HasReplica
 from peers.worker.rounds.contribution_source import HasGradient, contribution_source
@@ -25,10 +26,13 @@ from peers.worker.rounds.round_counts import RoundCounts
 from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelope, seal
 from protocols.signed.grants import Reduction, sign_grant
 from protocols.signed.identity import Identity
+from protocols.signed.pair_secrets import PairSecrets
 from protocols.signed.slices import sign_slices
 from protocols.signed.token_count import encode_tokens
 from swarmnet.identifiers import ContributionId, PeerId, RunId
 from swarmnet.optimizer.method import Method, ReducedMethod
+from swarmnet.optimizer.secure_sums.masked_votes import MaskedVotes
+from swarmnet.optimizer.secure_sums.member_sets import NONCE_BYTES
 from swarmnet.rounds.events import (
     ApplyRound,
     MakeContribution,
@@ -154,6 +158,9 @@ class UpdateWork:
             counts=self.counts,
             me=self.identity.peer_id,
         )
+        if isinstance(self.method, MaskedVotes):
+            self.method.keystream = PairSecrets(self.identity, self.run_id).keystream
+            self.method.nonce = token_bytes(NONCE_BYTES)
         reduced = self.method.reduced
         writer = WholeWriter if reduced is None else partial(SliceWriter, reduced=reduced)
         self.writer = writer(identity=self.identity, run_id=self.run_id, stage=self.stage)
@@ -185,6 +192,8 @@ class UpdateWork:
                     stale = True
                 case SettleRound(round, references, chain, tokens, contributors):
                     digest = self.replica.settle(round, self._hashes(round), chain)
+                    if isinstance(self.method, MaskedVotes):
+                        self.method.sets.settle(round, [reference.peer for reference in references])
                     result = RoundSettled(round, digest, chain, references, tokens, contributors)
                     self.tokens = tokens
                     if not self.closed:

@@ -23,6 +23,7 @@ from peers.telemetry.metric_kinds import only
 from peers.telemetry.metrics import STATES, PeerMetrics
 from peers.telemetry.reasons import DEPARTURES, DROPS, REQUESTS, REROUTES
 from peers.telemetry.snapshot import SwarmSnapshot
+from peers.worker.pipeline.document_reader import privacy_of
 from peers.worker.pipeline.text_reader import coverage_of
 from peers.worker.rounds.receipt_service import summary
 from peers.worker.rounds.round_service import RoundService
@@ -263,6 +264,8 @@ class WorkerSampler:
             self.metrics.counted.set("text_shards", coverage.shards)
             self.metrics.counted.set("text_read_shards", coverage.shards_read)
             self.metrics.counted.set("text_epochs", coverage.epochs)
+        if (spent := privacy_of(services.pipeline_service.origin.text)) is not None:
+            self.metrics.counted.set("text_spent_epsilon", spent.epsilon)
         service = services.pipeline_service
         for outcome, count in service.checks.outcomes.items():
             microbatches.compared(outcome).inc(growth.of("comparisons", count, outcome))

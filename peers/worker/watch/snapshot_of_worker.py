@@ -134,7 +134,7 @@ def _stuck(services: StageServices) -> dict[int, int]:
     linked = [known for known in services.links.membership.peers.values() if known.linked]
     standing = [StagePeer(known.stage, not known.ready, known.round) for known in linked]
     standing.append(StagePeer(services.stage, state not in IN_STEP, service.rounds.current))
-    return stuck_stages(standing, services.context.manifest.rounds.snapshot_interval)
+    return stuck_stages(standing, services.context.manifest.rounds.rounds_from_seed)
 
 
 def _neighbours(services: StageServices) -> list[PeerRow]:

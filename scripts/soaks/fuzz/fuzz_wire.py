@@ -63,6 +63,7 @@ from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelop
 from protocols.signed.identity import public_key_bytes
 from protocols.signed.invites import invite_bytes, invite_text, open_invite, prove_invite, seal_invite
 from protocols.signed.moderation import add_signature, begin_moderation
+from protocols.signed.opinions import OpinionDocument, open_opinion, seal_opinion
 from protocols.signed.orders import open_order, seal_order
 from protocols.signed.records import open_record, seal_record, stage_key
 from protocols.signed.registry_entry import open_listing, seal_listing
@@ -263,6 +264,11 @@ def receipt(chance: Random) -> bytes:
 
 def listing(chance: Random) -> bytes:
     return bent(seal_listing(run_id(), PeerId(OWNER.peer_id), OWNER.sign(owner_statement(run_id()))), chance)
+
+
+def opinion(chance: Random) -> bytes:
+    document = OpinionDocument(chance.choice(("", "ab" * 32, "a page")), "good", chance.random() < 0.5)
+    return bent(seal_opinion(ALICE, run_id(), document, NOW_SECONDS).data, chance)
 
 
 def introduced(chance: Random) -> tuple[bytes, str]:
@@ -523,6 +529,7 @@ DECODERS = (
     Decoder("slices", slices, lambda made, _: open_slices(made[0], run_id(), made[1], SLICE_SIZES), WIRE),
     Decoder("receipts", receipt, lambda data, _: open_receipt(data, run_id(), 4), WIRE),
     Decoder("listings", listing, lambda data, _: open_listing(data), WIRE),
+    Decoder("opinions", opinion, lambda data, _: open_opinion(data), WIRE),
     Decoder(
         "introductions of carriers",
         introduced,

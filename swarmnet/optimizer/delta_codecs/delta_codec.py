@@ -90,8 +90,9 @@ def joined(code: DeltaCodec, written: Sequence[tuple[int, bytes]]) -> bytes:
     return heads + b"".join(data[code.head * chunks :] for chunks, data in written)
 
 
-def sum_of(contributions: Sequence[EncodedDelta]) -> Tensor:
-    """Return int32 [C, M]: the clipped sum of at least one delta."""
+def sum_of(contributions: Sequence[EncodedDelta], weights: Sequence[int] | None = None) -> Tensor:
+    """Return int32 [C, M]: the clipped sum of at least one delta; int64, each times its weight, if there are
+    weights."""
     loudest_SC1 = torch.stack([moves.max_abs() for moves in contributions])
     most_C1 = LOUDER * loudest_SC1.sort(dim=0).values[(len(contributions) - 1) // 2]
     # In a set of equals clipping is rarely needed, and a clamp costs as much as the sum.
@@ -99,6 +100,8 @@ def sum_of(contributions: Sequence[EncodedDelta]) -> Tensor:
         moves.units().clamp(-most_C1, most_C1) if (loudest_C1 > most_C1).any() else moves.units()
         for moves, loudest_C1 in zip(contributions, loudest_SC1, strict=True)
     )
+    if weights is not None:
+        clipped = (units.long() * weight for units, weight in zip(clipped, weights, strict=True))
     sum_CM = next(clipped)
     for units_CM in clipped:
         sum_CM += units_CM

@@ -226,6 +226,9 @@ class ExpertShardSteps:
         self.hold(group)
         return True
 
+    def weights_of(self, payloads: Collection[bytes]) -> None:
+        """Return None: holders of an expert group count alike."""
+
     def moves_by_tile(self, payloads: Collection[bytes]) -> Iterator[tuple[Tile, list[EncodedDelta]]]:
         """Yield each tile with the deltas of the contributions that cover it.
 

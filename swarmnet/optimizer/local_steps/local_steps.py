@@ -37,7 +37,15 @@ from swarmnet.model.fixed_point import UNIT
 from swarmnet.model.flat_layout import Layout, Plane
 from swarmnet.model.state_layout import state_of
 from swarmnet.optimizer.delta_codecs.codec_table import code_of
-from swarmnet.optimizer.delta_codecs.delta_codec import CodecSeed, EncodedDelta, bytes_of, cut, joined, sum_of
+from swarmnet.optimizer.delta_codecs.delta_codec import (
+    LOUDER,
+    CodecSeed,
+    EncodedDelta,
+    bytes_of,
+    cut,
+    joined,
+    sum_of,
+)
 from swarmnet.optimizer.delta_codecs.outer_optimizer import OuterOptimizer
 from swarmnet.optimizer.delta_codecs.packed_sums import Sums, packed
 from swarmnet.optimizer.device_groups.device_group import DeviceGroup
@@ -49,6 +57,12 @@ from swarmnet.optimizer.tiling import Tile, all_tiles, empty_padding, plane_of, 
 from swarmnet.run.manifest import Manifest, learning_rate
 from swarmnet.run.rates import WHOLE
 
+TOKEN_BYTES = 4
+"""Bytes of the tokens in front of a delta, where contributions are weighed by them."""
+MAX_TOKENS = 256**TOKEN_BYTES - 1
+FULL_WEIGHT = 256
+"""Largest weight of a contribution. A thousand deltas of this weight add up within 38 bits, so their mean is
+exact (`packed_sums.py`)."""
 ORDERS_KEPT = 64
 """Cached orders of fragments. Every local step looks up those of the open rounds' cycles, for each size of
 chunk."""
@@ -87,7 +101,11 @@ class LocalSteps:
         include meanwhile. The inner key is the start of a tile. The value is the encoded delta, or float32
         [C, M] if it differs from it."""
         self.tokens = sync.inner_batch_tokens or manifest.microbatch_tokens
-        self.payload_bytes = self.bytes_of([plane.chunks for plane in layout.planes])
+        self._weighs = self.how.weighs_by_tokens
+        self._tokens_since = 0
+        """Tokens of the steps since the last send."""
+        head = TOKEN_BYTES if self._weighs else 0
+        self.payload_bytes = head + self.bytes_of([plane.chunks for plane in layout.planes])
         self.votes = sum(plane.chunks * self.width(plane) for plane in layout.planes)
         self.sections = [(8 * self.code.head, self.code.bits(self.width(plane))) for plane in layout.planes]
 
@@ -120,6 +138,7 @@ class LocalSteps:
         gains = self._clip.block_gains(gradient, tokens)
         rate = learning_rate(self._sync, round) * factor / WHOLE
         self._inner.step(self._delta, gradient, gains, rate)
+        self._tokens_since += tokens if factor else 0
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
         self.step(gradient, tokens, round)
@@ -134,7 +153,11 @@ class LocalSteps:
             moves, held = self._encode_tile(tile, round, seed)
             encoded[tile.number].append((tile.chunks, moves.written()))
             sent[tile.start] = held
-        return b"".join(joined(self.code, of_plane) for of_plane in encoded)
+        head = b""
+        if self._weighs:
+            head = min(self._tokens_since, MAX_TOKENS).to_bytes(TOKEN_BYTES, "little")
+        self._tokens_since = 0
+        return head + b"".join(joined(self.code, of_plane) for of_plane in encoded)
 
     def _encode_tile(self, tile: Tile, round: int, seed: bytes) -> tuple[EncodedDelta, EncodedDelta | Tensor]:
         """Encode a tile's delta. Returns it, and what the peer's own weights include until the round is
@@ -215,6 +238,16 @@ class LocalSteps:
         encoded = cut(self.code, data, tile.plane.chunks, width, tile.rows)
         return self.code.decode(encoded, tile.chunks, width, self.device)
 
+    def weights_of(self, payloads: Collection[bytes]) -> list[int] | None:
+        """Return the weight of each contribution, 1 to `FULL_WEIGHT`; None if all are equal. It follows from
+        its tokens, of which at most twice the median count, because no peer can check what others claim."""
+        if not self._weighs or not payloads:
+            return None
+        tokens = [tokens_of(payload) for payload in payloads]
+        most = LOUDER * sorted(tokens)[(len(tokens) - 1) // 2]
+        bounded = [min(count, most) for count in tokens]
+        return [max(1, count * FULL_WEIGHT // max(bounded)) for count in bounded]
+
     def moves_by_tile(self, payloads: Collection[bytes]) -> Iterator[tuple[Tile, list[EncodedDelta]]]:
         """Yield each tile with the decoded deltas of all contributions."""
         contributions = [self.planes_of(payload) for payload in payloads]
@@ -224,6 +257,10 @@ class LocalSteps:
     def _cut(self, payload: bytes, rows: Sequence[int] | None) -> Iterator[tuple[Plane, int, memoryview]]:
         """Yield each plane, the number of its chunks that are encoded, and their bytes. Raises
         ContributionError."""
+        if self._weighs:
+            if not tokens_of(payload):
+                raise ContributionError("a contribution of no tokens has no weight")
+            payload = payload[TOKEN_BYTES:]
         rows = [plane.chunks for plane in self.layout.planes] if rows is None else rows
         sizes = [self._bytes(plane, count) for plane, count in zip(self.layout.planes, rows, strict=True)]
         if len(payload) != sum(sizes):
@@ -276,6 +313,8 @@ class Fragments(Protocol):
     def columns(self, plane: Plane, round: int) -> slice: ...
 
     def check(self, payload: bytes) -> None: ...
+
+    def weights_of(self, payloads: Collection[bytes]) -> list[int] | None: ...
 
     def moves_by_tile(self, payloads: Collection[bytes]) -> Iterator[tuple[Tile, list[EncodedDelta]]]:
         """Yield each tile with the decoded deltas of those checked contributions that cover it."""
@@ -332,11 +371,21 @@ class DeltaTally:
         """Return the step by the mean delta. `factor` is not used, because it scaled the local steps
         already."""
         by_tile = self._method.moves_by_tile(self._payloads.values())
-        sums = {tile.start: packed(sum_of(moves), len(moves)) for tile, moves in by_tile if moves}
+        weights = self._method.weights_of(self._payloads.values())
+        sums = {
+            tile.start: packed(sum_of(moves, weights), len(moves) if weights is None else sum(weights))
+            for tile, moves in by_tile
+            if moves
+        }
         return FragmentStep(self._method, self._round, sums)
 
     def vote_agreement(self, me: PeerId) -> None:
         """Return None: these contributions contain no votes."""
+
+
+def tokens_of(payload: bytes) -> int:
+    """Return the tokens that a contribution claims, which are in front of its delta."""
+    return int.from_bytes(payload[:TOKEN_BYTES], "little")
 
 
 @lru_cache(ORDERS_KEPT)

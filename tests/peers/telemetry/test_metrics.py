@@ -32,6 +32,8 @@ UNITLESS = {
     # 1 or 0: is it so?
     **dict.fromkeys(("state", "network_reachable", "dht_split_suspected", "dht_bootstraps_lost", "swarm_held",
                      "swarm_bootstrap_up"), "1 (if|for|while) .*"),
+    # A privacy loss.
+    "text_spent_epsilon": "Epsilon, .*",
     # Which one.
     "stage": "Index of .*",
     **dict.fromkeys(("round", "round_settled", "swarm_round", "archive_round"), ".*[Rr]ound.*, number.*"),

@@ -17,6 +17,7 @@ from protocols.memory.transport import MemoryNetwork
 from protocols.messages.table import PeerRecord
 from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.identity import Identity, create
+from protocols.signed.opinions import OpinionDocument, seal_opinion
 from protocols.signed.orders import seal_order
 from protocols.signed.records import (
     RECORD_LIMIT,
@@ -216,6 +217,30 @@ async def test_runs_that_want_to_be_found_are(world):
         assert await member.directory.listings(DEADLINE) == [RUN, OTHER_RUN]
     with pytest.raises(BadSignature):
         await owner.directory.put_listing(entry[:-1] + bytes([entry[-1] ^ 1]), DEADLINE)
+
+
+async def test_opinions_are_found_by_all_and_an_older_one_replaces_nothing(world):
+    curator, other, third = await world.members(3)
+    now = curator.directory.now()
+
+    def opinion(identity, text="", document="", age=0.0, withdrawn=False):
+        return seal_opinion(identity, RUN, OpinionDocument(document, text, withdrawn), now - age)
+
+    first, second = opinion(curator.identity, "good", age=9.0), opinion(curator.identity, "better", age=5.0)
+    against = opinion(other.identity, "mine", "ef" * 32)
+    assert await third.directory.opinions(RUN, "endorsement", DEADLINE) == []
+    assert await curator.directory.put_opinion(second, DEADLINE)
+    with contextlib.suppress(Malformed):  # Its own node may refuse it.
+        await third.directory.put_opinion(first, DEADLINE)
+    assert await other.directory.put_opinion(against, DEADLINE)
+    for member in (curator, other, third):
+        assert await member.directory.opinions(RUN, "endorsement", DEADLINE) == [second]
+        assert await member.directory.opinions(RUN, "objection", DEADLINE) == [against]
+        assert await member.directory.opinions(OTHER_RUN, "endorsement", DEADLINE) == []
+    assert await curator.directory.put_opinion(opinion(curator.identity, withdrawn=True), DEADLINE)
+    assert await third.directory.opinions(RUN, "endorsement", DEADLINE) == []
+    with pytest.raises(Malformed):
+        await other.directory.put_opinion(opinion(other.identity, "of tomorrow", age=-60.0), DEADLINE)
 
 
 async def test_who_is_alone_is_told_that_nobody_stored_it(world):

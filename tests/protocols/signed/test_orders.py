@@ -57,6 +57,27 @@ def test_an_order_is_complete_and_says_what_it_changes():
     assert owner_orders.describe_changes(order, order) == ["nothing changes"]
 
 
+def test_a_roll_back_is_a_ban_that_also_empties_open_rounds_and_is_lifted_with_it():
+    banned = owner_orders.ban(NO_ORDER, PEER, "sent nonsense")
+    order = numbered(owner_orders.roll_back(banned, PEER, "noise"), 7)
+    assert order.rolled_back() == {PEER}
+    assert not banned.rolled_back()
+    assert owner_orders.describe_changes(banned, order) == [
+        f"{PEER} is banned and taken out of open rounds: noise"
+    ]
+    assert seal_order(OWNER, RUN, order).order == order
+    with pytest.raises(OrderError, match="rolled back already"):
+        owner_orders.roll_back(order, PEER, "noise")
+    assert not owner_orders.unban(order, PEER, "").rolled_back()
+
+
+def test_a_roll_back_without_its_ban_is_refused():
+    document = ["order", "", False, 0, [], [], [], None, [], None, [], False, [PEER]]
+    data = seal(OWNER, RUN, EnvelopeKind.ORDER, -1, 0, 7, msgspec.msgpack.encode(document))
+    with pytest.raises(Malformed, match="without banning it"):
+        open_order(data, RUN)
+
+
 @pytest.mark.parametrize(
     "change",
     [

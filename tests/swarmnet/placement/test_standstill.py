@@ -15,7 +15,7 @@ from swarmnet.placement.policy import (
 )
 from swarmnet.placement.standstill import OnDisk, StagePeer, stage_to_restore, stuck_stages
 
-RULES = MoveRules((1.0, 1.0, 1.0), snapshot_interval=16)
+RULES = MoveRules((1.0, 1.0, 1.0), rounds_from_seed=16)
 ME = PeerId("me")
 
 

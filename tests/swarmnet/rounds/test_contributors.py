@@ -129,6 +129,9 @@ def test_a_ban_bars_the_same_rounds_wherever_it_is_heard_within_a_block():
         contributors.bar([X], heard)
         contributors.bar([X, A], heard + 50)  # A later order that repeats it.
         assert [round for round in range(40) if contributors.counts(X, round)] == list(range(begins)), heard
+        contributors.bar([X], heard + 50, {X}, heard + 3)  # A roll-back begins with what is open.
+        begins = min(begins, heard + 4)
+        assert [round for round in range(40) if contributors.counts(X, round)] == list(range(begins)), heard
         contributors.bar([], 0)
         assert contributors.counts(X, 39)
 

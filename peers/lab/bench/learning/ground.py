@@ -9,7 +9,7 @@ Shape suffixes: P numbers of the flat vector, B sequences, T tokens, D hidden si
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -17,23 +17,26 @@ from random import Random
 import torch
 from torch import Tensor
 
+from peers.compute.stage_part import build_compute
+from peers.config.errors import UserError
 from peers.config.run_file import find_source_text
 from peers.data.documents import TextError, held_out_text, read_text, text_at
-from peers.data.tokenizer import ByteTokenizer
+from peers.data.tokenizer import ByteTokenizer, Tokenizer
 from peers.data.tokens import encoded
 from peers.lab.bench.learning.text_split import TextSplit
 from peers.state.start_folder import start_state
-from peers.tools.model.evaluate import Windows, cut, cut_answers, labels_of, nats_of
+from peers.tools.model.evaluate import Pair, Windows, cut, cut_answers, labels_of, nats_of
 from peers.tools.owner.run_check import tokenizer_beside
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.model.activation_codec import decode, encode, rounding_generator
 from swarmnet.model.computing.choices import PLAIN, Computing
+from swarmnet.model.computing.private_compute import DocumentNoise
 from swarmnet.model.decoder import forward, scaled
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout, frozen_layout, trained_layout, views_of
 from swarmnet.model.parameters import whole
 from swarmnet.model.sampling import inputs_and_labels, learned, window_starts
-from swarmnet.model.stage_compute import StageCompute, copied
+from swarmnet.model.stage_compute import copied
 from swarmnet.model.state_layout import first_state
 from swarmnet.run.activation_sizes import Codec
 from swarmnet.run.manifest import Manifest
@@ -81,6 +84,8 @@ class BenchTexts:
     owners: tuple[Tensor, ...]
     """Training tokens of each owner, int64 with one dimension. Owners have peers in turn."""
     held_out: Windows
+    held_out_of_owners: tuple[Windows, ...] = ()
+    """The parts of `held_out` that belong to each owner; empty: it belongs to none."""
 
 
 class Ground:
@@ -120,15 +125,13 @@ class Ground:
             views_of(to_floats(units).to(self.device), layout)
             for units, layout in zip(frozen_units, frozen, strict=True)
         ]
+        noise = None
+        if manifest.data.adds_noise:
+            # Each microbatch is a sum of its own here, so no document is in one twice.
+            chance = torch.Generator(self.device).manual_seed(seed)
+            noise = DocumentNoise.from_manifest(manifest, chance, lambda: manifest.data.micro_batch_size)
         self._computes = [
-            StageCompute(
-                shape=manifest.model,
-                span=manifest.span(stage),
-                layout=self.layouts[stage],
-                computing=computing,
-                device=self.device,
-                frozen=frozen[stage],
-            )
+            build_compute(manifest, stage, self.layouts[stage], frozen[stage], computing, self.device, noise)
             for stage in stages
         ]
         for compute, units in zip(self._computes, frozen_units, strict=True):
@@ -176,9 +179,9 @@ class Ground:
     def gradient_of_all(self, weights_P: Tensor, peers: int, counter: int) -> Gradient:
         """Return the summed gradient of all peers' `counter`-th microbatches at the same weights.
 
-        A model in one stage computes them as one batch, which is faster.
+        A model in one stage computes them as one batch, which is faster, unless each peer adds noise.
         """
-        if len(self._computes) > 1:
+        if len(self._computes) > 1 or self.manifest.data.adds_noise:
             each = [self.gradient(weights_P, peer, counter) for peer in range(peers)]
             summed_P = torch.stack([one.summed for one in each]).sum(0)
             tokens = sum(one.tokens for one in each)
@@ -199,8 +202,27 @@ class Ground:
         of its owner."""
         microbatch = MicrobatchId(PeerId(f"peer {peer}"), counter)
         data, corpus = self.manifest.data, self._texts.owners[peer % self.owners]
+        if data.adds_noise:
+            return self._documents(peer, counter, corpus)
         starts = window_starts(RUN, self.seed, microbatch, len(corpus), data.micro_batch_size, data.seq_len)
         return [corpus[start : start + data.seq_len + 1] for start in starts]
+
+    def _documents(self, peer: int, counter: int, corpus: Tensor) -> list[Tensor]:
+        """Return the documents of a peer's `counter`-th microbatch. Consecutive sequences of its owner's text
+        stand for documents. Raises UserError if one would be used too often."""
+        data, length = self.manifest.data, self.manifest.data.seq_len + 1
+        numbers = list(range(len(corpus) // length))
+        microbatches = len(numbers) // data.micro_batch_size
+        if peer >= self.owners or counter >= microbatches * data.privacy.epochs:
+            raise UserError(
+                f"data.privacy: {self.owners} owners have one peer each, and owner {peer % self.owners} has "
+                f"{len(numbers):,} documents, for {microbatches * data.privacy.epochs:,} microbatches in all "
+                "epochs; lower --peers or --microbatches, or raise data.privacy.epochs"
+            )
+        Random(f"documents {self.seed} {peer}").shuffle(numbers)
+        first = counter % microbatches * data.micro_batch_size
+        chosen = numbers[first : first + data.micro_batch_size]
+        return [corpus[number * length : (number + 1) * length] for number in chosen]
 
     def _path(self, microbatch: MicrobatchId) -> list[int]:
         """Return the stages that the microbatch visits; the middle ones are drawn at random.
@@ -216,11 +238,18 @@ class Ground:
 
     def held_out_loss(self, weights_P: Tensor, every: int = 1) -> float:
         """Return the loss on every `every`-th batch of the held-out text, in nats per token."""
+        return self._loss_on(weights_P, self._texts.held_out.pairs[::every])
+
+    def losses_of_owners(self, weights_P: Tensor) -> tuple[float, ...]:
+        """Return the loss on the held-out text of each owner; empty if owners have none."""
+        return tuple(self._loss_on(weights_P, each.pairs) for each in self._texts.held_out_of_owners)
+
+    def _loss_on(self, weights_P: Tensor, pairs: Sequence[Pair]) -> float:
         views: dict[str, Tensor] = {}
         for stage, (layout, part) in enumerate(zip(self.layouts, self.slices, strict=True)):
             scale = self._rules.branch_scale(stage, len(self.layouts))
             views |= scaled(views_of(weights_P[part], layout) | self._frozen_views[stage], scale)
-        model, pairs = self.manifest.model, self._texts.held_out.pairs[::every]
+        model = self.manifest.model
         nats = nats_of(
             lambda tokens_BT: forward(views, model, whole(model), tokens_BT.to(self.device)).cpu(), pairs
         )
@@ -249,18 +278,40 @@ def read_texts(
         torch.cat(list(encoded(text_at(of, parse_line=reads.parse_line), reads, lambda done, total: None)))
         for of in ([[place] for place in places] if split.by_kind else [places])
     ]
-    tokens = split.cut(sources, data.seq_len + 1)
     window = min(data.seq_len, manifest.model.max_position_embeddings)
+    if split.by_kind and eval_text is None and reads.parse_line is None:
+        sources, of_owners = _hold_out(sources, reads, window)
+        pairs = tuple(pair for each in of_owners for pair in each.pairs)
+        held_out = Windows(b"".join(each.scored for each in of_owners), window, pairs)
+        return BenchTexts(split.cut(sources, data.seq_len + 1), held_out, of_owners)
+    tokens = split.cut(sources, data.seq_len + 1)
     if reads.parse_line is not None and eval_text is not None:
         answers = text_at([str(eval_text)], parse_line=reads.parse_line)
         return BenchTexts(tokens, cut_answers(answers, reads, window=window, limit=SCORED_BYTES))
     if eval_text is not None:
-        held_out = read_text(str(eval_text), lambda message: None)
+        scored = read_text(str(eval_text), lambda message: None)
     elif reads.parse_line is None and any(source.path == STANDARD_LIBRARY for source in data.sources):
-        held_out = held_out_text()
+        scored = held_out_text()
     else:
         raise TextError(f"{run_file}: there is no held-out text to evaluate: add --eval-text FILE")
-    return BenchTexts(tokens, cut(held_out, reads, window=window, batch=8, limit=SCORED_BYTES))
+    return BenchTexts(tokens, cut(scored, reads, window=window, batch=8, limit=SCORED_BYTES))
+
+
+def _hold_out(
+    sources: Sequence[Tensor], reads: Tokenizer | ByteTokenizer, window: int
+) -> tuple[list[Tensor], tuple[Windows, ...]]:
+    """Cut an equal number of tokens off the end of each source, and return what is left to train on and the
+    held-out text of each. Their joint loss is the mean of the owners'. Raises UserError."""
+    size = SCORED_BYTES // len(sources)
+    for number, tokens in enumerate(sources):
+        if len(tokens) < 2 * size:
+            raise UserError(
+                f"--split: source {number} has {len(tokens):,} tokens, of which {size:,} would be held out: "
+                f"it needs {2 * size:,}; add text, or name the held-out text: --eval-text FILE"
+            )
+    ends = (reads.decode(tokens[-size:].tolist()) for tokens in sources)
+    held_out = tuple(cut(end, reads, window=window, batch=8, limit=size) for end in ends)
+    return [tokens[:-size] for tokens in sources], held_out
 
 
 def _places(folder: Path, manifest: Manifest) -> Iterable[str]:

@@ -118,6 +118,7 @@ def render(report: LearningReport) -> str:
             f"{each.seconds:>9,.0f}  {each.told}"
         )
     lines.extend(line for each in report.rows if (line := _weights_line(report, each)))
+    lines.extend(line for each in report.rows if (line := _owners_line(each)))
     return "\n".join(lines)
 
 
@@ -141,6 +142,14 @@ def _weights_line(report: LearningReport, row: MethodRow) -> str:
         owners = [mean(range(owner, honest, report.owners)) for owner in range(min(honest, report.owners))]
         line += f", peers of each owner {', '.join(owners)}"
     return line
+
+
+def _owners_line(row: MethodRow) -> str:
+    """Return a line with the loss on the held-out text of each owner, mean over the seeds; empty if owners
+    have none."""
+    seeds = [outcome.owner_losses for outcome in row.outcomes if outcome.owner_losses]
+    means = [sum(of_owner) / len(seeds) for of_owner in zip(*seeds, strict=True)]
+    return f"loss of each owner, {row.method}: {', '.join(f'{mean:.4f}' for mean in means)}" if means else ""
 
 
 def as_json(report: LearningReport) -> str:

@@ -3,6 +3,9 @@
 1:10:100         three owners with consecutive parts of the run's text, of these sizes
 kinds            an owner for each source of the run
 kinds:1:10:100   the same, and their texts are cut to these sizes
+
+Two baselines train all peers on one text. `/pooled` behind a split means the texts of all owners together,
+and `/2` that of owner 2 alone.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from torch import Tensor
 from peers.config.errors import UserError
 
 KINDS = "kinds"
+POOLED = "pooled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +32,29 @@ class TextSplit:
     """Whether each source of the run has an owner."""
     sizes: tuple[int, ...] = ()
     """Relative sizes of the owners' texts; empty: as they are."""
+    trains: str = ""
+    """`pooled` if all peers train on the texts of all owners together, the number of an owner if they train
+    on its text alone; empty: each on that of its owner."""
 
     @classmethod
     def parse(cls, text: str) -> TextSplit:
         """Parse the value of `--split`; if it is empty, one owner has all text. Raises UserError."""
-        by_kind = text == KINDS or text.startswith(f"{KINDS}:")
-        numbers = text.removeprefix(KINDS).removeprefix(":") if by_kind else text
+        spec, slash, trains = text.partition("/")
+        by_kind = spec == KINDS or spec.startswith(f"{KINDS}:")
+        numbers = spec.removeprefix(KINDS).removeprefix(":") if by_kind else spec
         sizes = numbers.split(":") if numbers else []
-        if any(not size.isdecimal() or not int(size) for size in sizes) or len(sizes) == 1:
+        is_baseline = trains == POOLED or trains.isdecimal()
+        if (
+            any(not size.isdecimal() or not int(size) for size in sizes)
+            or len(sizes) == 1
+            or (slash and not (spec and is_baseline))
+        ):
             raise UserError(
                 f"--split {text}: write the sizes of the owners' texts, such as 1:10:100, or {KINDS} for an "
-                f"owner of each source, or both, as {KINDS}:1:10:100"
+                f"owner of each source, or both, as {KINDS}:1:10:100; then /{POOLED} or the number of an "
+                "owner, as /0, to train on one text"
             )
-        return cls(by_kind, tuple(map(int, sizes)))
+        return cls(by_kind, tuple(map(int, sizes)), trains)
 
     def cut(self, sources: Sequence[Tensor], window: int) -> tuple[Tensor, ...]:
         """Return the tokens of each owner from those of each source; each needs `window` tokens. Raises
@@ -61,4 +75,8 @@ class TextSplit:
                     f"--split: owner {number} has {len(tokens)} tokens where one sequence takes {window}: "
                     "add text"
                 )
-        return texts
+        if self.trains == POOLED:
+            return (torch.cat(texts),)
+        if self.trains and int(self.trains) >= len(texts):
+            raise UserError(f"--split: there is no owner {self.trains}, only 0 to {len(texts) - 1}")
+        return (texts[int(self.trains)],) if self.trains else texts

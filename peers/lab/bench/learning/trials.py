@@ -87,6 +87,8 @@ class Outcome:
     curve: tuple[Point, ...]
     vote_weights: tuple[float, ...] = ()
     """Weight of each peer's votes by agreement, 0 to 1, mean over the rounds; empty if all are equal."""
+    owner_losses: tuple[float, ...] = ()
+    """Held-out loss on the text of each owner; empty if owners have none of their own, or it diverged."""
 
     @property
     def bytes_per_token(self) -> float:
@@ -167,6 +169,7 @@ def play(trial: Trial, recipe: Recipe, ground: Ground, said: Callable[[int], Non
     learner = recipe.make(ground, setting, trial.rate)
     tokens_of_a_step = trial.peers * ground.manifest.microbatch_tokens
     began, curve, losses = perf_counter(), [], list[float]()
+    owner_losses: tuple[float, ...] = ()
     points = {round(trial.steps * number / POINTS) for number in range(1, POINTS + 1)}
     for step in range(trial.steps):
         try:
@@ -182,6 +185,7 @@ def play(trial: Trial, recipe: Recipe, ground: Ground, said: Callable[[int], Non
             losses.clear()
     else:
         loss = ground.held_out_loss(learner.weights())
+        owner_losses = ground.losses_of_owners(learner.weights())
     loss = loss if isfinite(loss) else inf
     missed = trial.away * len(middle_third(trial.steps)) * ground.manifest.microbatch_tokens
     return Outcome(
@@ -193,6 +197,7 @@ def play(trial: Trial, recipe: Recipe, ground: Ground, said: Callable[[int], Non
         perf_counter() - began,
         tuple(curve),
         learner.vote_weights,
+        owner_losses,
     )
 
 
@@ -210,7 +215,8 @@ def _outcome(line: str) -> Outcome | None:
     try:
         fields = json.loads(line)
         curve = tuple(Point(**point) for point in fields.pop("curve"))
-        weights = tuple(fields.pop("vote_weights", ()))
-        return Outcome(trial=Trial(**fields.pop("trial")), curve=curve, vote_weights=weights, **fields)
+        weights, owner_losses = (tuple(fields.pop(key, ())) for key in ("vote_weights", "owner_losses"))
+        trial = Trial(**fields.pop("trial"))
+        return Outcome(trial=trial, curve=curve, vote_weights=weights, owner_losses=owner_losses, **fields)
     except (ValueError, TypeError, KeyError):
         return None

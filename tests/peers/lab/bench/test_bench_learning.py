@@ -470,7 +470,21 @@ def test_owners_have_unequal_text_and_their_peers_train_on_it_in_turn():
         assert torch.equal(apart.gradient(weights, peer, 3).summed, alone.gradient(weights, peer, 3).summed)
 
 
-@pytest.mark.parametrize("text", ["1", "1:0", "kind", "kinds:3", "1:x", "1::2"])
+def test_all_peers_may_train_on_the_pool_or_on_one_owners_text():
+    texts = [torch.arange(100), torch.arange(1000, 1300)]
+    owners = TextSplit.parse("kinds:1:2").cut(texts, 17)
+    assert [len(tokens) for tokens in owners] == [100, 200]
+    (pool,) = TextSplit.parse("kinds:1:2/pooled").cut(texts, 17)
+    assert torch.equal(pool, torch.cat(owners))
+    (alone,) = TextSplit.parse("kinds:1:2/1").cut(texts, 17)
+    assert torch.equal(alone, owners[1])
+    with pytest.raises(UserError, match="there is no owner 2, only 0 to 1"):
+        TextSplit.parse("kinds:1:2/2").cut(texts, 17)
+
+
+@pytest.mark.parametrize(
+    "text", ["1", "1:0", "kind", "kinds:3", "1:x", "1::2", "/pooled", "1:2/", "1:2/all", "kinds/-1"]
+)
 def test_a_split_that_cannot_be_says_how_one_is_written(text):
     with pytest.raises(UserError, match=f"--split {text}: write the sizes of the owners' texts, such as"):
         TextSplit.parse(text)

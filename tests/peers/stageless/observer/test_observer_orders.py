@@ -15,6 +15,7 @@ from peers.stageless.observer.swarm_metrics import SwarmMetrics
 from peers.telemetry.snapshot import OwnerOrdersView, Pause
 from protocols.errors import Unreachable
 from protocols.signed.identity import Identity
+from protocols.signed.opinions import OpinionDocument, seal_opinion
 from protocols.signed.orders import seal_order
 from swarmnet.run import owner_orders
 from swarmnet.run.mixtures import MixtureChange
@@ -31,7 +32,7 @@ class Directory:
     """What an observer asks of one. `order` None: none was given; an error: it does not answer."""
 
     def __init__(self):
-        self.order, self.time, self.asked = None, NOON, []
+        self.order, self.time, self.asked, self.objections = None, NOON, [], []
 
     def now(self):
         return self.time
@@ -41,6 +42,9 @@ class Directory:
         if isinstance(self.order, Exception):
             raise self.order
         return self.order
+
+    async def opinions(self, run_id, kind, deadline_seconds):
+        return self.objections
 
 
 class Reading:
@@ -95,8 +99,8 @@ async def test_each_newer_order_is_an_event_in_the_words_of_a_peer_and_of_bounde
     await reading.of(owner_orders.ban(NO_ORDER, STRANGER.peer_id, "noise"))
     await reading.of(OwnerOrders(bans=tuple(Ban(f"peer-{number}", "") for number in range(300))))
     first, second, third = (event.text for event in reading.happened)
-    assert first == f"the owner's newest order: the run is paused ({WHY})"
-    assert second.startswith("new order of the owner: the run goes on; 12D3")
+    assert first == f"the newest order: the run is paused ({WHY})"
+    assert second.startswith("new order: the run goes on; 12D3")
     assert len(third) <= 200
 
 
@@ -134,6 +138,26 @@ async def test_only_the_owners_newest_order_counts():
     resumed = await reading.of(owner_orders.resume(PAUSED, ""))
     reading.directory.order = paused
     assert (await reading.of()).order == resumed.order
+
+
+async def test_more_objections_are_an_event_until_their_documents_are_withdrawn():
+    reading = Reading()
+
+    def objection(document):
+        made = OpinionDocument(document, "mine")
+        return seal_opinion(Identity.generate(), SIGNED.run_id, made, reading.directory.time)
+
+    reading.directory.objections = [objection("ab" * 32), objection("ab" * 32), objection("a place")]
+    await reading.of()
+    await reading.of()
+    assert [(event.code, event.text) for event in reading.happened] == [
+        ("objection", "2 documents of the text objected to: swarmnet registry objections RUN")
+    ]
+    await reading.of(owner_orders.withdraw(NO_ORDER, "ab" * 32, "its author asked"))
+    assert [event.code for event in reading.happened] == ["objection", "order"]
+    reading.directory.objections.append(objection("another"))
+    await reading.of()
+    assert [event.code for event in reading.happened] == ["objection", "order", "objection"]
 
 
 # -- shown ------------------------------------------------------------------------------------------------

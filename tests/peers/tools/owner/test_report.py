@@ -23,11 +23,12 @@ from protocols.errors import Unreachable
 from protocols.memory.transport import MemoryNetwork
 from protocols.messages.table import PeerRecord
 from protocols.signed.identity import Identity
+from protocols.signed.opinions import OpinionDocument, seal_opinion
 from protocols.signed.orders import seal_order
 from protocols.signed.peer_record import NO_STAGE
 from protocols.signed.records import seal_record
 from swarmnet.run.owner_orders import OwnerOrders, Withdrawal
-from swarmnet.run.schema import Data, InitCheckpoint, Lora, TextSource
+from swarmnet.run.schema import Data, InitCheckpoint, Lora, Provider, TextSource
 
 SOURCES = tuple(
     TextSource(
@@ -49,6 +50,13 @@ MANIFEST = tiny_manifest(
     intended_use="tests <script>",
 )  # fmt: skip
 SIGNED = sign(MANIFEST)
+PROVIDER = Provider(
+    name="Example Association",
+    representative="Anna Example, Berlin",
+    copyright_policy="https://example.org/copyright",
+    opt_outs="robots.txt and ai.txt, read on the day of collection",
+    illegal_content="lists of addresses, <b>",
+)
 
 
 def facts(**changes) -> RunFacts:
@@ -77,6 +85,7 @@ def of_experts() -> RunFacts:
 
 REPORTS = {
     "manifest": facts,
+    "provider": lambda: facts(signed=sign(replace(MANIFEST, provider=PROVIDER, license="apache-2.0"))),
     "nothing-stated": lambda: from_manifest(sign(tiny_manifest()), OwnerOrders(), 0.0),
     "started": started_from_a_model,
     "epoch": read_in_epochs,
@@ -210,6 +219,12 @@ async def test_a_live_run_is_told_by_what_its_peers_say_of_themselves(golden):
     assert fourth.name == "three"
     assert found.made_at.timestamp() == 1060.0
 
+    documents = OpinionDocument("cd" * 32, "a name in it"), OpinionDocument("a page", "mine")
+    for number, document in enumerate((*documents, documents[0])):
+        identity = Identity.from_seed(bytes([number]))
+        opinion = seal_opinion(identity, SIGNED.run_id, document, asyncio.get_running_loop().time())
+        await network.directory("reader").put_opinion(opinion, 1.0)
+    found = await from_directory(SIGNED, network.directory("reader"))
     golden("report-live.md", as_markdown(found), run=SIGNED.run_id)
 
     await asyncio.sleep(120.0)

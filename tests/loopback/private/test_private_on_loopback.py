@@ -1,0 +1,98 @@
+"""Real processes of three owners train on private text with noise, and count what their documents lose."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from archive_scene import RUN, Scene, order
+
+from peers.config.run_file import publish
+from peers.lab.processes import demo_report
+from protocols.signed.identity import load_or_create
+
+pytestmark = [pytest.mark.loopback, pytest.mark.slow]
+DOCUMENTS = 400
+FEDERATED = {
+    **{key: RUN[key] for key in ("model", "rounds")},
+    "name": "private",
+    "stages": [2],
+    "data": {
+        "seq_len": 32, "micro_batch_size": 8, "sources": [{"name": "own", "path": "own"}], "private": True,
+        "privacy": {"epsilon": 8, "epochs": 2},
+    },
+    "sync": {
+        "method": "diloco", "outer_lr": 1, "outer_momentum": 0, "weights": "tokens",
+        "optimizer_warmup_steps": 1,
+    },
+}  # fmt: skip
+
+
+async def test_three_owners_train_on_private_text_and_stop_when_their_documents_are_used(tmp_path: Path):
+    file, scene = tmp_path / "run.yaml", Scene(tmp_path)
+    file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in FEDERATED.items()))
+    publish(file, load_or_create(tmp_path / "owner.key"), tmp_path / "run.json")
+    try:
+        boot = await scene.peer("boot", {"role": "bootstrap", "run": "run.json"})
+        await boot.until_listening()
+        for number, words in enumerate(("a cat sat there. ", "der Hund bellt. ", "un oiseau chante. ")):
+            lines = [json.dumps({"text": f"{words * 3}{line}"}) for line in range(DOCUMENTS)]
+            (tmp_path / f"own-{number}.jsonl").write_text("\n".join(lines))
+            keys = {
+                "run": "run.json",
+                "bootstrap": boot.addresses,
+                "data_paths": {"own": f"own-{number}.jsonl"},
+            }
+            await scene.peer(f"owner-{number}", keys)
+        owners = scene.peers[1:]
+        await scene.until(
+            lambda: all("as often as data.privacy allows" in " ".join(p.said) for p in owners), "all"
+        )
+        await scene.until(lambda: all(len(scene.settled(peer)) >= 4 for peer in owners), "rounds settle")
+        said = await scene.swarmnet("credit", owners[0].state)
+        with pytest.raises(AssertionError, match="the run's text is private: no order may name a document"):
+            await order(scene, "withdraw", "0" * 64)
+    finally:
+        await asyncio.gather(*(peer.stop(60.0) for peer in scene.peers))
+    assert "privacy   epsilon 8.00 of 8 spent (delta 1e-05); each of 400 documents" in said
+    stories = [demo_report.read_story(peer.state) for peer in owners]
+    assert demo_report.unequal_digests(stories) == []
+    for story in stories:
+        assert 0 < len(story.commits) <= 2 * DOCUMENTS / 8
+    for peer in owners:
+        assert peer.process.returncode == 0, list(peer.said)
+
+
+async def test_processes_that_see_only_sums_of_votes_learn(tmp_path: Path):
+    run = {
+        **FEDERATED,
+        "name": "secure",
+        "access": "invite",
+        "rounds": {"global_batch_tokens": 512, "snapshot_interval": 4, "window": 1},
+        "data": {**FEDERATED["data"], "privacy": {}},
+        "sync": {"method": "sign-muon", "fragments": 1, "warmup_rounds": 1, "secure_owners": 3},
+    }
+    file, scene = tmp_path / "run.yaml", Scene(tmp_path)
+    file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))
+    publish(file, load_or_create(tmp_path / "owner.key"), tmp_path / "run.json")
+    invite = await scene.swarmnet(
+        "invite", tmp_path / "run.json", "--anyone", "--key", tmp_path / "owner.key"
+    )
+    try:
+        boot = await scene.peer("boot", {"role": "bootstrap", "run": "run.json"})
+        await boot.until_listening()
+        (tmp_path / "own.txt").write_text("a cat sat on the mat and sang. " * 500)
+        for number in range(3):
+            keys = {"run": "run.json", "bootstrap": boot.addresses, "invite": invite.strip()}
+            await scene.peer(f"owner-{number}", {**keys, "data_paths": {"own": "own.txt"}})
+        owners = scene.peers[1:]
+        await scene.until(lambda: all(len(scene.settled(peer)) >= 25 for peer in owners), "rounds settle")
+    finally:
+        await asyncio.gather(*(peer.stop(60.0) for peer in scene.peers))
+    stories = [demo_report.read_story(peer.state) for peer in owners]
+    assert demo_report.unequal_digests(stories) == []
+    losses = [loss for _, loss in sorted((c[0], c[4]) for story in stories for c in story.commits if c[4])]
+    assert fmean(losses[-8:]) < fmean(losses[:8]) - 0.5, "void rounds alone would change nothing"
