@@ -29,7 +29,8 @@ class Divisible(Protocol):
 
     @property
     def sections(self) -> Sections:
-        """The sections of its payloads; empty if every device makes and takes whole payloads."""
+        """The sections of its contributions; empty if every device makes and takes whole ones. Every device
+        takes whole results of reducers."""
 
     def use_device_group(self, company: DeviceGroup) -> None:
         """Use only a share; `company` reaches the other devices. Called before all other methods."""
