@@ -39,6 +39,7 @@ from swarmnet.optimizer.tiling import Tile
 from swarmnet.optimizer.vote_agreement import VoteAgreement
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
+from swarmnet.run.sync_methods import LowRankConfig
 
 UNIT_BYTES = 4
 
@@ -101,6 +102,8 @@ def not_divisible(manifest: Manifest) -> str:
     experts = manifest.model.experts
     if experts.groups > 1 or experts.merge_rounds:
         return "a group of experts (model.experts) is not trained, and experts are not merged, share by share"
+    if experts.num_experts and isinstance(sync.config, LowRankConfig) and not sync.config.votes_on_matrices:
+        return "low-rank votes on routers apart from the matrices that lie beside them; hybrid does not"
     if obstacle := sync.config.not_divisible:
         return f"the run's sync.method, {sync.method}, {obstacle}"
     return ""

@@ -37,6 +37,12 @@ class DeviceGroup(Protocol):
     def planes(self, share: Layout) -> Sequence[PlaneShare]:
         """Return the planes of the whole stage, of which `share` is this device's part."""
 
+    def divide(self, whole: Layout) -> DeviceGroup:
+        """Return the group for a vector of some of the stage's parameters, with a layout of its own."""
+
+    def share(self, whole: Layout) -> Layout:
+        """Return this device's share of the vector that the group is for."""
+
 
 class SingleDevice:
     """A single device that has everything."""
@@ -60,6 +66,12 @@ class SingleDevice:
         return [
             PlaneShare(plane, number, (slice(0, plane.chunks),)) for number, plane in enumerate(share.planes)
         ]
+
+    def divide(self, whole: Layout) -> SingleDevice:
+        return self
+
+    def share(self, whole: Layout) -> Layout:
+        return whole
 
 
 ALONE = SingleDevice()
@@ -107,3 +119,9 @@ class MultiDevice:
 
     def planes(self, share: Layout) -> list[PlaneShare]:
         return self.shares.planes(self.device)
+
+    def divide(self, whole: Layout) -> MultiDevice:
+        return MultiDevice(Shares(whole, self.shares.devices), self.device, self.sum)
+
+    def share(self, whole: Layout) -> Layout:
+        return self.shares.layout(self.device)

@@ -74,7 +74,7 @@ class LocalSteps:
         self.device = device
         self.codec_device = torch.device("cpu") if device.type == "meta" else device
         """Device of decoded deltas. A method without values of its own decodes those of others."""
-        self._planes = ALONE.planes(layout)
+        self._planes: Sequence[PlaneShare] = ALONE.planes(layout)
         self.code = code_of(self.how.delta_codec, sync)
         self.outer = OuterOptimizer.of(self.how)
         self._clip = BlockClip(layout, sync.max_grad_norm, device)

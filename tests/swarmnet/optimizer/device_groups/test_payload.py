@@ -33,6 +33,8 @@ CASES = [
     {"method": "sign-muon", "fragments": 1},
     {"method": "local-steps", "inner_optimizer": "adamw", "fragments": 1},
     {"method": "local-steps", "outer_lr": 1.4, "residual": "drop"},
+    {"method": "low-rank", "rank": 5},
+    {"method": "hybrid", "rank": 5},
     {"method": "sign-muon", **REDUCED},
     {"method": "sign-muon", "weights": "agreement", **REDUCED},
     *({"method": method, **REDUCED} for method in PRESETS),
@@ -79,6 +81,14 @@ class Devices:
 
         return list(self._threads.map(of_one, range(len(self.methods)), timeout=120))
 
+    def live(self, ahead):
+        """The live weights of each."""
+
+        def of_one(replica):
+            return torch.cat([tile for _, tile in replica.live_tiles(ahead)])
+
+        return list(self._threads.map(of_one, self.replicas, timeout=120))
+
     def parts(self, payload, sections):
         return zip(self.replicas, divided(payload, sections, self.shares), strict=True)
 
@@ -124,7 +134,7 @@ def test_shares_contribute_to_the_byte_and_settle_to_the_bit_what_one_device_doe
                 held.add(round, peer, part)
         for held in (replica, *devices.replicas):
             held.apply(round)
-        live = [torch.cat([tile for _, tile in held.live_tiles(round == 1)]) for held in devices.replicas]
+        live = devices.live(round == 1)
         assert torch.equal(devices.whole(live), replica.live_floats(round == 1))
         if round == 1:  # The group goes on without it: it leaves the round, and comes again.
             replica.remove(round, PEERS[0])
