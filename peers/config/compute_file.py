@@ -32,7 +32,7 @@ class ComputeFile(BaseModel):
         | Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
     ) = 1
     """GPUs to split the stage over: a number, all, or a list of GPU numbers; on a CPU, processes. Other peers
-    see one peer. Not with `compile`, `sync.topology: sharded-reduce` or low-rank and hybrid."""
+    see one peer. Not with `compile`."""
     compile: bool = False
     """Compile layers with torch.compile at each start, before joining. GPU only; layers with experts are not
     compiled."""

@@ -288,6 +288,8 @@ class PeerFile(BaseModel):
     """Time between two checkpoints in the state folder. `0`: only when leaving."""
     drain_seconds: Annotated[Seconds, Field(ge=0)] = 20.0
     """Time to finish current work after Ctrl+C or SIGTERM. A second signal stops at once."""
+    leave_after_seconds: Annotated[Seconds, Field(ge=0)] = 0.0
+    """Time after which the peer leaves as after SIGTERM, such as 230min. `0`: never."""
     log: Literal["auto", "line", "json"] = "auto"
     """`line`: text for people. `json`: a JSON object per line, with a status per second. `auto`: line on a
     terminal; else json with a status per minute and at changes."""

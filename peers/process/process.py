@@ -123,6 +123,8 @@ class Peer:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
+        if self.config.leave_after_seconds:
+            loop.call_later(self.config.leave_after_seconds, self._request_stop)
         address = self.config.metrics.address
         exporter = None
         if address is not None:

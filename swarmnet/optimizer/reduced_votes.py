@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarmnet.model.flat_layout import Layout, Plane
+from swarmnet.optimizer.device_groups.device_group import DeviceGroup
+from swarmnet.optimizer.device_groups.payload import Sections
 from swarmnet.optimizer.index_code import ContributionError, pack
 from swarmnet.optimizer.result_parts import ResultParts, ResultTally
 from swarmnet.optimizer.sign_muon import SignMuon
@@ -102,6 +104,16 @@ class ReducedVotes(ResultParts):
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         self.votes_method = SignMuon(manifest, layout, device)
         super().__init__(manifest=manifest, device=device, maker=self.votes_method)
+        self.sections: Sections = ()
+        self._measure()
+
+    def use_device_group(self, company: DeviceGroup) -> None:
+        """Use collectives of several devices. Each counts all votes, and steps by those of its weights."""
+        self.votes_method.use_device_group(company)
+        self._measure()
+
+    def _measure(self) -> None:
+        """Measure slices and results by the votes of the whole stage."""
         self.voted = self.votes_method.voted
         self.slice_bytes = [self._bytes(shard, 1) for shard in range(self.shards)]
         self.longest_result = longest_head(self.shards) + self.all_sums_bytes(MAX_CONTRIBUTORS)

@@ -39,12 +39,18 @@ class ResultParts(ABC):
         """Number of shards of a contribution."""
         self.draw = draw_of(manifest)
         self.state = maker.state
-        self.payload_bytes = maker.payload_bytes
-        self.votes = maker.votes
         self.lookahead_accuracy = maker.lookahead_accuracy
         self.contribute = maker.contribute
         self.lookahead = maker.lookahead
         self.give_back = maker.give_back
+
+    @property
+    def payload_bytes(self) -> int:
+        return self._maker.payload_bytes
+
+    @property
+    def votes(self) -> int:
+        return self._maker.votes
 
     @property
     def gradient_norm(self) -> float | None:

@@ -75,7 +75,6 @@ class LowRankConfig(CoefficientConfig):
     rank: int = 16
     votes_on_matrices: bool
     """Whether votes also cover what the directions leave of the matrices."""
-    not_divisible: str = "needs whole matrices, which do not lie on one device"
 
     def key_problems(self) -> list[Problem]:
         return [(not 0 < self.rank <= MAX_RANK, f"sync.rank is {self.rank}; it must lie in 1 to {MAX_RANK}")]

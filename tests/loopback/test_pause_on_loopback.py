@@ -111,3 +111,21 @@ def read(path):
     from peers.telemetry import event_log
 
     return list(event_log.read(path))
+
+
+@pytest.mark.loopback
+@pytest.mark.slow
+async def test_a_peer_whose_time_is_over_writes_its_weights_and_ends(tmp_path):
+    (tmp_path / "run.yaml").write_text(RUN)
+    publish(tmp_path / "run.yaml", load_or_create(tmp_path / "owner.key"), tmp_path / "run.json")
+    keys = {"run": "run.json", "stage": 0, **QUIET, "leave_after_seconds": "30s"}
+    peer = await start(tmp_path, "job", keys)
+    try:
+        async with asyncio.timeout(120.0):
+            assert await peer.process.wait() == 0
+    finally:
+        await peer.stop(1.0)
+    log = peer.state / "events.jsonl"
+    settled = [event.fields["round"] for event in read(log) if event.name == "settled"]
+    saved = [event.fields["round"] for event in read(log) if event.name == "saved"]
+    assert saved[-1] == settled[-1], "the round that settled last is on the disk"

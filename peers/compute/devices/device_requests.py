@@ -92,6 +92,7 @@ class RestoreOnDevice(msgspec.Struct, tag=True):
     round: int
     peer: str
     payload: bytes
+    shards: tuple[int, ...] = ()
 
 
 class AddOnDevice(msgspec.Struct, tag=True):
@@ -131,6 +132,10 @@ class GetSettledState(msgspec.Struct, tag=True):
     ledger behind it."""
 
 
+class GetLedger(msgspec.Struct, tag=True):
+    """Return the agreement ledger of the settled state, int32."""
+
+
 Order: TypeAlias = (
     Begin
     | Hold
@@ -150,6 +155,7 @@ Order: TypeAlias = (
     | MeasureAgreement
     | Close
     | GetSettledState
+    | GetLedger
 )
 
 

@@ -30,14 +30,16 @@ from swarmnet.model.flat_layout import Layout, trained_layout
 from swarmnet.model.parameters import has_frozen
 from swarmnet.model.stage_compute import LastStageResult, Tiles
 from swarmnet.model.state_layout import first_state, ledger_layout
+from swarmnet.optimizer.agreement.ledger import KeepsLedger
 from swarmnet.optimizer.device_groups.payload import Divisible, divided, put_together
-from swarmnet.optimizer.method import LocalOptimizer, RoundAggregate, method_of
+from swarmnet.optimizer.method import LocalOptimizer, ReducedMethod, RoundAggregate, method_of
 from swarmnet.optimizer.replica import NOT_HASHED, digest_of
 from swarmnet.optimizer.step import Step
 from swarmnet.optimizer.tiling import Tile
 from swarmnet.optimizer.vote_agreement import VoteAgreement
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
+from swarmnet.run.sync_methods import LowRankConfig
 
 UNIT_BYTES = 4
 
@@ -101,13 +103,13 @@ def not_divisible(manifest: Manifest) -> str:
         return "contributions with tokens in front (sync.weights: tokens) are not cut into shares"
     if sync.chunking == "tiled":
         return "the run cuts matrices in tiles (sync.chunking), which do not lie on one device"
-    if sync.topology == "sharded-reduce":
-        return "what goes to reducers (sync.topology: sharded-reduce) is not made share by share yet"
     if has_frozen(manifest):
         return "what a run does not train (sync.trainable, model.lora) is not held share by share"
     experts = manifest.model.experts
     if experts.groups > 1 or experts.merge_rounds:
         return "a group of experts (model.experts) is not trained, and experts are not merged, share by share"
+    if experts.num_experts and isinstance(sync.config, LowRankConfig) and not sync.config.votes_on_matrices:
+        return "low-rank votes on routers apart from the matrices that lie beside them; hybrid does not"
     if obstacle := sync.config.not_divisible:
         return f"the run's sync.method, {sync.method}, {obstacle}"
     return ""
@@ -192,7 +194,7 @@ class SpreadMethod:
     """Implements `Method` of `swarmnet/optimizer/method.py` for all shares. Payloads are checked in the
     peer's process, by a method on torch's meta device, which has shapes only."""
 
-    held = reduced = None
+    held = None
 
     def __init__(self, *, manifest: Manifest, layout: Layout, processes: Processes, shares: Shares) -> None:
         self.whole = method_of(manifest, layout, "meta")
@@ -213,6 +215,11 @@ class SpreadMethod:
     @property
     def own(self) -> LocalOptimizer | None:
         return self._own
+
+    @property
+    def reduced(self) -> ReducedMethod | None:
+        """The peer's own process cuts, sums and checks: slices and results are bytes of the whole stage."""
+        return self.whole.reduced
 
     @property
     def payload_bytes(self) -> int:
@@ -237,14 +244,20 @@ class SpreadMethod:
         return put_together([done.payload for done in answers], self.sections, self.shares)
 
     def parts(self, payload: bytes) -> list[bytes]:
-        """Return the part of a checked payload for each device."""
-        return divided(payload, self.sections, self.shares)
+        """Return what each device adds to a round of a checked payload. Every device reads whole results."""
+        return divided(payload, () if self.reduced is not None else self.sections, self.shares)
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
-        self.processes.ask_each([orders.RestoreOnDevice(round, peer, part) for part in self.parts(payload)])
+        parts = divided(payload, self.sections, self.shares)
+        self.processes.ask_each([orders.RestoreOnDevice(round, peer, part, shards) for part in parts])
 
     def check(self, payload: bytes) -> None:
         self.whole.check(payload)
+
+    def load_ledger(self, numbers: Callable[[], Tensor]) -> None:
+        """Copy the agreement ledger to this process if a reducer weighs votes by it here."""
+        if self.reduced is not None and isinstance(self.whole, KeepsLedger) and self.whole.ledger is not None:
+            self.whole.ledger.load(numbers().numpy())
 
     def tally(self, round: int) -> RoundAggregate:
         raise TypeError("each device has its tallies")
@@ -294,8 +307,10 @@ class SpreadReplica:
         each: list[list[Tensor]] = [[] for _ in range(self._shares.devices)]
         for device, start, stop in self._device_ranges():
             each[device].append(units[start:stop])
+        ledger = units[method.state.size - method.ledger_size :]
+        method.load_ledger(lambda: ledger)
         for parts in each:
-            parts.append(units[method.state.size - method.ledger_size :])
+            parts.append(ledger)
         held = [[torch.cat(parts)] for parts in each]
         self._processes.ask_each([orders.Hold(settled_round)] * len(held), held)
 
@@ -343,6 +358,7 @@ class SpreadReplica:
         NOT_HASHED and does not read the state from the devices."""
         self._count_corrections(self._processes.ask(orders.Close(round, chain)))
         self.settled_round = round
+        self._method.load_ledger(lambda: self._processes.ask(orders.GetLedger())[0][1][0])
         self._factors.pop(round, None)
         if not hashed:
             return NOT_HASHED

@@ -81,8 +81,8 @@ class Device:
         self.method.use_device_group(MultiDevice(shares, begin.rank, total))
         if self.method.own is not None and begin.optimizer_state == "cpu":
             self.method.own.offload_optimizer_state()
-        ledger_size = ledger_layout(manifest.sync).size if begin.rank else 0
-        self._state_to_send = self.method.state.size - ledger_size
+        self._ledger_size = ledger_layout(manifest.sync).size
+        self._state_to_send = self.method.state.size - (self._ledger_size if begin.rank else 0)
         """Numbers of the state that this device sends. Every device has the whole agreement ledger, and the
         first one sends it."""
         self._replica: Replica | None = None
@@ -93,14 +93,16 @@ class Device:
         return self._replica
 
     def do(self, order: Order, tensors: list[Tensor]) -> tuple[Answer, list[Tensor]]:
-        """Carry out an order. Returns the answer and its tensors: for one order this device's share of the
-        settled state. Input that the stage or the optimizer method refuses is answered with `InputRefused`;
-        other errors are raised."""
+        """Carry out an order. Returns the answer and its tensors: for some orders this device's share of the
+        settled state, or the ledger in it. Input that the stage or the optimizer method refuses is answered
+        with `InputRefused`; other errors are raised."""
         try:
             if isinstance(order, orders.Forward | orders.Finish | orders.Backward):
                 return self._compute_microbatch(order, tensors)
             if isinstance(order, orders.GetSettledState):
                 return Done(), [self.replica.settled_now()[: self._state_to_send]]
+            if isinstance(order, orders.GetLedger):
+                return Done(), [self.replica.settled_now()[-self._ledger_size :]]
             return self._change_state(order, tensors), []
         except StageError as error:
             return InputRefused("stage", str(error)), []
@@ -157,9 +159,9 @@ class Device:
             case orders.Close(round, chain):
                 self.replica.close(round, chain)
                 return Done(corrections=self.replica.corrections)
-            case orders.RestoreOnDevice(round, peer, payload):
+            case orders.RestoreOnDevice(round, peer, payload, shards):
                 # The round settled without this contribution: its values return to the momentum.
-                method.give_back(payload, round, PeerId(peer))
+                method.give_back(payload, round, PeerId(peer), shards)
             case orders.AddOnDevice(round, peer, payload):
                 self.replica.add(round, PeerId(peer), payload)
                 return Done(corrections=self.replica.corrections)

@@ -1,9 +1,10 @@
 """Peers that nobody can dial, on the emulated network: what carries their links, and what comes of it.
 
-    scripts/soak wan-relay [--seconds S] [--cut S] [--open PEER]       needs root
+    scripts/soak wan-relay [--seconds S] [--cut S] [--open PEER] [--inside PEER]       needs root
 
 Three workers in two stages, all firewalled but those that are opened, and a bootstrap that relays. With
-`--cut` the bootstrap is killed after so long and started again: every circuit ends at once.
+`--cut` the bootstrap is killed after so long and started again: every circuit ends at once. A peer that is
+`--inside` exchanges packets with the bootstrap alone, as a compute node does with its login node.
 """
 
 import argparse
@@ -32,22 +33,26 @@ class FirewalledSwarm(WanSwarm):
     """Nothing comes in at the workers but answers, except at those named in `opened`."""
 
     opened = ()
+    inside = ()
 
     def line_of(self, name):
         if name not in self.net.hosts:
             shut = name != "bootstrap" and name not in self.opened
             self.net.host(name, firewall=shut, translated=shut, **self.line)
+            for other in set(self.net.hosts) - {name, "bootstrap"}:
+                if name != "bootstrap" and {name, other} & set(self.inside):
+                    self.net.partition([name], [other])
         prefix, keys = super().line_of(name)
         port = 31330 + list(self.net.hosts).index(name)  # Found again where it was.
         return prefix, {**keys, "listen": [f"/ip4/{self.net.hosts[name].address}/tcp/{port}"]}
 
 
-async def train(folder, seconds, cut=None, opened=(), stages=(0, 0, 1)):
+async def train(folder, seconds, cut=None, opened=(), stages=(0, 0, 1), inside=()):
     """What was seen of a swarm that trains for so long."""
     with wan.Wan(seed=3) as net:
         options = ChaosOptions(peers=len(stages), stages=max(stages) + 1)
         swarm = FirewalledSwarm(options, folder / "swarm", net, "1M", KEYS, RUN, line=LINE)
-        swarm.stages, swarm.opened = lambda: list(stages), opened
+        swarm.stages, swarm.opened, swarm.inside = lambda: list(stages), opened, inside
         try:
             began = time.monotonic()
             await swarm.start()
@@ -92,13 +97,17 @@ def main():
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--cut", type=float)
     parser.add_argument("--open", action="append", default=[], metavar="PEER")
+    parser.add_argument("--inside", action="append", default=[], metavar="PEER")
     arguments = parser.parse_args()
     reason = wan.why_not()
     if reason is not None:
         sys.exit(f"error: no emulated network here: {reason}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the namespaces are taken down
     with tempfile.TemporaryDirectory(prefix="swarmnet-wan-") as folder:
-        found = asyncio.run(train(Path(folder), arguments.seconds, arguments.cut, arguments.open))
+        train_all = train(
+            Path(folder), arguments.seconds, arguments.cut, arguments.open, inside=arguments.inside
+        )
+        found = asyncio.run(train_all)
         print(json.dumps(found, indent=1))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import count, groupby
 
 from swarmnet.model.flat_layout import Entry, Layout, Plane
 
@@ -48,6 +48,28 @@ class DeviceRange:
 
 
 @dataclass(frozen=True, slots=True)
+class PlaneShare:
+    """The chunks of one plane that one device has."""
+
+    whole: Plane
+    number: int | None
+    """Number of the plane in the device's share; None if the device has no chunk of it."""
+    rows: tuple[slice, ...]
+    """These chunks in the whole plane, in the order of the share."""
+
+    def within(self, rows: slice) -> Iterator[tuple[slice, slice]]:
+        """Yield those of the chunks `rows` of the whole plane that the device has: their place in `rows`, and
+        their place in the device's plane."""
+        offset = 0
+        for held in self.rows:
+            first, stop = max(held.start, rows.start), min(held.stop, rows.stop)
+            if first < stop:
+                shift = offset - held.start
+                yield slice(first - rows.start, stop - rows.start), slice(first + shift, stop + shift)
+            offset += held.stop - held.start
+
+
+@dataclass(frozen=True, slots=True)
 class Shares:
     """The shares of a stage on `devices` devices. An optimizer works in a share as in a whole stage, because
     chunks are independent."""
@@ -76,6 +98,15 @@ class Shares:
                     start = plane.offset + rows.start * plane.chunk
                     stop = plane.offset + rows.stop * plane.chunk
                     yield DeviceRange(device, start, stop)
+
+    def planes(self, device: int) -> list[PlaneShare]:
+        """Return the planes of the stage, each with the chunks that a device has of it."""
+        rows_of_planes = [tuple(self.rows(number, device)) for number in range(len(self.whole.planes))]
+        number = count()
+        return [
+            PlaneShare(plane, next(number) if rows else None, rows)
+            for plane, rows in zip(self.whole.planes, rows_of_planes, strict=True)
+        ]
 
     def layout(self, device: int) -> Layout:
         """Return the layout of a device's share: the places of parameters, planes and padding in it. It lists

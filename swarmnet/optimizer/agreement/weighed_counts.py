@@ -34,7 +34,7 @@ from swarmnet.optimizer.agreement.weighed_tally import drawn_places
 from swarmnet.optimizer.agreement.weight_report import FULL_WEIGHT, NEWCOMER
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.reduced_votes import Counts, CountTally, ReducedVotes, count_code
-from swarmnet.rounds.result_table import MAX_CONTRIBUTORS, Contributor, Table, longest_head
+from swarmnet.rounds.result_table import Contributor, Table
 from swarmnet.run.manifest import Manifest
 
 _ROW = struct.Struct("<BHh")
@@ -50,7 +50,6 @@ class WeighedVotes(ReducedVotes):
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         super().__init__(manifest, layout, device)
         self.ledger = AgreementLedger()
-        self.longest_result = longest_head(self.shards) + self.all_sums_bytes(MAX_CONTRIBUTORS)
 
     def all_sums_bytes(self, contributors: int) -> int:
         sums = super().all_sums_bytes(FULL_WEIGHT * contributors)

@@ -5,15 +5,15 @@ All devices make the same calls in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from swarmnet.model.computing.shares import Shares
-from swarmnet.model.flat_layout import Entry
+from swarmnet.model.computing.shares import PlaneShare, Shares
+from swarmnet.model.flat_layout import Entry, Layout
 
 
 class DeviceGroup(Protocol):
@@ -34,6 +34,15 @@ class DeviceGroup(Protocol):
     def part(self, entry: Entry, whole: Tensor) -> Tensor:
         """Return this device's shard of a full parameter."""
 
+    def planes(self, share: Layout) -> Sequence[PlaneShare]:
+        """Return the planes of the whole stage, of which `share` is this device's part."""
+
+    def divide(self, whole: Layout) -> DeviceGroup:
+        """Return the group for a vector of some of the stage's parameters, with a layout of its own."""
+
+    def share(self, whole: Layout) -> Layout:
+        """Return this device's share of the vector that the group is for."""
+
 
 class SingleDevice:
     """A single device that has everything."""
@@ -51,6 +60,17 @@ class SingleDevice:
         return part
 
     def part(self, entry: Entry, whole: Tensor) -> Tensor:
+        return whole
+
+    def planes(self, share: Layout) -> list[PlaneShare]:
+        return [
+            PlaneShare(plane, number, (slice(0, plane.chunks),)) for number, plane in enumerate(share.planes)
+        ]
+
+    def divide(self, whole: Layout) -> SingleDevice:
+        return self
+
+    def share(self, whole: Layout) -> Layout:
         return whole
 
 
@@ -96,3 +116,12 @@ class MultiDevice:
 
     def part(self, entry: Entry, whole: Tensor) -> Tensor:
         return whole.reshape(-1)[self._places[entry.name][1]]
+
+    def planes(self, share: Layout) -> list[PlaneShare]:
+        return self.shares.planes(self.device)
+
+    def divide(self, whole: Layout) -> MultiDevice:
+        return MultiDevice(Shares(whole, self.shares.devices), self.device, self.sum)
+
+    def share(self, whole: Layout) -> Layout:
+        return self.shares.layout(self.device)

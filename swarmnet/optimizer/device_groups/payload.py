@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
+import torch
 
 from swarmnet.model.computing.shares import Shares
 from swarmnet.model.flat_layout import Plane
-from swarmnet.optimizer.device_groups.device_group import DeviceGroup
+from swarmnet.optimizer.device_groups.device_group import DeviceGroup, MultiDevice
 from swarmnet.optimizer.index_code import BitArray, pack, packed_bytes, unpack
 
 Sections: TypeAlias = Sequence[tuple[int, ...]]
@@ -29,7 +30,8 @@ class Divisible(Protocol):
 
     @property
     def sections(self) -> Sections:
-        """The sections of its payloads; empty if every device makes and takes whole payloads."""
+        """The sections of its contributions; empty if every device makes and takes whole ones. Every device
+        takes whole results of reducers."""
 
     def use_device_group(self, company: DeviceGroup) -> None:
         """Use only a share; `company` reaches the other devices. Called before all other methods."""
@@ -96,6 +98,25 @@ def put_together(parts: Sequence[bytes], sections: Sections, shares: Shares) -> 
                 at = until
         joined.append(section.written(whole_CB))
     return b"".join(joined)
+
+
+def gather(part: bytes, sections: Sections, group: DeviceGroup, device: torch.device) -> bytes:
+    """Return the whole payload on every device, from the part that each has made. `device` is this one."""
+    if not isinstance(group, MultiDevice):
+        return part
+    size = sum(section.stop - section.start for section in _sections(group.shares.whole.planes, sections))
+    parts = divided(bytes(size), sections, group.shares)
+    parts[group.device] = part
+    # The parts of the others are zero, and no bit has two devices.
+    joined = bytearray(put_together(parts, sections, group.shares))
+    return group.total(torch.frombuffer(joined, dtype=torch.uint8).to(device)).cpu().numpy().tobytes()
+
+
+def own_part(payload: bytes, sections: Sections, group: DeviceGroup) -> bytes:
+    """Return the part of a whole payload that this device has."""
+    if not isinstance(group, MultiDevice):
+        return payload
+    return divided(payload, sections, group.shares)[group.device]
 
 
 def _sections(planes: Sequence[Plane], sections: Sections) -> Iterator[_Section]:

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from swarmnet.identifiers import PeerId, RunId
+from swarmnet.model.computing.shares import PlaneShare
 from swarmnet.model.fixed_point import UNIT
 from swarmnet.model.flat_layout import Layout, Plane
 from swarmnet.model.state_layout import state_of
@@ -48,7 +49,7 @@ from swarmnet.optimizer.delta_codecs.delta_codec import (
 )
 from swarmnet.optimizer.delta_codecs.outer_optimizer import OuterOptimizer
 from swarmnet.optimizer.delta_codecs.packed_sums import Sums, packed
-from swarmnet.optimizer.device_groups.device_group import DeviceGroup
+from swarmnet.optimizer.device_groups.device_group import ALONE, DeviceGroup
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.local_steps.inner_optimizer import InnerOptimizer
 from swarmnet.optimizer.mean_gradient import BlockClip
@@ -85,6 +86,9 @@ class LocalSteps:
         self.layout = layout
         self.state = state_of(layout, sync)
         self.device = device
+        self.codec_device = torch.device("cpu") if device.type == "meta" else device
+        """Device of decoded deltas. A method without values of its own decodes those of others."""
+        self._planes: Sequence[PlaneShare] = ALONE.planes(layout)
         self.code = code_of(self.how.delta_codec, sync)
         self.outer = OuterOptimizer.of(self.how)
         self._clip = BlockClip(layout, sync.max_grad_norm, device)
@@ -113,6 +117,7 @@ class LocalSteps:
         """Use collectives of several devices for norms and matrices."""
         self._clip.device_group = company
         self._inner.use_device_group(company)
+        self._planes = company.planes(self.layout)
 
     @property
     def gradient_norm(self) -> float | None:
@@ -185,9 +190,10 @@ class LocalSteps:
         self._sent.pop(round, None)
         if self.how.residual == "drop":
             return  # What the group did not take is dropped as what compression lost.
-        for plane, moves in zip(self.layout.planes, self.moves_of(payload), strict=True):
+        here = [share for share in self._planes if share.number is not None]
+        for plane, share, moves in zip(self.layout.planes, here, self.moves_of(payload), strict=True):
             part_CM, units_CM = self.part(self._delta, plane, round), moves.units()
-            for rows in self._rows(plane, shards):
+            for rows in self._rows(share, shards):
                 part_CM[rows].add_(units_CM[rows] * UNIT)
         empty_padding(self._delta, self.layout)
 
@@ -225,7 +231,7 @@ class LocalSteps:
         """Yield the decoded delta of each plane, or of `rows` of its chunks. Raises ContributionError if no
         honest peer can have sent `payload`."""
         for plane, chunks, data in self._cut(payload, rows):
-            yield self.code.decode(data, chunks, self.width(plane), self.device)
+            yield self.code.decode(data, chunks, self.width(plane), self.codec_device)
 
     def planes_of(self, payload: bytes) -> list[memoryview]:
         """Return the encoded bytes of each plane. Raises ContributionError if the payload's length is
@@ -286,11 +292,11 @@ class LocalSteps:
         order = _order(self._run_id, parts, 0 if self.how.is_steady else cycle)
         return slice(order[place], None, parts)
 
-    def _rows(self, plane: Plane, shards: tuple[int, ...]) -> list[slice]:
-        """Return the chunks of a plane that are in these shards; all chunks if `shards` is empty."""
-        if not shards:
-            return [slice(0, plane.chunks)]
-        return [rows_of(plane, shard, self._sync.shards) for shard in shards]
+    def _rows(self, share: PlaneShare, shards: tuple[int, ...]) -> list[slice]:
+        """Return this device's chunks of a plane that are in these shards; all if `shards` is empty."""
+        in_shards = [rows_of(share.whole, shard, self._sync.shards) for shard in shards]
+        rows = in_shards or [slice(0, share.whole.chunks)]
+        return [here for each in rows for _, here in share.within(each)]
 
     def width(self, plane: Plane) -> int:
         """Return M for a plane. Small chunks may have fewer fragments, of one number each."""

@@ -16,6 +16,7 @@ import torch
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
+from swarmnet.optimizer.device_groups.device_group import ALONE
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.local_steps.expert_steps import ExpertShardSteps
 from swarmnet.optimizer.local_steps.reduced_steps import MeanTally, ReducedSteps, ShardedPart, ShardMean
@@ -34,9 +35,10 @@ class ReducedExperts(ReducedSteps):
         self.held = self.own
         ResultParts.__init__(self, manifest=manifest, device=device, maker=self.held)
         self.layout = layout
+        self.planes = ALONE.planes(layout)
         shards = self.shards
-        self._shared = ShardedPart(self.held.shared, shards)
-        self._of_group = ShardedPart(self.held.of_group, shards)
+        self._shared = ShardedPart(self.held.shared, shards, self.held.shared.layout.planes)
+        self._of_group = ShardedPart(self.held.of_group, shards, self.held.of_group.layout.planes)
         both = list(zip(self._shared.slice_bytes, self._of_group.slice_bytes, strict=True))
         self.slice_bytes = [1 + shared + experts for shared, experts in both]
         of_experts = self.held.groups * sum(self._of_group.number_bytes)
@@ -48,7 +50,8 @@ class ReducedExperts(ReducedSteps):
         """The shards of expert planes. All groups have the same layout, so the decoder of the peer's own
         group reads every group."""
         if self._of_group.said is not self.held.of_group:
-            self._of_group = ShardedPart(self.held.of_group, self.shards)
+            of_group = self.held.of_group
+            self._of_group = ShardedPart(of_group, self.shards, of_group.layout.planes)
         return self._of_group
 
     def slices(self, payload: bytes) -> list[bytes]:

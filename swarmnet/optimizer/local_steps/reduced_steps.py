@@ -21,11 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swarmnet.model.flat_layout import Layout
+from swarmnet.model.computing.shares import PlaneShare
+from swarmnet.model.flat_layout import Layout, Plane
 from swarmnet.optimizer.delta_codecs import exponents
-from swarmnet.optimizer.delta_codecs.delta_codec import LARGEST_EXPONENT, sum_of
+from swarmnet.optimizer.delta_codecs.delta_codec import LARGEST_EXPONENT, bytes_of, sum_of
 from swarmnet.optimizer.delta_codecs.e3m0_codec import nibbles_read, nibbles_written
 from swarmnet.optimizer.delta_codecs.packed_sums import Sums, packed
+from swarmnet.optimizer.device_groups.device_group import ALONE, DeviceGroup
+from swarmnet.optimizer.device_groups.payload import Sections
 from swarmnet.optimizer.index_code import ContributionError, packed_bytes
 from swarmnet.optimizer.local_steps.expert_steps import ExpertShardSteps
 from swarmnet.optimizer.local_steps.local_steps import FragmentStep, LocalSteps
@@ -51,16 +54,21 @@ class ShardedPart:
     """The shards of planes with the same contributors: all planes of a stage, or those of a group of
     experts."""
 
-    def __init__(self, said: LocalSteps, shards: int) -> None:
-        """`said` is the method that decodes the deltas of these planes."""
+    def __init__(self, said: LocalSteps, shards: int, planes: Sequence[Plane]) -> None:
+        """`said` is the method that decodes the deltas of these planes. If several devices hold the stage, it
+        has a share of them."""
         self.said = said
         self.shards = shards
-        self.slice_bytes = [said.bytes_of(self.rows(shard)) for shard in range(shards)]
+        self.planes = planes
+        self.slice_bytes = [
+            sum(bytes_of(said.code, count, said.width(plane)) for plane, count in self._counts(shard))
+            for shard in range(shards)
+        ]
         self.number_bytes = [sum(self._sizes(shard)) for shard in range(shards)]
 
     def rows(self, shard: int) -> list[int]:
         """Return the number of chunks of each plane in a shard."""
-        return [_count(rows_of(plane, shard, self.shards)) for plane in self.said.layout.planes]
+        return [count for _, count in self._counts(shard)]
 
     def slices(self, payload: bytes) -> list[bytes]:
         """Return the slice of a payload for each shard. Raises ContributionError."""
@@ -68,7 +76,7 @@ class ShardedPart:
         return [
             b"".join(
                 of_plane.rows(rows_of(plane, shard, self.shards)).written()
-                for plane, of_plane in zip(self.said.layout.planes, moves, strict=True)
+                for plane, of_plane in zip(self.planes, moves, strict=True)
             )
             for shard in range(self.shards)
         ]
@@ -89,14 +97,17 @@ class ShardedPart:
     def numbers(self, shard: int, data: memoryview) -> Iterator[QuantizedMean]:
         """Yield the decoded mean of each plane in an encoded mean. Raises ContributionError."""
         start, said = 0, self.said
-        for plane, count, size in zip(said.layout.planes, self.rows(shard), self._sizes(shard), strict=True):
-            yield QuantizedMean.read(data[start : start + size], count, said.width(plane), said.device)
+        for (plane, count), size in zip(self._counts(shard), self._sizes(shard), strict=True):
+            yield QuantizedMean.read(data[start : start + size], count, said.width(plane), said.codec_device)
             start += size
 
     def _sizes(self, shard: int) -> list[int]:
         """Return the encoded bytes of each plane's mean in a shard."""
-        rows = zip(self.said.layout.planes, self.rows(shard), strict=True)
-        return [_numbers_bytes(count, self.said.width(plane)) for plane, count in rows]
+        return [_numbers_bytes(count, self.said.width(plane)) for plane, count in self._counts(shard)]
+
+    def _counts(self, shard: int) -> list[tuple[Plane, int]]:
+        """Return each plane with the number of its chunks in a shard."""
+        return [(plane, _count(rows_of(plane, shard, self.shards))) for plane in self.planes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +131,26 @@ class ReducedSteps(ResultParts):
         self.own: LocalSteps | ExpertShardSteps = LocalSteps(manifest, layout, device)
         super().__init__(manifest=manifest, device=device, maker=self.own)
         self.layout = layout
-        self._whole = ShardedPart(self.own, self.shards)
+        self.planes: Sequence[PlaneShare] = ALONE.planes(layout)
+        """The planes of the whole stage, with this device's chunks."""
+        self._whole = ShardedPart(self.own, self.shards, layout.planes)
         self.slice_bytes = self._whole.slice_bytes
         self.number_bytes = sum(self._whole.number_bytes)
         """Encoded bytes of all shards' means of a round, without tables, if every plane has contributions."""
         self.longest_result = longest_head(self.shards) + self.number_bytes
+
+    def use_device_group(self, company: DeviceGroup) -> None:
+        """Use collectives of several devices for local steps. A device reads whole results, and steps by the
+        chunks that it has. Only the peer's own process cuts and sums slices."""
+        assert isinstance(self.own, LocalSteps), "part.py refuses groups of experts"
+        self.own.use_device_group(company)
+        self.planes = company.planes(self.layout)
+        self._whole = ShardedPart(self.own, self.shards, [share.whole for share in self.planes])
+
+    @property
+    def sections(self) -> Sections:
+        assert isinstance(self.own, LocalSteps), "part.py refuses groups of experts"
+        return self.own.sections
 
     @property
     def reduced(self) -> ReducedSteps:
@@ -243,15 +269,20 @@ class MeanTally(ResultTally):
         for payload, counted in self._counted():
             for shard, of_shard in method.shard_means(payload):
                 if shard in counted:
-                    for of_plane in of_shard:
-                        means.setdefault((of_plane.plane, shard), []).append(of_plane)
+                    for mean in of_shard:
+                        means.setdefault((mean.plane, shard), []).append(mean)
         weighted: dict[int, list[_WeightedMean]] = {}
         for (plane, shard), by_results in means.items():
             alone = len(by_results) == 1  # Its mean is then the mean; weight 1 keeps sums small.
-            rows = rows_of(method.layout.planes[plane], shard, method.shards)
-            weighted.setdefault(plane, []).extend(
-                _WeightedMean(rows, one.numbers, 1 if alone else one.speakers) for one in by_results
-            )
+            share = method.planes[plane]
+            if share.number is None:
+                continue
+            of_plane = weighted.setdefault(share.number, [])
+            for there, here in share.within(rows_of(share.whole, shard, method.shards)):
+                of_plane += (
+                    _WeightedMean(here, one.numbers.rows(there), 1 if alone else one.speakers)
+                    for one in by_results
+                )
         return FragmentStep(method.own, self._round, dict(self._sums(weighted)))
 
     def _sums(self, weighted: Mapping[int, Sequence[_WeightedMean]]) -> Iterator[tuple[int, Sums]]:

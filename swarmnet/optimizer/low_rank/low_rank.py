@@ -20,7 +20,7 @@ Shapes: R rows and C columns of a matrix; L its longer side, M its shorter, K di
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import prod, sqrt
 
 import torch
 from torch import Tensor
@@ -28,13 +28,15 @@ from torch import Tensor
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Entry, Layout
 from swarmnet.model.parameters import trains_with_muon
+from swarmnet.optimizer.device_groups.device_group import ALONE, DeviceGroup
+from swarmnet.optimizer.device_groups.payload import Sections, gather, own_part
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.low_rank.exact import TOLD_BITS, orthogonal, spread
 from swarmnet.optimizer.low_rank.factor import Factor, bytes_of, sum_of
-from swarmnet.optimizer.low_rank.momenta import Apart, Chained
+from swarmnet.optimizer.low_rank.momenta import Apart, Chained, Momenta
 from swarmnet.optimizer.low_rank.subspace import Subspace, subspace
 from swarmnet.optimizer.mean_gradient import BlockClip
-from swarmnet.optimizer.sign_votes import VoteTally
+from swarmnet.optimizer.sign_votes import VoteMethod, VoteTally
 from swarmnet.optimizer.step import SignStep, rate_units
 from swarmnet.optimizer.tiling import Tile
 from swarmnet.optimizer.vote_agreement import VoteAgreement
@@ -56,19 +58,44 @@ class LowRank:
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         self._manifest = manifest
         self._run_id = manifest.run_id()
-        self._device = device
+        self.device = device
         self.state = layout
         self._clip = BlockClip(layout, manifest.sync.max_grad_norm, device)
         self._most = manifest.sync.max_grad_norm
-        self.matrices = [entry for entry in layout.entries if trains_with_muon(entry.name, entry.shape)]
-        config = manifest.sync.config
-        kind = Chained if isinstance(config, LowRankConfig) and config.votes_on_matrices else Apart
-        self.momenta = kind(manifest=manifest, layout=layout, matrices=self.matrices, device=device)
-        self._shapes = [(min(entry.shape), self._columns(entry)) for entry in self.matrices]
-        self._factor_bytes = sum(map(bytes_of, self._shapes))
+        self._layout = layout
         self._last: tuple[int, list[Factor]] | None = None
-        self.payload_bytes = self._factor_bytes + self.momenta.votes.payload_bytes
-        self.votes = sum(rows * columns for rows, columns in self._shapes) + self.momenta.votes.votes
+        self.sections: Sections = ()
+        """Empty: every device makes and takes whole payloads."""
+        self.momenta = self._divide(ALONE)
+
+    def use_device_group(self, company: DeviceGroup) -> None:
+        """Use collectives of several devices. Each has its shard of every momentum. Matrices are gathered one
+        by one for their factors, and the votes of all devices are joined."""
+        self._clip.device_group = company
+        del self.momenta  # Memory may not suffice for both.
+        self.momenta = self._divide(company)
+
+    def _divide(self, group: DeviceGroup) -> Momenta:
+        """Lay out contributions for the devices of a group. Returns this device's empty momenta."""
+        config = self._manifest.sync.config
+        self.group = group
+        self.matrices = [
+            entry for entry in self._layout.entries if trains_with_muon(entry.name, group.shape(entry))
+        ]
+        self._shapes = [(min(group.shape(entry)), self._columns(entry)) for entry in self.matrices]
+        kind = Chained if isinstance(config, LowRankConfig) and config.votes_on_matrices else Apart
+        momenta = kind(
+            manifest=self._manifest,
+            layout=self._layout,
+            matrices=self.matrices,
+            device=self.device,
+            group=group,
+        )
+        whole = VoteMethod(self._manifest, momenta.voted, torch.device("meta"))
+        self._vote_sections = whole.sections
+        self.payload_bytes = sum(map(bytes_of, self._shapes)) + whole.payload_bytes
+        self.votes = sum(rows * columns for rows, columns in self._shapes) + whole.votes
+        return momenta
 
     @property
     def gradient_norm(self) -> float | None:
@@ -86,7 +113,8 @@ class LowRank:
         self._add_to_momentum(factors, round, -1.0)
         self._last = round, factors
         told = b"".join(factor.written() for factor in factors)
-        return told + self.momenta.votes.vote(round, peer)
+        votes = self.momenta.votes.vote(round, peer)
+        return told + gather(votes, self._vote_sections, self.momenta.group, self.device)
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
         factors, votes = self.read(payload)
@@ -104,15 +132,16 @@ class LowRank:
         return self.step_of([told], self.momenta.votes.lookahead(round, factor), round, factor)
 
     def read(self, payload: bytes) -> tuple[list[Factor], bytes]:
-        """Parse a payload. Returns the factor of each matrix, and the votes. Raises ContributionError."""
+        """Parse a payload. Returns the factor of each matrix, and this device's part of the votes. Raises
+        ContributionError."""
         if len(payload) != self.payload_bytes:
             raise ContributionError(f"payload of {len(payload)} bytes where {self.payload_bytes} belong")
         factors, start, data = [], 0, memoryview(payload)
         for shape in self._shapes:
             stop = start + bytes_of(shape)
-            factors.append(Factor.read(data[start:stop], shape, self._device))
+            factors.append(Factor.read(data[start:stop], shape, self.device))
             start = stop
-        return factors, payload[start:]
+        return factors, own_part(payload[start:], self._vote_sections, self.momenta.group)
 
     def step_of(self, set_: list[list[Factor]], rest: SignStep, round: int, factor: int) -> LowRankStep:
         """Return the step of a set's factors together with the step of its votes."""
@@ -122,16 +151,17 @@ class LowRank:
 
     def directions(self, entry: Entry, round: int) -> Subspace:
         """Return the directions of a matrix in a round."""
-        return subspace(self._run_id, round, max(entry.shape), self._columns(entry), self._device)
+        longer = max(self.group.shape(entry))
+        return subspace(self._run_id, round, longer, self._columns(entry), self.device)
 
     def _columns(self, entry: Entry) -> int:
-        return min(self._manifest.sync.rank, *entry.shape)
+        return min(self._manifest.sync.rank, *self.group.shape(entry))
 
     def _factors(self, round: int) -> list[Factor]:
         """Return this peer's momentum in the directions of a round."""
         factors = []
-        for entry, matrix_RC in zip(self.matrices, self.momenta.matrices(), strict=True):
-            found = self.directions(entry, round)
+        for entry, part in zip(self.matrices, self.momenta.matrices(), strict=True):
+            found, matrix_RC = self.directions(entry, round), self.group.whole(entry, part)
             factors.append(Factor.nearest(wide(matrix_RC) @ found.signs * found.scale, self._most))
         return factors
 
@@ -143,7 +173,8 @@ class LowRank:
         for entry, factor in zip(self.matrices, factors, strict=True):
             found = self.directions(entry, round)
             change_ML = factor.values(self._most) @ found.signs.T * (found.scale * weight)
-            changes.append(as_shaped(change_ML, entry))
+            change_RC = as_shaped(change_ML, self.group.shape(entry))
+            changes.append(self.group.part(entry, change_RC))
         self.momenta.add(changes)
 
 
@@ -165,19 +196,21 @@ class LowRankStep:
         for entry, told_MK, rate in zip(self.method.matrices, self.told, self.rates, strict=bool(self.told)):
             start, stop = tile.within(entry.offset, entry.offset + entry.size)
             if start < stop:
-                moved = self._change_of(entry, told_MK, rate, start - entry.offset, stop - entry.offset)
+                shift = self.method.group.place(entry).start - entry.offset
+                moved = self._change_of(entry, told_MK, rate, start + shift, stop + shift)
                 units[start - tile.start : stop - tile.start].sub_(moved)
 
     def _change_of(self, entry: Entry, told_MK: Tensor, rate: int, start: int, stop: int) -> Tensor:
-        """Return int32 [stop - start]: the step of this range of the parameter's numbers."""
-        found, columns = self.method.directions(entry, self.round), entry.shape[1]
+        """Return int32 [stop - start]: the step of this range of the whole parameter's numbers."""
+        shape = self.method.group.shape(entry)
+        found, columns = self.method.directions(entry, self.round), shape[1]
         first = start // columns
         rows = slice(first, -(-stop // columns))
-        if entry.shape[0] > columns:
+        if shape[0] > columns:
             spread_RC = spread(told_MK, replace(found, signs=found.signs[rows])).T
         else:
             spread_RC = spread(told_MK[rows], found)
-        size = MATRIX_RMS * sqrt(entry.size / told_MK.shape[1])
+        size = MATRIX_RMS * sqrt(prod(shape) / told_MK.shape[1])
         scale = rate * size * found.scale * 2.0**-TOLD_BITS
         moved_RC = torch.round(spread_RC.to(torch.float64) * scale).to(torch.int32)
         return moved_RC.reshape(-1)[start - first * columns : stop - first * columns]
@@ -214,7 +247,11 @@ class FactorTally:
         return self._method.step_of(factors, self._votes.step(factor), self._round, factor)
 
     def vote_agreement(self, me: PeerId) -> VoteAgreement | None:
-        return self._votes.vote_agreement(me)
+        found = self._votes.vote_agreement(me)
+        if found is None:
+            return None
+        counts = torch.tensor([found.agreed, found.opposed, found.alone], device=self._method.device)
+        return VoteAgreement(*self._method.group.total(counts).tolist())
 
 
 def wide(matrix_RC: Tensor) -> Tensor:
@@ -222,6 +259,6 @@ def wide(matrix_RC: Tensor) -> Tensor:
     return matrix_RC.T if matrix_RC.shape[0] > matrix_RC.shape[1] else matrix_RC
 
 
-def as_shaped(wide_ML: Tensor, entry: Entry) -> Tensor:
+def as_shaped(wide_ML: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return the matrix as [R, C], the shape of the parameter."""
-    return wide_ML.T if entry.shape[0] > entry.shape[1] else wide_ML
+    return wide_ML.T if shape[0] > shape[1] else wide_ML

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from swarmnet.model.flat_layout import Entry, Layout, layout_of
+from swarmnet.optimizer.device_groups.device_group import DeviceGroup
 from swarmnet.optimizer.sign_votes import VoteMethod
 from swarmnet.optimizer.step import SignStep
 from swarmnet.run.manifest import Manifest
@@ -25,6 +26,14 @@ class Momenta(Protocol):
     @property
     def votes(self) -> VoteMethod: ...
 
+    @property
+    def voted(self) -> Layout:
+        """Layout of what the votes cover, on all devices together."""
+
+    @property
+    def group(self) -> DeviceGroup:
+        """The device group for a vector with this layout."""
+
     def norm(self) -> float:
         """Return the 2-norm of all that was not sent."""
 
@@ -33,7 +42,7 @@ class Momenta(Protocol):
         has the factor of each block that makes its clipped mean."""
 
     def matrices(self) -> Iterable[Tensor]:
-        """Return the matrices, [R, C] each, for reading."""
+        """Return what this device has of the matrices, in the shapes of their entries, for reading."""
 
     def placed(self, step: SignStep) -> SignStep:
         """Return the step of the votes with places in the whole stage."""
@@ -43,16 +52,25 @@ class Apart:
     """Matrices have their own momentum; all other parameters use that of the votes."""
 
     def __init__(
-        self, *, manifest: Manifest, layout: Layout, matrices: list[Entry], device: torch.device
+        self,
+        *,
+        manifest: Manifest,
+        layout: Layout,
+        matrices: list[Entry],
+        device: torch.device,
+        group: DeviceGroup,
     ) -> None:
         self._decay = manifest.sync.momentum
         self._entries = matrices
         self._matrices = [torch.zeros(entry.shape, device=device) for entry in matrices]
         names = {entry.name for entry in matrices}
         others = {entry.name: entry for entry in layout.entries if entry.name not in names}
-        self._layout = layout_of({name: entry.shape for name, entry in others.items()})
+        self.voted = layout_of({name: group.shape(entry) for name, entry in others.items()})
+        self.group = group.divide(self.voted)
+        self._layout = self.group.share(self.voted)
         self._places = [(others[entry.name], entry) for entry in self._layout.entries]
         self.votes = VoteMethod(manifest, self._layout, device)
+        self.votes.use_device_group(self.group)
 
     def norm(self) -> float:
         return hypot(self.votes.momentum_norm or 0.0, *(float(matrix.norm()) for matrix in self._matrices))
@@ -81,12 +99,21 @@ class Chained:
     """One momentum, that of the votes. What is sent in the directions is removed and not voted on."""
 
     def __init__(
-        self, *, manifest: Manifest, layout: Layout, matrices: list[Entry], device: torch.device
+        self,
+        *,
+        manifest: Manifest,
+        layout: Layout,
+        matrices: list[Entry],
+        device: torch.device,
+        group: DeviceGroup,
     ) -> None:
         self._layout = layout
+        self.group = group
+        self.voted = layout_of({entry.name: group.shape(entry) for entry in layout.entries})
         self._entries = matrices
         self._device = device
         self.votes = VoteMethod(manifest, layout, device)
+        self.votes.use_device_group(group)
 
     def norm(self) -> float:
         return self.votes.momentum_norm or 0.0
@@ -99,7 +126,7 @@ class Chained:
         return [flat[entry.place].view(entry.shape) for entry in self._entries]
 
     def add(self, changes: Iterable[Tensor]) -> None:
-        """Add values to all matrices."""
+        """Add values to all matrices, each to what this device has of it."""
         flat = torch.zeros(self._layout.size, device=self._device)
         for entry, change_RC in zip(self._entries, changes, strict=True):
             flat[entry.place].view(entry.shape).copy_(change_RC)

@@ -14,14 +14,17 @@ from peers.compute.devices import device_processes as processes_module
 from peers.compute.devices.part import not_divisible, spread_part
 from peers.compute.stage_part import build_stage_part
 from peers.config.errors import DevicesLost, UserError
-from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.identifiers import ContributionId, MicrobatchId, PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing
+from swarmnet.model.fixed_point import to_floats
+from swarmnet.model.flat_layout import views_of
 from swarmnet.model.stage_compute import StageError
+from swarmnet.model.state_layout import first_state
 from swarmnet.optimizer.agreement.comparison import FULL_WEIGHT
 from swarmnet.optimizer.agreement.ledger import LAG, AgreementLedger
 from swarmnet.optimizer.method import ContributionError
 from swarmnet.optimizer.replica import NOT_HASHED
-from swarmnet.rounds.result_table import tag_of
+from swarmnet.rounds.result_table import Contributor, tag_of
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.schema import ModelShape, Sync
 
@@ -35,6 +38,7 @@ SHAPE = ModelShape(
     intermediate_size=192,
     max_position_embeddings=256,
 )
+REDUCED = {"topology": "sharded-reduce", "shards": 3}
 RUN = Manifest("spread", PeerId("owner"), stages=(2, 2), model=SHAPE)
 ME, OTHER = PeerId("me"), PeerId("other")
 
@@ -68,6 +72,22 @@ def contributed(part, tokens, round):
     return part.compute.use_gradient(lambda gradient: part.method.contribute(gradient, tokens, round, ME))
 
 
+def added(part, payloads):
+    """What is added to a round: contributions, or the result of one reducer."""
+    reduced = part.method.reduced
+    if reduced is None:
+        return payloads
+    slices = {}
+    for peer, payload in payloads.items():
+        contributor = Contributor.of(peer, ContributionId(tag_of(peer)), 1)
+        for shard, data in enumerate(reduced.slices(payload)):
+            reduced.check_slice(shard, data)
+            slices.setdefault(shard, {})[contributor] = data
+    result = reduced.reduce(slices)
+    assert all(reduced.follows(result, shard, of_shard) for shard, of_shard in slices.items())
+    return {OTHER: result}
+
+
 def round_of(part, replica, round, payloads):
     """Each contribution in, the round applied, the weights published; its digest once it is settled, but for
     one round's, and how many of this peer's votes were counted."""
@@ -83,11 +103,19 @@ def round_of(part, replica, round, payloads):
 @pytest.mark.loopback
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "devices"),
-    [pytest.param("demo-sign", 4, marks=pytest.mark.soak), ("local-steps", 2), ("sign-muon", 2)],
+    ("sync", "devices"),
+    [
+        pytest.param(Sync(method="demo-sign"), 4, marks=pytest.mark.soak),
+        (Sync(method="local-steps"), 2),
+        (Sync(method="sign-muon"), 2),
+        (Sync(method="local-steps", **REDUCED), 2),
+        (Sync(method="sign-muon", **REDUCED), 2),
+        (Sync(method="low-rank"), 2),
+        pytest.param(Sync(method="hybrid"), 2, marks=pytest.mark.soak),
+    ],
 )
-def test_losses_are_those_of_one_device_and_what_settles_is_equal_to_the_bit(method, devices):
-    manifest = replace(RUN, sync=Sync(method=method))
+def test_losses_are_those_of_one_device_and_what_settles_is_equal_to_the_bit(sync, devices):
+    manifest = replace(RUN, sync=sync)
     alone = [build_stage_part(manifest, stage) for stage in (0, 1)]
     with spread(manifest, 0, devices) as (first, _), spread(manifest, 1, devices) as (last, _):
         together = [first, last]
@@ -106,7 +134,7 @@ def test_losses_are_those_of_one_device_and_what_settles_is_equal_to_the_bit(met
                 assert len(own) == together[stage].method.payload_bytes == alone[stage].method.payload_bytes
                 payloads = {ME: own, OTHER: others}
                 digests = [
-                    round_of(parts[stage], held[at + stage], round, payloads)
+                    round_of(parts[stage], held[at + stage], round, added(parts[stage], payloads))
                     for at, parts in ((0, alone), (2, together))
                 ]
                 assert digests[0] == digests[1]
@@ -114,12 +142,15 @@ def test_losses_are_those_of_one_device_and_what_settles_is_equal_to_the_bit(met
                 assert torch.equal(held[stage].settled_units(), held[2 + stage].settled_units())
             with pytest.raises(ContributionError):
                 held[2].add(round + 1, OTHER, payloads[ME][:-1])
+        together[1].method.give_back(own, 2, ME, (1,) if sync.topology == "sharded-reduce" else ())
 
 
 @pytest.mark.loopback
 @pytest.mark.slow
-def test_devices_weigh_votes_by_the_agreement_ledger_as_one_device_does():
-    manifest = replace(RUN, stages=(4,), sync=Sync(method="sign-muon", weights="agreement", fragments=2))
+@pytest.mark.parametrize("topology", [{}, REDUCED], ids=["all-gather", "sharded-reduce"])
+def test_devices_weigh_votes_by_the_agreement_ledger_as_one_device_does(topology):
+    sync = Sync(method="sign-muon", weights="agreement", fragments=2, **topology)
+    manifest = replace(RUN, stages=(4,), sync=sync)
     names = [PeerId(f"peer {number}") for number in range(8)]
     liars = names[-2:]
     drawn = np.random.default_rng(1)
@@ -135,6 +166,8 @@ def test_devices_weigh_votes_by_the_agreement_ledger_as_one_device_does():
         late = LAG + 2  # So many rounds are open that the ledger by which one is weighed may not be settled.
         for round in range(2 * late):
             payloads = contributions(alone.method.payload_bytes)
+            payloads, results = added(together, payloads), added(alone, payloads)
+            assert payloads == results, "both weigh by the same ledger"
             for replica in held:
                 for name, payload in payloads.items():
                     replica.add(round, name, payload)
@@ -142,7 +175,8 @@ def test_devices_weigh_votes_by_the_agreement_ledger_as_one_device_does():
             if round >= late:
                 settled = [replica.settle(round - late, chain=bytes([round])) for replica in held]
                 assert settled[0] == settled[1]
-        assert held[0].corrections == held[1].corrections > 0
+        assert held[0].corrections == held[1].corrections
+        assert (held[0].corrections > 0) == (not topology), "reducers have weighed the votes"
         states = [replica.settled_units() for replica in held]
         assert torch.equal(*states)
         ledger = AgreementLedger()
@@ -153,7 +187,7 @@ def test_devices_weigh_votes_by_the_agreement_ledger_as_one_device_does():
         again = [
             part.replica(state, settled_round) for part, state in zip((alone, together), states, strict=True)
         ]
-        for name, payload in contributions(alone.method.payload_bytes).items():
+        for name, payload in added(together, contributions(alone.method.payload_bytes)).items():
             for replica in again:
                 replica.add(settled_round + 1, name, payload)
         for replica in again:
@@ -164,12 +198,15 @@ def test_devices_weigh_votes_by_the_agreement_ledger_as_one_device_does():
 
 @pytest.mark.loopback
 @pytest.mark.slow
-def test_a_tied_head_and_biases_learn_on_several_devices_as_on_one():
+def test_a_tied_head_and_biases_learn_from_start_weights_on_several_devices_as_on_one():
     model = replace(SHAPE, tie_word_embeddings=True, attention_bias=True)
     manifest = replace(RUN, stages=(4,), model=model, sync=Sync(method="local-steps"))
     alone = build_stage_part(manifest, 0)
     with spread(manifest, 0, 2) as (together, _):
-        replicas = [part.replica(part.first_units(), -1) for part in (alone, together)]
+        drawn = views_of(1.5 * to_floats(alone.first_units()[: alone.layout.size]), alone.layout)
+        start = first_state(manifest, 0, drawn.get)
+        assert not torch.equal(start, alone.first_units())
+        replicas = [part.replica(start, -1) for part in (alone, together)]
         for round in range(2):
             payloads, losses = {}, []
             for part, replica, peer in zip((alone, together), replicas, (ME, OTHER), strict=True):
@@ -263,8 +300,6 @@ def test_a_device_that_hangs_is_given_up_after_the_deadline(monkeypatch):
     ("sync", "words"),
     [
         (Sync(chunking="tiled", transform="dct"), "sync.chunking"),
-        (Sync(method="low-rank"), "low-rank"),
-        (Sync(method="local-steps", topology="sharded-reduce"), "reducers"),
     ],
 )
 def test_runs_whose_contributions_need_a_whole_stage_are_refused_in_words(sync, words):

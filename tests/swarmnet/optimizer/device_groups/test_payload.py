@@ -9,15 +9,20 @@ import pytest
 import torch
 from method_cases import PEERS, gradient_of, shapes_of
 
+from swarmnet.identifiers import ContributionId
 from swarmnet.model.computing.shares import Shares
 from swarmnet.model.flat_layout import layout_of
+from swarmnet.model.state_layout import ledger_layout
 from swarmnet.optimizer.device_groups.device_group import MultiDevice
 from swarmnet.optimizer.device_groups.payload import Divisible, divided, put_together
 from swarmnet.optimizer.method import method_of
 from swarmnet.optimizer.replica import Replica
+from swarmnet.rounds.result_table import Contributor
+from swarmnet.run.schema import Sync
 from swarmnet.run.sync_methods import PRESETS
 
 LAYOUT = layout_of(shapes_of(3, width=72))
+REDUCED = {"topology": "sharded-reduce", "shards": 3}
 CASES = [
     {"method": "demo-sign", "selection": "top-k", "transform": "dct"},
     {"method": "demo-sign", "selection": "group"},
@@ -28,6 +33,12 @@ CASES = [
     {"method": "sign-muon", "fragments": 1},
     {"method": "local-steps", "inner_optimizer": "adamw", "fragments": 1},
     {"method": "local-steps", "outer_lr": 1.4, "residual": "drop"},
+    {"method": "low-rank", "rank": 5},
+    {"method": "hybrid", "rank": 5},
+    {"method": "sign-muon", **REDUCED},
+    {"method": "sign-muon", "weights": "agreement", **REDUCED},
+    *({"method": method, **REDUCED} for method in PRESETS),
+    {"method": "local-steps", "outer_lr": 1.4, "residual": "drop", **REDUCED},
 ]
 CALM = 1e-4
 """A gradient that no clip touches: else the norm of all shares, added in another order, may differ by a
@@ -70,12 +81,24 @@ class Devices:
 
         return list(self._threads.map(of_one, range(len(self.methods)), timeout=120))
 
+    def live(self, ahead):
+        """The live weights of each."""
+
+        def of_one(replica):
+            return torch.cat([tile for _, tile in replica.live_tiles(ahead)])
+
+        return list(self._threads.map(of_one, self.replicas, timeout=120))
+
     def parts(self, payload, sections):
         return zip(self.replicas, divided(payload, sections, self.shares), strict=True)
 
-    def whole(self, parts, copies=1):
-        """Of shares of the state the state."""
-        size, flat = LAYOUT.size, torch.empty(copies * LAYOUT.size, dtype=parts[0].dtype)
+    def whole(self, parts):
+        """Of shares of the state the state, with the agreement ledger, if there is one, from the first."""
+        copies, ledger = divmod(parts[0].numel(), self.shares.layout(0).size)
+        if ledger:
+            copies, ledger = 1, ledger_layout(Sync(method="sign-muon", weights="agreement")).size
+        size, flat = LAYOUT.size, torch.empty(copies * LAYOUT.size + ledger, dtype=parts[0].dtype)
+        flat[copies * LAYOUT.size :] = parts[0][parts[0].numel() - ledger :]
         at = [0] * len(parts)
         for copy in range(copies):
             for run in self.shares.runs():
@@ -93,6 +116,7 @@ def test_shares_contribute_to_the_byte_and_settle_to_the_bit_what_one_device_doe
     alone = method_of(manifest, LAYOUT)
     replica = Replica(layout=LAYOUT, method=alone, units=torch.zeros(alone.state.size, dtype=torch.int32))
     devices = Devices(manifest, count)
+    lost_shards = (0,) if alone.reduced else ()
     for round in range(3):
         gradient = CALM * gradient_of(LAYOUT, round)
         mine = alone.contribute(gradient, 7, round, PEERS[0])
@@ -101,21 +125,35 @@ def test_shares_contribute_to_the_byte_and_settle_to_the_bit_what_one_device_doe
         assert divided(mine, alone.sections, devices.shares) == told
 
         others = method_of(manifest, LAYOUT).contribute(CALM * gradient_of(LAYOUT, 50), 7, round, PEERS[1])
-        for peer, payload in ((PEERS[1], others), (PEERS[0], mine)):
+        added = {PEERS[1]: others, PEERS[0]: mine}
+        if alone.reduced is not None:
+            added = results_of(method_of(manifest, LAYOUT, "meta").reduced, added)
+        for peer, payload in added.items():
             replica.add(round, peer, payload)
-            for held, part in devices.parts(payload, alone.sections):
+            for held, part in devices.parts(payload, () if alone.reduced else alone.sections):
                 held.add(round, peer, part)
         for held in (replica, *devices.replicas):
             held.apply(round)
-        live = [torch.cat([tile for _, tile in held.live_tiles(round == 1)]) for held in devices.replicas]
+        live = devices.live(round == 1)
         assert torch.equal(devices.whole(live), replica.live_floats(round == 1))
         if round == 1:  # The group goes on without it: it leaves the round, and comes again.
             replica.remove(round, PEERS[0])
-            alone.give_back(mine, round, PEERS[0])
+            alone.give_back(mine, round, PEERS[0], lost_shards)
             for held, method, part in zip(devices.replicas, devices.methods, told, strict=True):
                 held.remove(round, PEERS[0])
-                method.give_back(part, round, PEERS[0])
+                method.give_back(part, round, PEERS[0], lost_shards)
         for held in (replica, *devices.replicas):
             held.close(round)
         settled = [held.settled_now() for held in devices.replicas]
-        assert torch.equal(devices.whole(settled, alone.state.size // LAYOUT.size), replica.settled_now())
+        assert torch.equal(devices.whole(settled), replica.settled_now())
+
+
+def results_of(reduced, payloads):
+    """The results of two reducers, of which one has the first shard alone, by a method without values."""
+    slices = {}
+    for number, (peer, payload) in enumerate(payloads.items()):
+        for shard, data in enumerate(reduced.slices(payload)):
+            contributor = Contributor.of(peer, ContributionId(bytes([number]) * 32), 7)
+            slices.setdefault(shard, {})[contributor] = data
+    first = {0: slices.pop(0)}
+    return {PEERS[1]: reduced.reduce(slices), PEERS[0]: reduced.reduce(first)}
