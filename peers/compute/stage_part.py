@@ -230,11 +230,13 @@ def computing_of(wish: ComputeFile, device: torch.device) -> Computing:
             "compute.compile is true, but triton is not here, by which torch makes programs for the GPU; "
             "set it to false, or install torch for this GPU with all that it names"
         )
-    dtype: DtypeName = "bf16" if has_bf16 else "fp32"
-    if on_gpu and not has_bf16 and torch.cuda.get_device_capability(device) >= FAST_FP16:
-        dtype = "fp16"
+    dtype: DtypeName = "fp32"
     if wish.dtype != "auto":
         dtype = wish.dtype
+    elif has_bf16:
+        dtype = "bf16"
+    elif on_gpu and torch.cuda.get_device_capability(device) >= FAST_FP16:
+        dtype = "fp16"
     return Computing(dtype, wish.activation_checkpointing, wish.compile, wish.optimizer_state)
 
 

@@ -63,7 +63,7 @@ def test_a_mistake_has_its_place(run_file):
 def test_no_order_names_a_private_document(run_file, monkeypatch, tmp_path):
     signed, _ = publish(run_file(), OWNER)
     connection = SimpleNamespace(signed=signed)
-    monkeypatch.setattr(commands, "_load_owner_key", lambda key: (tmp_path / "key", OWNER))
+    monkeypatch.setattr(commands, "load_owner_key", lambda key: (tmp_path / "key", OWNER))
 
     def with_run(run, bootstrap, use):
         with pytest.raises(StopIteration):

@@ -41,21 +41,22 @@ PORTABLE = {"OMP_NUM_THREADS": "1", "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR"
 """The same sums on every x86 processor; torch and MKL read this when they are loaded."""
 SETTLED = {
     "demo-sign, skipping": "2299975dfb5cf4ef649d5b81a13a91183f7b84be6a113d6d0a8c73015c4052ec",
-    "demo": "c3492ddc4bf52b091bd80c7ae6aa9d3714d54d6378b46f67a69c70d4a1967919",
-    "low-rank": "30ab2dc8484ed9d41a1182bc1891015f009819e4435b2ae9c3d67245998ea6dc",
-    "hybrid": "4ba94f70e8100ab7ac5824885643d53cc418f1e1fff96f4529b1d29a809ebcfd",
+    "demo": "57ecb88ba112a1ca445122009ff19bbea5cb765451a2825200163b47170d6d61",
+    "low-rank": "a8e8aadf5c5225bbc3cea851ab872886d4718b95c0e8408a8d24e135044b51bc",
+    "hybrid": "05601250c45c447d7a9b0d51c2d9a33062a5dde028b32890b5ef2e7052cc67e5",
     "sign-muon": "a498617f01c546f3ba9a939fdfcd7f7adeb72923a2204ae46ccb90c7d1c867c9",
-    "sign-muon, sharded": "a570702ff7902ebb64ef667d248fb71da694a52625f2b530ea1e6327539f46ff",
-    "local-steps": "04e93013b5da31f4bf07c24b18d5e2fb01ef25c194794bbdda5c068701ee20e6",
-    "local-steps, sharded": "74b798fe401541c705d4cac9a2a4776c2cffcad5047b6374d314c76991adf8cd",
-    "diloco": "4314747d2963a0c698ae25e0246de6516316429d69fce858dd6d60d5c0b0b12f",
-    "streaming-diloco": "3496cf8159d51bb48e5af4a2c7a005f5d6f4f7444447359ad2401da59510762b",
-    "sparse-loco": "abea9dc3fddf8674ecbe0639b9bdc13bc5de9a54e1305d276330d82cf32c0dbb",
-    "sparta": "79701382a33474f679c59486cb902a850694c5ac8436d12503052f88ccbdbd66",
-    "experts in groups": "0815b74a1cbf97bc487f8942759915658f3487f8fdc12d9554cc8ca842439fc5",
+    "sign-muon, sharded": "a3828f0bec628369031114d22c2c946b48fa092e18ecbcf89ff075c558e144ee",
+    "local-steps": "f7bf4aca09d4c7c509318520abe797cba8596f7d17fd780b0f7860d9e76576bf",
+    "local-steps, sharded": "ed53b6c15ac6034c474e4d6231091c8a10e3c10dbcf61a330d5f9a543377084f",
+    "diloco": "de0e538e57d8405f71f5f6d809b5b10310f526ee30d184e7f778b41c1cb14c37",
+    "streaming-diloco": "221d47e8d9b58d4bf5b395fcb049ccaf373d98a63787323859f1dfabf01f5e1b",
+    "sparse-loco": "d7bdf0e52d4215d661e20793f2314251a069b9471b010885e11ed68aba1470dc",
+    "sparta": "d4a9b52425aa7dd4e0c9af91248ae022f5906b99be7477d2acac18fabd685832",
+    "experts in groups": "1e6627e502bec50f1a967878bb26645cf96a3cf9487f46ef164738332e05f148",
 }
-"""Name of the swarm -> SHA-256 of what it settles, with the pinned torch. They are those of commit 3656230,
-except that of the reducers, where f23dd37 changed which results count and who is drawn, and sign-muon's."""
+"""Name of the swarm -> SHA-256 of what it settles, with the pinned torch. They were those of commit 3656230,
+except that of the reducers, where f23dd37 changed which results count and who is drawn, and sign-muon's.
+ac5b498 and 7ce1314 changed when contributions are added and rounds close; without them all are as before."""
 FORMER_NAMES = {
     "demo-sign, skipping": "demo-votes, skipping",
     "demo": "demo-float",
