@@ -30,11 +30,17 @@ MIN_STRENGTH = 1e-8
 
 def how_of(sync: Sync, cut: ChunkLayout, device: torch.device) -> tuple[list[Transform], list[Selection]]:
     """Return the transform and the selection of each plane."""
-    planes = list(zip(cut.layout.planes, cut.sides, strict=True))
-    return (
-        [transform_of(sync.transform, plane.chunk, device, sides) for plane, sides in planes],
-        [selection_of(sync.selection, plane.chunk, sync.topk_per_chunk, cut.shrinks) for plane, _ in planes],
-    )
+    planes = zip(cut.layout.planes, cut.sides, strict=True)
+    transforms = [transform_of(sync.transform, plane.chunk, device, sides) for plane, sides in planes]
+    return transforms, selections_of(sync, cut)
+
+
+def selections_of(sync: Sync, cut: ChunkLayout) -> list[Selection]:
+    """Return the selection of each plane."""
+    return [
+        selection_of(sync.selection, plane.chunk, sync.topk_per_chunk, cut.shrinks)
+        for plane in cut.layout.planes
+    ]
 
 
 @dataclass(frozen=True, slots=True)

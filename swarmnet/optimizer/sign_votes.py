@@ -9,7 +9,7 @@ Shapes: C chunks of a plane, N coefficients in a chunk, K kept of them, B bits o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,13 +21,42 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
 from swarmnet.optimizer.device_groups.device_group import DeviceGroup
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
-from swarmnet.optimizer.momentum import Momentum, Sent, how_of
-from swarmnet.optimizer.sparsify import coin_flips, seed_of
+from swarmnet.optimizer.momentum import Momentum, Sent, how_of, selections_of
+from swarmnet.optimizer.sparsify import Selection, coin_flips, seed_of
 from swarmnet.optimizer.step import SignStep, sign_step
 from swarmnet.optimizer.tiling import cut_of, plane_of, tiles_of
 from swarmnet.optimizer.vote_agreement import VoteAgreement, vote_agreement
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
+from swarmnet.run.schema import Sync
+
+
+@dataclass(frozen=True, slots=True)
+class VoteSizes:
+    """The size of a contribution of votes."""
+
+    sections: list[tuple[int]]
+    """Bits of a chunk's code, for each plane."""
+    payload_bytes: int
+    votes: int
+    """Number of votes."""
+
+    @classmethod
+    def from_layout(cls, sync: Sync, layout: Layout) -> VoteSizes:
+        """Return the size of the votes on the weights of `layout`."""
+        cut = cut_of(sync.chunking, layout)
+        return cls.from_selections(cut.layout, selections_of(sync, cut))
+
+    @classmethod
+    def from_selections(cls, layout: Layout, selections: Sequence[Selection]) -> VoteSizes:
+        """Return the size of the votes that these selections take from the planes of `layout`."""
+        chunks = [plane.chunks for plane in layout.planes]
+        bits = [each.index_bits + each.kept for each in selections]
+        return cls(
+            sections=[(each,) for each in bits],
+            payload_bytes=sum(map(packed_bytes, chunks, bits)),
+            votes=sum(count * each.kept for count, each in zip(chunks, selections, strict=True)),
+        )
 
 
 class VoteMethod:
@@ -55,15 +84,8 @@ class VoteMethod:
             clip=sync.max_grad_norm,
             device=device,
         )
-        self.sections = [(each.index_bits + each.kept,) for each in self._selections]
-        self.payload_bytes = sum(
-            packed_bytes(plane.chunks, selection.index_bits + selection.kept)
-            for plane, selection in zip(layout.planes, self._selections, strict=True)
-        )
-        self.votes = sum(
-            plane.chunks * selection.kept
-            for plane, selection in zip(layout.planes, self._selections, strict=True)
-        )
+        sizes = VoteSizes.from_selections(layout, self._selections)
+        self.sections, self.payload_bytes, self.votes = sizes.sections, sizes.payload_bytes, sizes.votes
 
     def use_device_group(self, company: DeviceGroup) -> None:
         """Use collectives of several devices for the norms of blocks."""

@@ -36,7 +36,7 @@ from swarmnet.optimizer.low_rank.factor import Factor, bytes_of, sum_of
 from swarmnet.optimizer.low_rank.momenta import Apart, Chained, Momenta
 from swarmnet.optimizer.low_rank.subspace import Subspace, subspace
 from swarmnet.optimizer.mean_gradient import BlockClip
-from swarmnet.optimizer.sign_votes import VoteMethod, VoteTally
+from swarmnet.optimizer.sign_votes import VoteSizes, VoteTally
 from swarmnet.optimizer.step import SignStep, rate_units
 from swarmnet.optimizer.tiling import Tile
 from swarmnet.optimizer.vote_agreement import VoteAgreement
@@ -91,7 +91,7 @@ class LowRank:
             device=self.device,
             group=group,
         )
-        whole = VoteMethod(self._manifest, momenta.voted, torch.device("meta"))
+        whole = VoteSizes.from_layout(self._manifest.sync, momenta.voted)
         self._vote_sections = whole.sections
         self.payload_bytes = sum(map(bytes_of, self._shapes)) + whole.payload_bytes
         self.votes = sum(rows * columns for rows, columns in self._shapes) + whole.votes
