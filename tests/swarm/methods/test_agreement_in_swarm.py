@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
-from swarm import TINY_MODEL, Swarm, shared_rounds, tiny_manifest
+from swarm import COST_SECONDS, TINY_MODEL, Swarm, shared_rounds, tiny_manifest
 
+from peers.compute.executor import BACKWARD, FORWARD
 from peers.lab.world.virtual_time import run
 from peers.telemetry.snapshot import SwarmSnapshot
 from peers.tools.top.live import snapshots
@@ -26,6 +27,11 @@ TINY = tiny_manifest(
     sync=Sync(method="sign-muon", fragments=1, learning_rate=8e-3, warmup_rounds=1, weights="agreement"),
 )
 MANIFEST = replace(TINY, rounds=replace(TINY.rounds, global_batch_tokens=128))
+
+
+def slow(kind: int) -> float:
+    """Seconds of compute: the swarm only passes the time while records grow old."""
+    return COST_SECONDS[kind] * (10 if kind in (BACKWARD, FORWARD) else 1)
 
 
 def replica_of(worker: Worker):
@@ -57,8 +63,11 @@ def test_a_liar_loses_its_votes_and_newcomers_and_restarted_peers_agree_on_it(tm
 
     async def story() -> None:
         swarm.open()
-        workers = {name: swarm.start(name, 0, in_flight=1, checkpoints=tmp_path / name) for name in HONEST}
-        liar = swarm.start("liar", 0, in_flight=1)
+        workers = {
+            name: swarm.start(name, 0, in_flight=1, compute=slow, checkpoints=tmp_path / name)
+            for name in HONEST
+        }
+        liar = swarm.start("liar", 0, in_flight=1, compute=slow)
         await swarm.until(lambda: liar.worker.services is not None, 20.0)
         lie(liar.worker)
         await swarm.until(lambda: settled() >= 8, 90.0)
@@ -68,9 +77,9 @@ def test_a_liar_loses_its_votes_and_newcomers_and_restarted_peers_agree_on_it(tm
         found = SimpleNamespace(signed=swarm.signed, directory=swarm.network.directory(PeerId("visitor")))
         shown.append(await anext(snapshots(found)))
 
-        newcomer = swarm.start("newcomer", 0, in_flight=1)
+        newcomer = swarm.start("newcomer", 0, in_flight=1, compute=slow)
         await swarm.crash("b")
-        workers["b"] = swarm.start("b", 0, in_flight=1, checkpoints=tmp_path / "b")
+        workers["b"] = swarm.start("b", 0, in_flight=1, compute=slow, checkpoints=tmp_path / "b")
         later = settled() + 6
         await swarm.until(lambda: len(swarm.rounds()) == 8 and settled() > later, 90.0)
         assert weights_of(newcomer.worker, [*peers, liar.peer]) == [FULL_WEIGHT] * 6 + [0]
