@@ -33,6 +33,7 @@ LIMIT_KEYS = {
     "hours": "hours",
     "share": "compute_duty_cycle",
     "idle": "only_when_idle",
+    "busy": "share_when_busy",
     "mains": "only_when_plugged_in",
 }
 """The words of `swarmnet limit`, and the keys of the peer file that they set."""
@@ -114,12 +115,12 @@ def _limit_value(name: str, value: str) -> object:
         if value not in ("on", "off", "none"):
             raise UserError(f"{name} is {value!r}; expected on or off")
         return value == "on"
-    if name == "share":
+    if name in ("share", "busy"):
         number = value.removesuffix("%")
         if value == "none":
-            return 1.0
+            return 1.0 if name == "share" else 0.0
         if not number.isdecimal() or not 1 <= int(number) <= 100:
-            raise UserError(f"share is {value!r}; expected a percentage such as 50%")
+            raise UserError(f"{name} is {value!r}; expected a percentage such as 50%")
         return int(number) / 100
     return None if value == "none" else value
 
@@ -135,8 +136,8 @@ def _shown_limit(name: str, value: object) -> str:
             return f"{amount(value)}/s ({value / 125_000:.3g} Mbit/s)"
         case "traffic", int():
             return f"{amount(value)} a month"
-        case "share", int() | float():
-            return f"{value:.0%} of the time"
+        case "share" | "busy", int() | float():
+            return f"{value:.0%} of the time" if value else "paused"
         case "idle" | "mains", bool():
             return "on" if value else "off"
         case _:

@@ -398,6 +398,7 @@ _OPTIONAL = """
 #   memory: 8GiB                       # GPU memory, if it computes on a GPU
 #   hours: "22:00-08:00"               # paused outside of these times
 #   only_when_idle: true               # paused while other programs use this machine
+#   share_when_busy: 0.2               # with only_when_idle: not paused, but this part of the time
 #   only_when_plugged_in: true         # paused while this machine runs on its battery
 # compute:
 #   activation_checkpointing: layer     # less memory, for a third more compute

@@ -51,6 +51,9 @@ class Compute(Protocol):
         """Run `work`, then call `done(result, seconds)` on the event loop. The seconds include the pause
         after the work."""
 
+    def work_at_most(self, share: float) -> None:
+        """Work at most `share` of the time (above 0, at most 1) from the next work item on."""
+
     def working_seconds(self) -> float:
         """Return the seconds of the current work item; 0 if there is none. Any thread may call it."""
 
@@ -90,7 +93,6 @@ class ThreadCompute:
         self.rested_seconds = 0.0
 
     def work_at_most(self, share: float) -> None:
-        """Work at most `share` of the time (above 0, at most 1) from the next work item on."""
         self.pause = 1.0 / share - 1.0
 
     @property
@@ -163,11 +165,15 @@ class InlineCompute:
         self._busy = False
         self.busy_seconds = 0.0
         self.rested_seconds = 0.0
+        self._share = 1.0
         self._closed = False
 
     @property
     def queued(self) -> int:
         return len(self._queue)
+
+    def work_at_most(self, share: float) -> None:
+        self._share = share
 
     def working_seconds(self) -> float:
         """Return 0: in the simulator no work item is ever stuck."""
@@ -188,7 +194,7 @@ class InlineCompute:
             self._busy = False
             return
         priority, _, work, done = heapq.heappop(self._queue)  # The second part is the submission's number.
-        seconds = self.cost(priority)
+        seconds = self.cost(priority) / self._share
         result = work()
         self.loop.call_later(seconds, self._finish, done, result, seconds)
 

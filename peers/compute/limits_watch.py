@@ -72,26 +72,34 @@ class LimitsWatch:
         self,
         *,
         limits: LimitsFile,
+        duty_cycle: float = 1.0,
         role: Pauses,
         others: OtherUse | None = None,
         gpu: GpuUse | None = None,
         idleness: Idleness | None = None,
         battery: Callable[[], bool | None] = on_battery,
         month_bytes: Callable[[], int] = lambda: 0,
+        share_changed: Callable[[float], None] = lambda share: None,
     ) -> None:
-        """`month_bytes` returns the bytes sent and received in this calendar month."""
+        """`duty_cycle` is the largest fraction of the time to compute. `month_bytes` returns the bytes sent
+        and received in this calendar month. `share_changed` is called when `share` has changed."""
         self.limits = limits
         self.role = role
         self.month_bytes = month_bytes
+        self.duty_cycle = duty_cycle
+        self.share = duty_cycle
+        """Fraction of the time to compute now."""
+        self._share_changed = share_changed
         self.battery = battery
         self.unplugged = Steady(PLUG_SECONDS)
         self.others = others if others is not None else OtherUse()
         self.gpu: GpuUse = gpu if gpu is not None else NoGpu()
         self.idleness = idleness if idleness is not None else Idleness()
 
-    def change(self, limits: LimitsFile) -> None:
+    def change(self, limits: LimitsFile, duty_cycle: float = 1.0) -> None:
         """Follow other limits from now on. A pause by a limit that no longer exists ends."""
         self.limits = limits
+        self.duty_cycle = duty_cycle
         reasons: dict[Why, object] = {
             "schedule": limits.hours,
             "traffic": limits.traffic_per_month,
@@ -101,6 +109,7 @@ class LimitsWatch:
         for reason, limit in reasons.items():
             if not limit:
                 self.role.resume(reason)
+        self._set_share(is_idle=self.idleness.idle or not limits.only_when_idle)
 
     async def run(self, own: Callable[[], Collection[int]]) -> None:
         """Check until cancelled. `own` returns the ids of other processes that work for this peer."""
@@ -132,11 +141,20 @@ class LimitsWatch:
                 self.role.resume("battery")
         if self.limits.only_when_idle:
             cores, gpu = self.others.cores(own), self.gpu.share()
-            if self.idleness.look(cores, gpu, now):
+            is_idle = self.idleness.look(cores, gpu, now)
+            self._set_share(is_idle)
+            if is_idle or self.limits.share_when_busy:
                 self.role.resume("idle")
             else:
                 used = f"{cores:.1f} cores" + (f", {gpu:.0%} of the GPU" if gpu is not None else "")
                 self.role.pause("idle", f"other programs use this machine ({used} just now)")
+
+    def _set_share(self, is_idle: bool) -> None:
+        """Set the fraction of the time to compute. A peer that is to pause instead needs none."""
+        share = self.duty_cycle if is_idle else min(self.duty_cycle, self.limits.share_when_busy or 1.0)
+        if share != self.share:
+            self.share = share
+            self._share_changed(share)
 
 
 def _describe_wait(hours: Hours, minute: int) -> str:

@@ -48,6 +48,8 @@ class LimitsFile(BaseModel):
     only_when_idle: bool = False
     """Pause while other programs use half a core or a tenth of the GPU for 5 s. Resumes after two quiet
     minutes."""
+    share_when_busy: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Instead of pausing by `only_when_idle`, compute this fraction of the time meanwhile. 0: pause."""
     only_when_plugged_in: bool = False
     """Pause on battery power, with a delay of 10 s. Machines without a battery never pause."""
 

@@ -18,7 +18,14 @@ from peers.config.yaml_lines import read
 from peers.runtime.control_server import Request
 from peers.runtime.find_running import PEER_FILE
 
-LIMITS = ("upload", "traffic_per_month", "hours", "only_when_idle", "only_when_plugged_in")
+LIMITS = (
+    "upload",
+    "traffic_per_month",
+    "hours",
+    "only_when_idle",
+    "share_when_busy",
+    "only_when_plugged_in",
+)
 """Keys of `limits` that a running peer follows at once. `memory` decides which stage fits, at the start."""
 DUTY_CYCLE = "compute_duty_cycle"
 FOR_EVERY_ROLE = ("upload",)
@@ -83,6 +90,6 @@ class LiveLimits:
         before = read(file).data.get("limits")
         kept = {**(before if isinstance(before, Mapping) else {}), **wishes}
         if wishes:
-            limits = {key: value for key, value in kept.items() if value not in (None, False)}
+            limits = {key: value for key, value in kept.items() if value not in (None, False, 0)}
             set_key(file, "limits", limits, "what the swarm may use of this computer")
         return True

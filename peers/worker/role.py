@@ -119,8 +119,14 @@ class WorkerRole(Role):
         warn = partial(process.report.notify, "limits", level="warning")
         gpu = gpu_use(self.device, config.limits.only_when_idle, warn)
         self._gpu: GpuWatch | None = None
-        month = self.record.month_bytes
-        self.watch = LimitsWatch(limits=config.limits, role=self, gpu=gpu, month_bytes=month)
+        self.watch = LimitsWatch(
+            limits=config.limits,
+            duty_cycle=config.compute_duty_cycle,
+            role=self,
+            gpu=gpu,
+            month_bytes=self.record.month_bytes,
+            share_changed=lambda share: self.running.work_at_most(share),
+        )
         process.live.listeners.append(self._limits_changed)
         process.control.answers.update(
             pause=self._asked_to_pause,
@@ -311,7 +317,7 @@ class WorkerRole(Role):
         )
 
     def _computing(self) -> Compute:
-        compute = ThreadCompute(self.process.config.compute_duty_cycle)
+        compute = ThreadCompute(self.watch.share)
         if len(self.devices) > 1:
             compute.used = time.perf_counter  # Other processes do its work.
         return compute
@@ -430,10 +436,7 @@ class WorkerRole(Role):
         if config.limits.only_when_idle and not self.watch.limits.only_when_idle:
             warn = partial(self.process.report.notify, "limits", level="warning")
             self.watch.gpu = gpu_use(self.device, True, warn)
-        self.watch.change(config.limits)
-        compute = self.running.compute
-        if isinstance(compute, ThreadCompute):
-            compute.work_at_most(config.compute_duty_cycle)
+        self.watch.change(config.limits, config.compute_duty_cycle)
 
     # -- pausing --------------------------------------------------------------------------------------
 

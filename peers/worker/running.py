@@ -28,6 +28,9 @@ class NotRunning:
     def leave(self) -> None:
         """Do nothing, since there is nothing to leave."""
 
+    def work_at_most(self, share: float) -> None:
+        """Do nothing: the next worker begins with the share that holds then."""
+
     def working_seconds(self) -> float:
         return 0.0
 
@@ -76,6 +79,10 @@ class RunningWorker:
 
     def leave(self) -> None:
         self.worker.leave()
+
+    def work_at_most(self, share: float) -> None:
+        """Compute at most this fraction of the time from now on."""
+        self.compute.work_at_most(share)
 
     def working_seconds(self) -> float:
         return self.compute.working_seconds()

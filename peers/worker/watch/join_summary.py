@@ -101,7 +101,9 @@ def _hours_line(config: PeerFile) -> str:
     limits = config.limits
     words = [f"at {limits.hours}" if limits.hours is not None else "day and night"]
     if limits.only_when_idle:
-        words.append("only while no other program needs this computer")
+        busy = limits.share_when_busy
+        less = f"{busy:.0%} of the time while another program needs this computer"
+        words.append(less if busy else "only while no other program needs this computer")
     if limits.only_when_plugged_in:
         words.append("not on battery")
     if config.compute_duty_cycle < 1.0:

@@ -148,7 +148,9 @@ def _bounds(limits: LimitsFile) -> str:
     if limits.hours is not None:
         words.append(f"only at {limits.hours} (it is {time.strftime('%H:%M')} now)")
     if limits.only_when_idle:
-        words.append("only while nothing else needs this machine")
+        busy = limits.share_when_busy
+        less = f"{busy:.0%} of the time while something else needs this machine"
+        words.append(less if busy else "only while nothing else needs this machine")
     if limits.only_when_plugged_in:
         words.append("not on battery")
     return "; " + "; ".join(words) if words else ""

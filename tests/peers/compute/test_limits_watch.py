@@ -61,6 +61,32 @@ def test_a_peer_makes_room_for_others_and_comes_back():
     assert not pausing
 
 
+def test_a_peer_may_compute_less_instead_while_others_use_the_machine():
+    pausing, use, shares = PauseControl(), Use(), []
+    watch = LimitsWatch(
+        limits=LimitsFile(only_when_idle=True, share_when_busy=0.2),
+        duty_cycle=0.5,
+        role=pausing,
+        others=use,
+        share_changed=shares.append,
+    )
+    use.used = 1.7
+    for now in range(6):
+        watch.look(0, now)
+    assert not pausing
+    assert (watch.share, shares) == (0.2, [0.2])
+    watch.change(LimitsFile(only_when_idle=True, share_when_busy=0.1), 0.5)
+    watch.change(LimitsFile(only_when_idle=True), 0.5)
+    watch.look(0, 6)
+    assert "1.7 cores" in pausing.texts["idle"]
+    watch.change(LimitsFile(only_when_idle=True, share_when_busy=0.9), 0.5)
+    use.used = 0.0
+    for now in range(7, 128):
+        watch.look(0, now)
+    assert not pausing
+    assert shares == [0.2, 0.1, 0.5]
+
+
 def test_a_pulled_plug_pauses_and_a_loose_one_does_not():
     pausing, unplugged = PauseControl(), False
     watch = LimitsWatch(limits=LimitsFile(only_when_plugged_in=True), role=pausing, battery=lambda: unplugged)

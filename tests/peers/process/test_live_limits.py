@@ -42,6 +42,7 @@ async def test_a_limit_holds_at_once_and_after_a_restart(joined):
         "traffic_per_month": 500 * 10**9,
         "hours": "22:00-08:00",
         "only_when_idle": False,
+        "share_when_busy": 0.0,
         "only_when_plugged_in": False,
         "compute_duty_cycle": 0.5,
     }
