@@ -227,11 +227,11 @@ class Worker:
             rates=self.orders.book.order.rates,
         )
         served.ending.on_change()
+        for peer in services.recovery.group():
+            joined.linked(peer)  # First of all: whoever has no neighbours has nobody to catch up with.
         joined.roll_back(self.orders.book.order.rolled_back())
         joined.start()
         joined.counted(services.links.membership.group_size())
-        for peer in services.recovery.group():
-            joined.linked(peer)
         await self._wait_in_step(served, joined)
 
     async def _wait_in_step(self, served: ServedStage, service: RoundService) -> None:
@@ -240,8 +240,7 @@ class Worker:
         rounds = service.rounds
 
         def is_ready() -> bool:
-            heard = rounds.histories.all_reported(service.clock.time())
-            return (rounds.in_step and heard) or lifecycle.is_interrupted
+            return rounds.in_step or lifecycle.is_interrupted
 
         if not await lifecycle.wait_until(is_ready, asyncio.get_running_loop().time() + STEP_SECONDS):
             reason, group = f"not in step after {STEP_SECONDS:g} s", tuple(services.recovery.group())

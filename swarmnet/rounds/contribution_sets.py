@@ -144,6 +144,10 @@ class NeighbourView:
     _compared: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
     """Both digests, own and neighbour's, of rounds in `differs_since` that it has not settled."""
 
+    def has_sealed(self, round: int) -> bool:
+        """Return whether the neighbour reports that it makes nothing more for `round`."""
+        return self.settled >= round or (round in self.sets and self.sets[round].sealed > 0)
+
     def tokens_for(self, round: int) -> int:
         """Return the tokens that the neighbour reported for `round`: its current one or the one before."""
         if self.round == round:

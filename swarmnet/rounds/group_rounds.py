@@ -82,7 +82,7 @@ class GroupRounds:
         self.histories = ForkChoice(
             rules=rules, chain=Chain(settled, chain_value, earlier), neighbours={}, now=now
         )
-        self.agreement = FinalityRules(rules, self.same_branch_peers)
+        self.agreement = FinalityRules(rules, self.same_branch_peers, joins=True)
         self.applied = settled
         self.open_round = CurrentRound(
             rules=rules, number=settled + 1, same_branch_peers=self.same_branch_peers, now=now
@@ -151,9 +151,11 @@ class GroupRounds:
     @property
     def in_step(self) -> bool:
         """True unless half of the peers in sight have settled a round that is not applied here. One neighbour
-        is enough while this peer follows others."""
-        views = self.same_branch_peers.values()
-        return not self.agreement.are_ahead(view.settled > self.applied for view in views)
+        is enough while this peer follows others. A peer that joins must have heard its neighbours first."""
+        return not (self.agreement.joins or self._is_behind())
+
+    def _is_behind(self) -> bool:
+        return self.agreement.are_ahead(lambda view: view.settled > self.applied)
 
     def handle(self, event: events.Event, now: float) -> list[events.Effect]:
         """Handle an event. Returns what must be done, in order."""
@@ -438,10 +440,7 @@ class GroupRounds:
         """Return whether it is too late to contribute: sealed or settled, here or by half in sight."""
         if number <= self.settled or (number in self.rounds and self.rounds[number].sealed):
             return True
-        return self.agreement.are_ahead(
-            view.settled >= number or (number in view.sets and bool(view.sets[number].sealed))
-            for view in self.same_branch_peers.values()
-        )
+        return self.agreement.are_ahead(lambda view: view.has_sealed(number))
 
     def _close_left_rounds(self, now: float) -> None:
         """Close the rounds that enough neighbours have left, but stay within `kept_rounds` of the settled."""
@@ -498,6 +497,9 @@ class GroupRounds:
         """Do all that is due at `now`: close, apply, seal, settle, request, announce. Adds to `_effects`."""
         if self.agreement.follows and now >= self.histories.suspension.until:
             self._set_following(False)
+        if self.agreement.joins and self.histories.all_reported(now) and not self._is_behind():
+            self.agreement = replace(self.agreement, joins=False)
+            self.gossip.changed(URGENT_SECONDS)
         self._close_if_due(now)
         if self.reducing is not None:
             self._effects += self.reducing.asks(self.current, now)
@@ -584,17 +586,15 @@ class GroupRounds:
         if not self.gossip.should_send(self.open_round.tokens, now) or not self.neighbours:
             return
         anchor_round, chain_value = self.histories.anchor()
-        sets = list_open_sets(self.history | self.rounds, anchor_round, self.current)
-        self._effects.append(
-            events.SendProgress(
-                tuple(self.neighbours),
-                self.current,
-                self.open_round.tokens,
-                tuple(sorted(self.contributed)),
-                self.settled,
-                self.in_step,
-                anchor_round,
-                chain_value,
-                sets,
-            )
+        progress = events.SendProgress(
+            tuple(self.neighbours),
+            self.current,
+            self.open_round.tokens,
+            tuple(sorted(self.contributed)),
+            self.settled,
+            self.in_step,
+            anchor_round,
+            chain_value,
+            list_open_sets(self.history | self.rounds, anchor_round, self.current),
         )
+        self._effects.append(progress)

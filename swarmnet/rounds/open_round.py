@@ -82,15 +82,19 @@ class CurrentRound:
         round's tokens, or if it has been ahead for a while. One peer can then neither drive the others
         through empty rounds nor leave idle peers behind. `contributed`: a signed contribution to this round
         exists, which proves that the round is over. Without it, this peer waits longer."""
-        left = [view.round > self.number for view in self._same_branch_peers.values()]
-        if not any(left):
+        if not any(map(self._has_left, self._same_branch_peers.values())):
             self._left_at = float("inf")
             return False
         self._left_at = min(self._left_at, now)
         has_half_of_tokens = 2 * self.tokens_of_group() >= self.rules.global_batch_tokens
         rules = self.rules
         wait_seconds = rules.contribution_timeout_seconds if contributed else rules.max_seconds
-        return has_half_of_tokens or now >= self._left_at + wait_seconds or agreement.are_ahead(left)
+        return (
+            has_half_of_tokens or now >= self._left_at + wait_seconds or agreement.are_ahead(self._has_left)
+        )
+
+    def _has_left(self, view: NeighbourView) -> bool:
+        return view.round > self.number
 
     def go_on(self, now: float) -> None:
         """Begin the next round. `tokens` is not reset: the caller sets it to 0 when it contributes, and what

@@ -94,11 +94,14 @@ async def test_who_went_on_alone_with_the_old_rate_takes_up_the_history_of_the_o
     everybody = {member.peer for member in swarm.members.values()}
     alone = {swarm.members[name].peer for name in ("c", "f")}
     swarm.network.partition(alone, everybody - alone)
+    # Both know by then that they are alone; before, they settle what the others settle.
+    await swarm.until(lambda: len(swarm.of("unlinked", "c", "f")) == 2 * len(everybody - alone), 60.0)
     at = settled(swarm)
     await swarm.give(owner_orders.rate(NO_ORDER, 500, at + 1, ""), "a")
     await swarm.until(lambda: settled(swarm) >= at + 6, 120.0)
     assert 500 not in factors(swarm, "c")
     swarm.network.heal()
+    await swarm.until(lambda: {note.name for note in swarm.of("fetched", "c", "f")} == {"c", "f"}, 120.0)
     until = settled(swarm, "a") + 12
     await swarm.until(lambda: settled(swarm) >= until, 120.0)
     assert factors(swarm, "c") <= {500}
