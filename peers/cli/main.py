@@ -99,6 +99,7 @@ def application() -> typer.Typer:
         "demo": run.demo,
         "join": join.join,
         "run": run.run,
+        "lend": run.lend,
         "pause": control.pause,
         "resume": control.resume,
         "leave": control.leave,

@@ -1,4 +1,5 @@
-"""The commands `run` and `demo`, which start peers, and `publish`, which signs a run.
+"""The commands `run` and `demo`, which start peers, `lend`, which adds devices to one, and `publish`, which
+signs a run.
 
 The run's owner writes a run file, and `publish` signs it with the owner's key. The published file has the run
 id (the hash of the run's description), by which other peers join.
@@ -7,13 +8,16 @@ id (the hash of the run's description), by which other peers join.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from peers.config.compute_file import ComputeFile, DeviceName
 from peers.config.errors import ConfigError, UserError, as_user_errors
 from peers.config.peer_file import DemoOptions, PeerFile, default_state, load, validate_peer_file
 from peers.config.yaml_lines import ParsedYaml
@@ -98,6 +102,36 @@ def start(config: PeerFile, joined: Callable[[], str] = str) -> None:
     from peers.process.process import run_peer_file  # Loads torch and hivemind.
 
     raise typer.Exit(run_peer_file(config, joined, create_role))
+
+
+def lend(
+    address: Annotated[
+        str, typer.Argument(metavar="HOST:PORT", help="`compute.nodes.listen` of the peer file.")
+    ],
+    key: Annotated[Path, typer.Option(metavar="FILE", help="File with the secret of `compute.nodes.key`.")],
+    device: Annotated[DeviceName, typer.Option(help="Kind of device to lend.")] = "auto",
+    devices: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, help="How many. [default: all GPUs; on a CPU 1 process]"),
+    ] = None,
+) -> None:
+    """Lend this machine's devices to a peer on another node of a private network, until Ctrl+C or SIGTERM.
+    Tensors between nodes are not encrypted."""
+    from peers.config.quantities import split_host_and_port
+
+    try:
+        host_and_port = split_host_and_port(address)
+    except ValueError as error:
+        raise UserError(f"HOST:PORT {error}") from None
+    from peers.compute.devices.lending import Lender  # Loads torch.
+    from peers.compute.devices.node_handshake import read_key
+    from peers.compute.stage_part import device_of, devices_of
+
+    lender = Lender(host_and_port, read_key(key), partial(typer.echo, err=True))
+    lent = devices_of(ComputeFile(devices=devices or "all"), device_of(device))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: lender.stopped.set())
+    lender.run(lent)
 
 
 def create_role(process: Process) -> Role:

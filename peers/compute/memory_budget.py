@@ -18,11 +18,16 @@ TOKENIZING_BYTES = 130_000_000
 
 
 def all_needs(
-    manifest: Manifest, device: torch.device, text_bytes: int, computing: Computing = PLAIN, devices: int = 1
+    manifest: Manifest,
+    device: torch.device,
+    text_bytes: int,
+    computing: Computing = PLAIN,
+    devices: int = 1,
+    remote_devices: int = 0,
 ) -> list[Needs]:
-    """Return the memory that each stage needs on this device, or on each of `devices` GPUs. On a CPU this
-    includes the programs and, in stage 0, the training text of `text_bytes`. With a GPU both are in host
-    memory and not counted."""
+    """Return the memory that each stage needs on this device, or on each of `devices` GPUs;
+    `remote_devices` of other machines have their part of it. On a CPU this includes the programs and, in
+    stage 0, the training text of `text_bytes`. With a GPU both are in host memory and not counted."""
     uses_host_memory = device.type == "cpu"
     process_bytes = PROCESS_BYTES + DAEMON_BYTES if uses_host_memory else 0
     if manifest.data.tokenizer != "bytes":
@@ -31,9 +36,9 @@ def all_needs(
     for stage in range(len(manifest.stages)):
         extra_bytes = process_bytes + (text_bytes if stage == 0 and uses_host_memory else 0)
         stage_needs.append(needs_of(manifest, stage, extra_bytes, computing))
-    if devices == 1:
+    if devices + remote_devices == 1:
         return stage_needs
-    return [spread_over(needs, manifest, devices, computing) for needs in stage_needs]
+    return [spread_over(needs, manifest, devices, computing, remote_devices) for needs in stage_needs]
 
 
 def allowed_bytes(limit: int | None, device: torch.device) -> int:

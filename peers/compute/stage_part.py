@@ -258,7 +258,7 @@ def devices_of(wish: ComputeFile, device: torch.device) -> list[torch.device]:
     missing = [number for number in numbers if number >= gpus]
     if missing:
         raise UserError(f"compute.devices: there is no GPU {missing[0]} here, only 0 to {gpus - 1}")
-    if len(numbers) > 1 and wish.compile:
+    if len(numbers) + wish.remote_devices > 1 and wish.compile:
         raise UserError("compute.compile is for one device; set it to false, or compute.devices to 1")
     return [torch.device("cuda", number) for number in numbers]
 

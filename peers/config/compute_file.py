@@ -4,11 +4,47 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from peers.config.quantities import FilePath, HostAndPort, split_host_and_port
 from swarmnet.model.computing.choices import ActivationCheckpointing, OptimizerStateDevice
 
 DeviceName = Literal["cpu", "cuda", "auto"]
+
+
+class NodesFile(BaseModel):
+    """Key `compute.nodes`: devices of other machines (nodes) that compute for this peer, as `swarmnet lend`
+    brings them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    listen: HostAndPort = "off"
+    """Address of this machine in a private network, to which other nodes connect. Tensors between nodes are
+    not encrypted. `off`: only devices of this machine."""
+    devices: Annotated[int, Field(ge=1, le=64)] = 1
+    """Devices of all other nodes together; the peer trains while all are there."""
+    key: FilePath | None = Field(default=None, json_schema_extra={"default": "none; needed with `listen`"})
+    """File with a secret that this peer and the other nodes share."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of `listen`."""
+        return split_host_and_port(self.listen)
+
+    @model_validator(mode="after")
+    def _check_listen(self) -> NodesFile:
+        """Refuse all addresses at once, which are public on many machines, and a missing key."""
+        if self.listen == "off":
+            return self
+        host, error = self.address[0], ""
+        if host in ("0.0.0.0", "::"):
+            error = f"is {self.listen}; name the address of this machine in the private network"
+        elif self.key is None:
+            error = "needs compute.nodes.key, a file with the secret that the other nodes have, too"
+        if error:
+            raise PydanticCustomError("refused", "{error}", {"key": "listen", "error": error})
+        return self
 
 
 class ComputeFile(BaseModel):
@@ -39,3 +75,10 @@ class ComputeFile(BaseModel):
     optimizer_state: OptimizerStateDevice = "device"
     """Memory for the moments of local-step methods, 2 to 4 bytes per parameter. `cpu` saves GPU memory and
     costs a transfer per local step."""
+    nodes: NodesFile = NodesFile()
+    """Devices of other machines."""
+
+    @property
+    def remote_devices(self) -> int:
+        """Number of devices of other nodes."""
+        return 0 if self.nodes.listen == "off" else self.nodes.devices

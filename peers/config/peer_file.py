@@ -28,11 +28,13 @@ from peers.config.limits import LimitsFile
 from peers.config.quantities import (
     BootstrapMultiaddr,
     ByteCount,
+    FilePath,
     HostAndPort,
     HostName,
     Multiaddr,
     Seconds,
     at_least_bytes,
+    resolve_path,
     split_host_and_port,
 )
 from peers.config.schema import TypeLabel
@@ -48,25 +50,12 @@ ENVIRONMENT_PREFIX = "SWARMNET__"
 STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def _resolve(path: Path, info: ValidationInfo) -> Path:
-    """Return the full path for a path in a peer file, which is relative to the file's folder. `~` is the home
-    folder. Raises ValueError if there is no such home folder."""
-    folder = info.context.get("folder") if isinstance(info.context, dict) else None
-    try:
-        path = path.expanduser()
-    except RuntimeError:  # Pydantic reports only ValueError as the user's mistake.
-        raise ValueError(
-            f"{str(path)!r}: this machine has no such home folder; write the full path"
-        ) from None
-    return folder / path if isinstance(folder, Path) else path
-
-
 def _checked_run(value: str, info: ValidationInfo) -> str:
     """Return a run id unchanged, or the full path of a published run file. Raises ValueError if it is
     neither."""
     if is_run_id(value):
         return value
-    path = _resolve(Path(value), info)
+    path = resolve_path(Path(value), info)
     try:
         exists = is_file(path)
     except UserError as error:
@@ -107,12 +96,11 @@ def _checked_invite(text: str) -> str:
 
 def _path_or_url(url: str, info: ValidationInfo) -> str:
     """Return a URL unchanged, and the full path for a path relative to the peer file's folder."""
-    return str(_resolve(Path(url), info)) if url and "://" not in url else url
+    return str(resolve_path(Path(url), info)) if url and "://" not in url else url
 
 
 PathOrUrl = Annotated[str, AfterValidator(_path_or_url), TypeLabel("path | URL")]
 InviteText = Annotated[str, AfterValidator(_checked_invite), TypeLabel("text")]
-FilePath = Annotated[Path, AfterValidator(_resolve), TypeLabel("path")]
 RunReference = Annotated[
     str, AfterValidator(_checked_run), TypeLabel("run id | path of a published run file")
 ]

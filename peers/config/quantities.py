@@ -1,13 +1,14 @@
-"""Parse durations, sizes, rates and addresses as people write them. Inside the program they are seconds,
-bytes and checked text."""
+"""Parse durations, sizes, rates, addresses and paths as people write them. Inside the program they are
+seconds, bytes and checked text."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 
 from peers.config.schema import TypeLabel
 from swarmnet.identifiers import PeerId
@@ -174,6 +175,19 @@ def host_name(value: str) -> str:
     return value.lower().rstrip(".")
 
 
+def resolve_path(path: Path, info: ValidationInfo) -> Path:
+    """Return the full path for a path in a peer file, which is relative to the file's folder. `~` is the home
+    folder. Raises ValueError if there is no such home folder."""
+    folder = info.context.get("folder") if isinstance(info.context, dict) else None
+    try:
+        path = path.expanduser()
+    except RuntimeError:  # Pydantic reports only ValueError as the user's mistake.
+        raise ValueError(
+            f"{str(path)!r}: this machine has no such home folder; write the full path"
+        ) from None
+    return folder / path if isinstance(folder, Path) else path
+
+
 def _is_ip(text: str, version: int) -> bool:
     try:
         return ipaddress.ip_address(text).version == version
@@ -188,3 +202,4 @@ Multiaddr = Annotated[str, AfterValidator(multiaddr), TypeLabel("multiaddr")]
 BootstrapMultiaddr = Annotated[str, AfterValidator(bootstrap_multiaddr), TypeLabel("multiaddr with /p2p/...")]
 HostName = Annotated[str, AfterValidator(host_name), TypeLabel("name")]
 HostAndPort = Annotated[str, AfterValidator(host_and_port), TypeLabel("HOST:PORT | off")]
+FilePath = Annotated[Path, AfterValidator(resolve_path), TypeLabel("path")]

@@ -22,6 +22,7 @@ import torch
 
 from peers.compute.devices.device_processes import Processes
 from peers.compute.devices.device_restarts import DeviceRestarts
+from peers.compute.devices.nodes import listen_for_nodes
 from peers.compute.devices.part import spread_part
 from peers.compute.executor import Compute, ThreadCompute, set_threads
 from peers.compute.gpu import GpuWatch, nvml_of
@@ -92,6 +93,7 @@ class WorkerRole(Role):
         self.computing = computing_of(config.compute, self.device)
         self.processes: Processes | None = None
         """The processes of several devices; None with one device."""
+        self._device_count = len(self.devices) + config.compute.remote_devices
         self._restarts = DeviceRestarts()
         self.running: RunningWorker | NotRunning = NotRunning()
         """The worker of the stage that this peer serves now."""
@@ -233,7 +235,7 @@ class WorkerRole(Role):
             signed=signed,
             exchange=self._exchange(signed, network),
             opened=self._text_opened,
-            ended=self._reading_ended,
+            ended=lambda task: self.running.task_ended(task),
         )
         context = WorkerContext(
             signed=signed,
@@ -318,7 +320,7 @@ class WorkerRole(Role):
 
     def _computing(self) -> Compute:
         compute = ThreadCompute(self.watch.share)
-        if len(self.devices) > 1:
+        if self._device_count > 1:
             compute.used = time.perf_counter  # Other processes do its work.
         return compute
 
@@ -369,18 +371,25 @@ class WorkerRole(Role):
             "machine", machine_line(every[stage], at_most, allowed, limited, self.device.type, self.computing)
         )
         self._first.serve(stage)
-        if len(self.devices) == 1:
+        if self._device_count == 1:
             noise = noise_of(self._text, manifest, self.device)
             part = build_stage_part(manifest, stage, self.device, self.computing, noise)
             return replace(part, most_graphs=graphs)
         self._restarts.held_since = time.monotonic()
-        part, self.processes = spread_part(manifest, stage, self.devices, self.computing, config.threads)
+        nodes = listen_for_nodes(
+            config.compute.nodes,
+            kind=self.device.type,
+            is_stopped=lambda: self.process.stop.is_set() or bool(self.pausing),
+            notify=self.process.notify,
+        )
+        devices, threads = self.devices, config.threads
+        part, self.processes = spread_part(manifest, stage, devices, self.computing, threads, nodes)
         return replace(part, most_graphs=graphs)
 
     def _needs(self, manifest: Manifest) -> list[Needs]:
         """Return the memory that each stage of the run needs on this machine."""
-        max_data_bytes = self.process.config.max_data_bytes
-        return all_needs(manifest, self.device, max_data_bytes, self.computing, len(self.devices))
+        text, remote = self.process.config.max_data_bytes, self.process.config.compute.remote_devices
+        return all_needs(manifest, self.device, text, self.computing, len(self.devices), remote)
 
     def _allowed(self) -> int:
         """Return the bytes of memory that a stage may use."""
@@ -423,12 +432,8 @@ class WorkerRole(Role):
         return self._gpu.joules if self._gpu is not None else 0.0
 
     def _text_opened(self) -> None:
-        services = self.services
-        if services is not None:
+        if (services := self.services) is not None:
             services.pipeline_service.pump()
-
-    def _reading_ended(self, task: asyncio.Task[None]) -> None:
-        self.running.task_ended(task)
 
     def _limits_changed(self) -> None:
         """Follow the limits that hold from now on."""
@@ -495,13 +500,8 @@ class WorkerRole(Role):
         if snapshot is None:
             name = self.process.config.name or self.process.identity.peer_id[-6:]
             state = "paused" if self.pausing else "connecting"
-            snapshot = SwarmSnapshot(
-                f"peer {name}",
-                time.time(),
-                state=state,
-                loss=story.recent.mean,
-                memory_bytes=resident_bytes(),
-            )
+            loss, held = story.recent.mean, resident_bytes()
+            snapshot = SwarmSnapshot(f"peer {name}", time.time(), state=state, loss=loss, memory_bytes=held)
         return as_json(
             replace(
                 snapshot,

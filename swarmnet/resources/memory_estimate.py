@@ -121,11 +121,13 @@ def waits(manifest: Manifest, stage: int) -> bool:
     return not manifest.span(stage).has_head
 
 
-def spread_over(needs: Needs, manifest: Manifest, devices: int, computing: Computing = PLAIN) -> Needs:
+def spread_over(
+    needs: Needs, manifest: Manifest, devices: int, computing: Computing = PLAIN, remote_devices: int = 0
+) -> Needs:
     """Return the needs if a stage is split over several devices. GPUs have their own memory (`needs.process`
-    is 0): the result is for one of them. CPU devices share the host's: the result is for all together. Each
-    device at times also holds two copies of a whole layer and of the tables (all parameters outside layers),
-    and their gradient."""
+    is 0): the result is for one of them. CPU devices share the host's: the result is for all together.
+    `remote_devices` are on other hosts. Each device at times also holds two copies of a whole layer and of
+    the tables (all parameters outside layers), and their gradient."""
     layout = trained_layout(manifest, needs.stage)
     layers: dict[str, int] = {}
     tables = 0
@@ -136,11 +138,14 @@ def spread_over(needs: Needs, manifest: Manifest, devices: int, computing: Compu
         else:
             tables += entry.size
     extra = (2 * WORK_BYTES[computing.dtype] + FLOAT_BYTES) * (max(layers.values()) + tables)
-    if needs.process:
-        return replace(
-            needs, weights=needs.weights + devices * extra, process=needs.process + devices * PROCESS_BYTES
-        )
-    return replace(needs, weights=-(-needs.weights // devices) + extra, graph=-(-needs.graph // devices))
+    count = devices + remote_devices
+    here = devices if needs.process else 1  # The devices whose memory is counted.
+    return replace(
+        needs,
+        weights=-(-needs.weights * here // count) + here * extra,
+        graph=-(-needs.graph * here // count),
+        process=needs.process + here * PROCESS_BYTES if needs.process else 0,
+    )
 
 
 def _temporary_bytes(manifest: Manifest, layout: Layout, trained: Layout, work: int, on_gpu: bool) -> int:

@@ -1,8 +1,9 @@
-"""Real processes: a peer whose stage two devices hold together, beside a peer with one, in one group."""
+"""Real processes: a peer whose stage devices of one or two nodes hold together, beside a peer with one."""
 
 import asyncio
 import contextlib
 import signal
+import socket
 
 import psutil
 import pytest
@@ -10,6 +11,7 @@ from processes import QUIET, times, until
 
 from peers.config.run_file import publish
 from peers.lab.processes.local_processes import start
+from peers.runtime.child_process import start_swarmnet
 from peers.telemetry.event_log import read
 from protocols.signed.identity import load_or_create
 
@@ -25,12 +27,12 @@ rounds: {global_batch_tokens: 1024, finality_timeout_seconds: 2, snapshot_interv
 
 
 @contextlib.asynccontextmanager
-async def swarm(folder, run=RUN):
+async def swarm(folder, run=RUN, compute=None):
     """Two peers of one stage, the first of them with two devices."""
     (folder / "run.yaml").write_text(run)
     publish(folder / "run.yaml", load_or_create(folder / "owner.key"), folder / "run.json")
     keys = {**QUIET, "run": "run.json", "compute_duty_cycle": 0.3, "drain_seconds": 2}
-    peers = [await start(folder, "two", {**keys, "compute": {"devices": 2}})]
+    peers = [await start(folder, "two", {**keys, "compute": compute or {"devices": 2}})]
     try:
         await peers[0].until_listening()
         peers.append(await start(folder, "one", {**keys, "bootstrap": peers[0].addresses[:1]}))
@@ -93,3 +95,40 @@ async def test_a_peer_of_two_devices_settles_what_others_do_and_survives_the_dea
         left[0].send_signal(signal.SIGSTOP)
         two.kill()  # Whoever hangs just then must not stay behind.
         await until(lambda: not any(device.is_running() for device in left), "they end with their peer")
+
+
+@contextlib.asynccontextmanager
+async def lender(port, key):
+    """Another node, which lends one device."""
+    arguments = ["lend", f"127.0.0.1:{port}", "--key", str(key), "--device", "cpu"]
+    process = await start_swarmnet(arguments)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        _, said = await process.communicate()
+    assert "lent to the peer" in said.decode()
+
+
+@pytest.mark.loopback
+@pytest.mark.soak
+async def test_a_peer_over_two_nodes_settles_what_others_do_and_waits_for_a_lost_node(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    key = tmp_path / "nodes.key"
+    key.write_text("k" * 64)
+    key.chmod(0o600)
+    compute = {"nodes": {"listen": f"127.0.0.1:{port}", "key": "nodes.key"}}
+    async with swarm(tmp_path, compute=compute) as (two, one):
+        async with lender(port, key) as node:
+            await until(lambda: agree(two, one) > 4 and len(made(two)) > 4, "both settle, both contribute")
+            assert len(devices(two)) == 1
+            node.kill()
+            await until(lambda: times(two.state, "devices_lost"), "it says that a device was lost")
+        newest = max(settled(one))
+        async with lender(port, key):
+            await until(lambda: agree(two, one, newest) > 4, "it follows again")
+            await until(lambda: max(made(two)) > newest, "it takes part again")
+            assert two.alive
+            assert f"waits for 1 device of other nodes: swarmnet lend 127.0.0.1:{port}" in " ".join(two.said)

@@ -16,12 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 
+import msgspec
 from torch import Tensor
 
 from peers.compute.devices.channel import PIECE_BYTES, Channel, ChannelClosed
-from peers.compute.devices.device_requests import Answer, Begin, DeviceFailed, Done, InputRefused, Order
+from peers.compute.devices.device_requests import TCP, Answer, Begin, DeviceFailed, Done, InputRefused, Order
+from peers.compute.devices.nodes import NodeListener
 from peers.config.errors import DevicesLost
 from swarmnet.model.stage_compute import StageError
 from swarmnet.optimizer.method import GradientError
@@ -39,10 +41,9 @@ ENVIRONMENT = {
     # two processes took 14.7 bytes per parameter after one microbatch, and 5.4 without gaps
     # (docs/benchmarks/memory.md).
     "MALLOC_MMAP_THRESHOLD_": str(4 << 20),
-    # Loopback only: all devices are in one machine, and no other machine can reach them.
-    "GLOO_SOCKET_IFNAME": "lo",
-    "NCCL_SOCKET_IFNAME": "lo",
 }
+LOOPBACK = "lo"
+"""The interface if all devices are in one machine. No other machine can reach them."""
 LAST_SECONDS = 1.0
 """Maximum time between the end of a process's connection and its exit."""
 
@@ -53,34 +54,35 @@ DoneAnswer: TypeAlias = tuple[Done, list[Tensor]]
 class Processes:
     """The processes, one for each device. Any thread may use it; it runs one order at a time."""
 
-    def __init__(self, first_orders: Callable[[str], Sequence[Begin]]) -> None:
-        """Start the processes without waiting; `ready` waits. `first_orders` returns the first order for each
-        device, given the file by which they find each other."""
+    def __init__(self, begin: Begin, devices: Sequence[str], nodes: NodeListener | None = None) -> None:
+        """Start the processes of this machine's `devices` without waiting; `ready` waits, also for the
+        devices of other `nodes`. `begin` is the first order, without what differs between devices."""
         self._folder = tempfile.TemporaryDirectory(prefix="swarmnet-devices-", ignore_cleanup_errors=True)
         self._lock = threading.Lock()
         self._lost: DevicesLost | None = None
         self._channels: list[Channel[Order, Answer]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._output_folder = Path(self._folder.name)
-        self._first_orders = first_orders(str(self._output_folder / "store"))
-        for begin in self._first_orders:
-            self._start(begin.rank)
+        self._nodes = nodes
+        self._devices = list(devices)
+        self._node_names: list[str] = []
+        """The node of each device of other nodes, whose ranks follow those of this machine's devices."""
+        self._begin = begin
+        begin.store = str(self._output_folder / "store")
+        if nodes is not None:
+            begin.store, begin.store_descriptor = f"{TCP}{nodes.store_address}", nodes.store.fileno()
+        for rank in range(len(devices)):
+            self._start(rank)
+        if nodes is not None:
+            nodes.store.close()  # The first device's process has it.
 
     def _start(self, rank: int) -> None:
         """Start the process of one device, with one end of a socket pair; its output goes to a file."""
         own_end, process_end = socket.socketpair()
+        interface = LOOPBACK if self._nodes is None else self._nodes.interface
+        store = () if self._nodes is None or rank else (self._begin.store_descriptor,)
         with process_end, (self._output_folder / f"{rank}.txt").open("wb") as output:
-            self._processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "peers.compute.devices.rank", str(process_end.fileno())],
-                    pass_fds=(process_end.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env={**os.environ, **ENVIRONMENT},
-                    start_new_session=True,
-                )
-            )
+            self._processes.append(start_rank(process_end, interface, output, store))
         self._channels.append(Channel(own_end, received=Answer, seconds=ANSWER_SECONDS))
 
     @property
@@ -89,12 +91,32 @@ class Processes:
 
     def ready(self) -> None:
         """Wait until all processes have started. Raises DevicesLost, as do all methods below."""
-        self.ask_each(self._first_orders)
+        if self._nodes is not None:
+            self._add_devices_of(self._nodes)
+        self.ask_each(
+            [
+                msgspec.structs.replace(self._begin, rank=rank, device=device)
+                for rank, device in enumerate(self._devices)
+            ]
+        )
+
+    def _add_devices_of(self, nodes: NodeListener) -> None:
+        """Wait for the devices of other nodes, whose processes run there. Raises DevicesLost."""
+        try:
+            lent = nodes.accept_devices()
+        except DevicesLost as error:
+            self._end_processes(0.0)
+            self._lost = error
+            raise
+        for offer, end in lent:
+            self._channels.append(Channel(end, received=Answer, seconds=ANSWER_SECONDS))
+            self._devices.append(offer.device)
+            self._node_names.append(offer.node)
 
     def ask(self, order: Order, tensors: Sequence[Tensor] = ()) -> list[DoneAnswer]:
         """Send the same order to all devices, and return their answers by rank. Raises StageError or
         GradientError if all devices refuse the input."""
-        return self.ask_each([order] * len(self._processes), [tensors] * len(self._processes))
+        return self.ask_each([order] * len(self._channels), [tensors] * len(self._channels))
 
     def ask_each(
         self, device_orders: Sequence[Order], tensors: Sequence[Sequence[Tensor]] | None = None
@@ -110,7 +132,7 @@ class Processes:
         bytes of the whole vector in pieces. `runs` are (device, bytes): the next bytes of the vector are the
         next ones of that device. No other order is sent before the last piece is read."""
         with self._lock:
-            self._send([order] * len(self._processes), None)
+            self._send([order] * len(self._channels), None)
             # Only the answers are received here; their tensors' bytes follow in the loop.
             self._receive_answers(lambda channel: (channel.receive_message(), []))
             for rank, size in runs:
@@ -187,7 +209,11 @@ class Processes:
         return [(answer, tensors) for answer, tensors in answers if isinstance(answer, Done)]
 
     def _explain_end(self, rank: int, error: ChannelClosed) -> str:
-        """Return why a process no longer answers: its exit code with its last line of output, or `error`."""
+        """Return why a process no longer answers: its exit code with its last line of output, or `error`. A
+        process of another node reports its end there."""
+        if rank >= len(self._processes):
+            node = self._node_names[rank - len(self._processes)]
+            return f"does not answer any more from node {node} ({error})"
         try:
             code = self._processes[rank].wait(LAST_SECONDS)
         except subprocess.TimeoutExpired:
@@ -201,7 +227,7 @@ class Processes:
     def _end_after_loss(self, rank: int, why: str) -> DevicesLost:
         """End all processes, because that of device `rank` is lost, and return the error to raise."""
         self._end_processes(0.0)
-        self._lost = DevicesLost(f"the process of device {rank} of {len(self._processes)}: {why}")
+        self._lost = DevicesLost(f"the process of device {rank} of {len(self._channels)}: {why}")
         return self._lost
 
     def _end_processes(self, seconds: float) -> None:
@@ -209,6 +235,8 @@ class Processes:
         `seconds`."""
         for channel in self._channels:
             channel.end.close()
+        if self._nodes is not None:
+            self._nodes.close()
         deadline = time.monotonic() + seconds
         for process in self._processes:
             try:
@@ -217,3 +245,20 @@ class Processes:
                 process.kill()
                 process.wait(END_SECONDS)
         self._folder.cleanup()
+
+
+def start_rank(
+    end: socket.socket, interface: str, output: BinaryIO | None = None, descriptors: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Start the process of a device, with its end of the connection and other `descriptors`. It talks to the
+    other devices over a network interface. `output` None: the output of this process."""
+    interfaces = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    return subprocess.Popen(
+        [sys.executable, "-m", "peers.compute.devices.rank", str(end.fileno())],
+        pass_fds=(end.fileno(), *descriptors),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env={**os.environ, **ENVIRONMENT, **interfaces},
+        start_new_session=True,
+    )

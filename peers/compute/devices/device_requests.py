@@ -1,7 +1,8 @@
 """Orders of a peer to the processes of its devices, and their answers.
 
-Both sides run the same version on one machine. The comments say which tensors follow a message. A *share* is
-the part of a vector or a payload that one device has (`swarmnet/model/computing/shares.py`).
+Both sides run the same version, on one machine or on nodes of one private network. The comments say which
+tensors follow a message. A *share* is the part of a vector or a payload that one device has
+(`swarmnet/model/computing/shares.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from typing import TypeAlias
 import msgspec
 
 from swarmnet.model.computing.choices import ActivationCheckpointing, DtypeName, OptimizerStateDevice
+
+TCP = "tcp://"
+"""Beginning of the address of a store that several nodes reach."""
 
 
 class Begin(msgspec.Struct, tag=True):
@@ -24,11 +28,13 @@ class Begin(msgspec.Struct, tag=True):
     """The device as torch names it."""
     devices: int
     store: str
-    """A file through which the devices find each other."""
+    """A file through which the devices find each other, or with several nodes TCP and HOST:PORT."""
     threads: int
     dtype: DtypeName
     activation_checkpointing: ActivationCheckpointing
     optimizer_state: OptimizerStateDevice
+    store_descriptor: int = -1
+    """File descriptor in the first device's process on which it serves the store to other nodes."""
 
 
 class Hold(msgspec.Struct, tag=True):

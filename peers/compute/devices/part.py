@@ -19,6 +19,7 @@ from torch import Tensor
 from peers.compute.devices import device_requests as orders
 from peers.compute.devices.channel import bytes_of
 from peers.compute.devices.device_processes import DoneAnswer, Processes
+from peers.compute.devices.nodes import NodeListener
 from peers.compute.stage_part import StagePart
 from peers.config.errors import UserError
 from swarmnet.identifiers import PeerId
@@ -45,39 +46,39 @@ UNIT_BYTES = 4
 
 
 def spread_part(
-    manifest: Manifest, stage: int, devices: Sequence[torch.device], computing: Computing, threads: int
+    manifest: Manifest,
+    stage: int,
+    devices: Sequence[torch.device],
+    computing: Computing,
+    threads: int,
+    nodes: NodeListener | None = None,
 ) -> tuple[StagePart, Processes]:
-    """Return the stage on these devices, and their processes, which are starting. The caller closes the
-    processes. Raises UserError if the stage is too small, or if the run's method needs a whole stage."""
+    """Return the stage on these devices and those of other `nodes`, and their processes, which are starting.
+    The caller closes the processes. Raises UserError if the stage is too small, or if the run's method needs
+    a whole stage."""
     obstacle = not_divisible(manifest)
     if obstacle:
         raise UserError(f"compute.devices: {obstacle}; set it to 1")
     layout = trained_layout(manifest, stage)
-    shares = Shares(layout, len(devices))
+    count = len(devices) + (nodes.devices if nodes is not None else 0)
+    shares = Shares(layout, count)
     # A run is here a range of the vector that is on one device.
     devices_with_share = {run.device for run in shares.runs()}
-    if len(devices_with_share) < len(devices):
-        raise UserError(f"compute.devices: stage {stage} is too small for {len(devices)}; set it to 1")
-
-    def first_orders(store: str) -> list[orders.Begin]:
-        """Return each device's first order. `store` is the file through which the devices find each other."""
-        return [
-            orders.Begin(
-                manifest.canonical(),
-                stage,
-                rank,
-                str(device),
-                len(devices),
-                store,
-                threads,
-                computing.dtype,
-                computing.activation_checkpointing,
-                computing.optimizer_state,
-            )
-            for rank, device in enumerate(devices)
-        ]
-
-    processes = Processes(first_orders)
+    if len(devices_with_share) < count:
+        raise UserError(f"compute.devices: stage {stage} is too small for {count}; set it to 1")
+    begin = orders.Begin(
+        manifest.canonical(),
+        stage,
+        rank=0,
+        device="",
+        devices=count,
+        store="",
+        threads=threads,
+        dtype=computing.dtype,
+        activation_checkpointing=computing.activation_checkpointing,
+        optimizer_state=computing.optimizer_state,
+    )
+    processes = Processes(begin, [str(device) for device in devices], nodes)
     method = SpreadMethod(manifest=manifest, layout=layout, processes=processes, shares=shares)
     part = StagePart(
         layout,

@@ -1,7 +1,7 @@
 """The process of one device: carries out the peer's orders, in step with the other devices.
 
 Each device has a share of the stage's weights and optimizer state. The process ends when the peer closes the
-connection. It communicates only with the other devices of its machine, writes nothing to the disk, and has no
+connection. It communicates only with the other devices of its peer, writes nothing to the disk, and has no
 identity."""
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from datetime import timedelta
 import torch
 from torch import Tensor
 from torch import distributed as group
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from peers.compute.devices import device_requests as orders
 from peers.compute.devices.channel import Channel, ChannelClosed
 from peers.compute.devices.device_requests import Answer, DeviceFailed, Done, InputRefused, Order
 from peers.compute.process_memory import trim
+from peers.config.quantities import split_host_and_port
 from peers.config.run_file import parse
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import Computing
@@ -58,7 +59,7 @@ class Device:
             torch.cuda.set_device(device)
         group.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            store=FileStore(begin.store, begin.devices),
+            store=_store_of(begin),
             rank=begin.rank,
             world_size=begin.devices,
             timeout=timedelta(seconds=OTHERS_SECONDS),
@@ -187,6 +188,17 @@ class Device:
         )
 
 
+def _store_of(begin: orders.Begin) -> Store:
+    """Return the store through which the devices find each other: a file on one machine; with several nodes
+    a server in the process of the first device."""
+    if not begin.store.startswith(orders.TCP):
+        return FileStore(begin.store, begin.devices)
+    host, port = split_host_and_port(begin.store.removeprefix(orders.TCP))
+    timeout, serves = timedelta(seconds=OTHERS_SECONDS), begin.rank == 0
+    listener = begin.store_descriptor if serves else None
+    return TCPStore(host, port, begin.devices, serves, timeout, master_listen_fd=listener)
+
+
 def _last_stage_answer(finished: LastStageResult) -> tuple[Answer, list[Tensor]]:
     gradient = finished.hidden_gradient
     return Done(finished.loss_sum, finished.tokens), [] if gradient is None else [gradient]
@@ -222,7 +234,7 @@ def serve(channel: Channel[Answer, Order]) -> None:
 
 def main() -> None:
     """Run `python -m peers.compute.devices.rank DESCRIPTOR` until the peer ends the connection. DESCRIPTOR is
-    the file descriptor of one end of a socket pair; the peer has the other."""
+    the file descriptor of this end of the connection to the peer."""
     if sys.platform == "linux":
         # Linux kills this process when the peer dies. The socket ends too, but a hanging process would not
         # read it.

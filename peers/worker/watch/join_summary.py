@@ -76,7 +76,8 @@ def _memory_line(config: PeerFile, signed: SignedManifest) -> str:
     device = device_of(config.device)
     devices = devices_of(config.compute, device)
     computing = computing_of(config.compute, devices[0])
-    needs = all_needs(signed.manifest, device, config.max_data_bytes, computing, len(devices))
+    count, remote = len(devices), config.compute.remote_devices
+    needs = all_needs(signed.manifest, device, config.max_data_bytes, computing, count, remote)
     least, most = min(need.least for need in needs), max(need.least for need in needs)
     where = "GPU memory" if device.type == "cuda" else "memory"
     limit = config.limits.memory
