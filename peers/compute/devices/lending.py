@@ -19,7 +19,7 @@ import torch
 from peers.compute.devices.channel import Channel, ChannelClosed
 from peers.compute.devices.device_processes import END_SECONDS, start_rank
 from peers.compute.devices.node_handshake import STEP_SECONDS, HandshakeError, WrongKey, greet_peer
-from peers.compute.devices.nodes import Offer, OfferAnswer, interface_of, keep_alive, versions
+from peers.compute.devices.nodes import Offer, OfferAnswer, interface_of, keep_alive
 from peers.config.errors import UserError
 
 RETRY_SECONDS = 1.0
@@ -81,7 +81,7 @@ class Lender:
         except WrongKey:
             raise UserError(f"{self._peer} has another key; copy the file of its compute.nodes.key") from None
         channel: Channel[Offer, OfferAnswer] = Channel(end, OfferAnswer, STEP_SECONDS)
-        channel.send(Offer(socket.gethostname(), str(device), versions()))
+        channel.send(Offer(socket.gethostname(), str(device)))
         refused = channel.receive_message().refused
         if refused:
             raise UserError(refused)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import socket
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 
 import msgspec
 import psutil
-import torch
 
 from peers.compute.devices.channel import Channel, ChannelClosed
 from peers.compute.devices.node_handshake import STEP_SECONDS, HandshakeError, accept_lender, read_key
@@ -39,7 +38,6 @@ class Offer(msgspec.Struct):
 
     node: str
     device: str
-    versions: str
 
 
 class OfferAnswer(msgspec.Struct):
@@ -74,7 +72,7 @@ class NodeListener:
                 "address of this machine, as `ip address` prints them, and a free port"
             ) from None
         self.store_address = _address_of(self.store)
-        self.invitation = f"swarmnet lend {_address_of(self._listener)} --key {file.key}"
+        self.invitation = f"swarmnet lend {_address_of(self._listener)} --key {shlex.quote(str(file.key))}"
         """The command for the other nodes."""
 
     def close(self) -> None:
@@ -90,7 +88,9 @@ class NodeListener:
         self._listener.settimeout(CHECK_SECONDS)
         with contextlib.ExitStack() as opened, self._listener:
             while len(lent) < self.devices:
-                if self._is_stopped() or time.monotonic() > deadline:
+                if self._is_stopped():
+                    raise DevicesLost("the peer waits no longer for devices of other nodes")
+                if time.monotonic() > deadline:
                     raise DevicesLost(
                         f"{len(lent)} of {counted(self.devices, 'device')} of other nodes came within "
                         f"{WAIT_SECONDS:g} s{refusal}; on each other node: {self.invitation}"
@@ -113,11 +113,8 @@ class NodeListener:
         accept_lender(end, self._key)
         channel: Channel[OfferAnswer, Offer] = Channel(end, Offer, STEP_SECONDS)
         offer = channel.receive_message()
-        refused = ""
-        if offer.versions != versions():
-            refused = f"the peer runs {versions()}, and {offer.node} {offer.versions}; install the same there"
-        elif offer.device.partition(":")[0] != self._kind:
-            refused = f"the peer needs a device of type {self._kind}: --device {self._kind}"
+        fits = offer.device.partition(":")[0] == self._kind
+        refused = "" if fits else f"the peer needs a device of type {self._kind}: --device {self._kind}"
         channel.send(OfferAnswer(refused))
         if refused:
             raise HandshakeError(refused)
@@ -135,11 +132,6 @@ def listen_for_nodes(
     nodes = NodeListener(file, kind, is_stopped)
     notify("devices", f"waits for {counted(file.devices, 'device')} of other nodes: {nodes.invitation}")
     return nodes
-
-
-def versions() -> str:
-    """Return the versions that must be equal on all nodes of a peer."""
-    return f"swarmnet {version('swarmnet')} with torch {torch.__version__}"
 
 
 def keep_alive(end: socket.socket) -> None:
