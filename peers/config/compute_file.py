@@ -14,18 +14,17 @@ DeviceName = Literal["cpu", "cuda", "auto"]
 
 
 class NodesFile(BaseModel):
-    """Key `compute.nodes`: devices of other machines (nodes) that compute for this peer, as `swarmnet lend`
-    brings them."""
+    """Key `compute.nodes`: devices of other machines (nodes) that compute for this peer."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     listen: HostAndPort = "off"
-    """Address of this machine in a private network, to which other nodes connect. Tensors between nodes are
-    not encrypted. `off`: only devices of this machine."""
+    """Address in a private network for the devices of other machines (`swarmnet lend`). Tensors between them
+    are not encrypted. `off`: none."""
     devices: Annotated[int, Field(ge=1, le=64)] = 1
-    """Devices of all other nodes together; the peer trains while all are there."""
-    key: FilePath | None = Field(default=None, json_schema_extra={"default": "none; needed with `listen`"})
-    """File with a secret that this peer and the other nodes share."""
+    """Number of devices of all other machines."""
+    key: FilePath | None = Field(default=None, json_schema_extra={"default": "none"})
+    """File with the secret that all machines share."""
 
     @property
     def address(self) -> tuple[str, int]:
