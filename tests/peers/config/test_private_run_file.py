@@ -91,6 +91,7 @@ async def test_live_peers_score_no_private_text(run_file):
 async def test_a_u_shaped_run_has_no_visitors_and_no_plan(run_file):
     file = run_file(U_SHAPED)
     signed, _ = publish(file, OWNER)
+    assert any("set access: invite" in line for line in check_run(file, signed.manifest))
     assert "its peers serve no texts" in not_let_in(signed, b"", PeerId("visitor"), 0.0)
     with pytest.raises(UserError, match=r"data.u_shaped_layers is 1, and plans .* leave u_shaped_layers"):
         load_straight_manifest(file)
