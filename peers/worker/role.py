@@ -160,7 +160,7 @@ class WorkerRole(Role):
         p2pd = network.transport.daemon.pid
         watching = self.watch.run(lambda: (p2pd, *(self.processes.pids if self.processes else ())))
         process.notify("run", run_line(signed))
-        if self.never and (config.stage == "auto" or config.may_move):
+        if missing and self.never and (config.stage == "auto" or config.may_move):
             process.notify("no_text", f"this peer cannot serve the first stage: {missing}")
         beside = [
             asyncio.create_task(watching, name="limits"),

@@ -6,6 +6,8 @@ until then `NoRounds` stands for them.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from peers.compute.stage_part import MakePart, StagePart
 from peers.network.discovery.claims import bandwidth_fields
 from peers.network.discovery.discovery import PeerDiscovery
@@ -22,6 +24,7 @@ from peers.worker.inference.server import Inference
 from peers.worker.lifecycle import Lifecycle
 from peers.worker.pipeline.origin import MicrobatchSource
 from peers.worker.pipeline.pipeline_service import PipelineService
+from peers.worker.pipeline.return_pass import ReturnPass
 from peers.worker.rounds.digest_gossip import SignedDigests
 from peers.worker.rounds.no_rounds import NoRounds
 from peers.worker.rounds.operations import RoundSettled
@@ -39,6 +42,7 @@ from swarmnet.rounds.events import ChainSigned, FetchGroupState
 from swarmnet.run.manifest import Manifest
 from swarmnet.snapshots.digest_votes import Statement
 
+Positioned = TypeVar("Positioned", bound=PipelineService)
 AUDITS_OF = b"swarmnet audits 1\0"
 """Signed together with the run's id, this gives a secret that is the same after a restart. It decides which
 results are audited."""
@@ -195,9 +199,22 @@ class StageServices:
 
     def _open_pipeline(self, text: MicrobatchSource | None) -> PipelineService:
         context = self.context
-        service = PipelineService(
+        service = self._pipeline_at(PipelineService, self.stage, text)
+        # A restarted peer keeps its identity and must not reuse names of microbatches, which other peers
+        # would take for duplicates. No peer starts a thousand in a second.
+        service.origin.next_counter = int(context.presence.directory.now() * 1000)
+        if self.stage == 0 and context.manifest.is_u_shaped:
+            self._pipeline_at(ReturnPass, context.manifest.path_rules().last, None).attach(service)
+        return service
+
+    def _pipeline_at(
+        self, kind: type[Positioned], position: int, text: MicrobatchSource | None
+    ) -> Positioned:
+        """Return the part in the pipeline at a position of the paths: this stage, or the way back to it."""
+        context = self.context
+        return kind(
             manifest=context.manifest,
-            stage=self.stage,
+            stage=position,
             compute=context.compute,
             part=self.part,
             neighbourhood=self.links,
@@ -210,10 +227,6 @@ class StageServices:
             log_event=context.log_event,
             line=context.settings.line,
         )
-        # A restarted peer keeps its identity and must not reuse names of microbatches, which other peers
-        # would take for duplicates. No peer starts a thousand in a second.
-        service.origin.next_counter = int(context.presence.directory.now() * 1000)
-        return service
 
     def _open_inference(self) -> Inference:
         context = self.context

@@ -97,6 +97,8 @@ def not_divisible(manifest: Manifest) -> str:
     sync = manifest.sync
     if manifest.data.adds_noise:
         return "the gradients of documents (data.privacy) are not clipped share by share"
+    if manifest.is_u_shaped:
+        return "both ends of the model (data.u_shaped_layers) are not held share by share"
     if sync.secure_owners:
         return "masked votes (sync.secure_owners) are not made share by share"
     if sync.weights == "tokens":

@@ -124,7 +124,7 @@ def snapshot_of(
         walked_at=walked_at,
         bootstraps=dict(bootstraps),
     )
-    layers = [span.stop - span.first for span in map(manifest.span, stages)]
+    layers = [len(span.layers) for span in map(manifest.span, stages)]
     shown = complete(incomplete, layers)  # Adds the rows' sums by stage, state and version.
     return replace(shown, states={**shown.states, **_bootstrap_states(bootstraps)})
 

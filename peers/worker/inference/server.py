@@ -121,6 +121,8 @@ class Inference:
     def _unfit(self, ask: ForwardRequest, body: bytes) -> ComputeError | None:
         """Return why a forward request cannot be served; None if it can."""
         model = self.manifest.model
+        if self.manifest.is_u_shaped:
+            return ComputeError(MALFORMED, "a U-shaped run serves no texts, whose tokens would travel")
         if ask.stage != self.stage:
             return ComputeError(WRONG_STAGE, f"this peer holds stage {self.stage}")
         if not self._rules.shortest <= ask.path <= self._rules.stages:
