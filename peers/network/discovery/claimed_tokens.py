@@ -157,9 +157,9 @@ class Contributions:
         return sum(min(tokens, most) for (_, held), tokens in self.tokens.items() if held == stage)
 
     def ranking(self, count: int, most: int) -> list[tuple[str, str, int, int, float]]:
-        """Return (peer, name, confirmed contributions, claimed tokens, seconds) of at most `count` peers: most
-        confirmed contributions first, and of equal ones most tokens. A peer has at most `most` tokens in a
-        stage, and one contribution a round."""
+        """Return (peer, name, confirmed contributions, claimed tokens, seconds) of at most `count` peers.
+        Those with most confirmed contributions come first, and of equal ones those with most tokens. A peer
+        has at most `most` tokens in a stage, and one contribution a round."""
         tokens: Counter[str] = Counter()
         confirmed: Counter[str] = Counter()
         for (peer, stage), claimed_tokens in self.tokens.items():
