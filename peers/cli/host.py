@@ -65,12 +65,12 @@ def host(
         raise UserError(f"{published} is of another run, {signed.manifest.name}; move it elsewhere")
     options = text_settings(manifest, run_file.parent) + initial_model_option(manifest, run_file.parent)
     scoring = scoring_keys(signed.manifest, run_file.parent)
-    parts = plan.write(shlex.split(options), scoring)
+    parts = plan.write(signed.manifest, shlex.split(options), scoring)
     typer.echo(f"files  {folder}")
     typer.echo(f"page   http://{page}")
     if not scoring:
         typer.echo(
-            f"       without a held-out loss; for one, put text that is not trained on beside {run_file.name} "
+            f"       without a held-out loss; for one, put text that the run lacks beside {run_file.name} "
             f"({HELD_OUT}.txt), and delete {folder / 'observer.yaml'}"
         )
     typer.echo("stop   Ctrl+C: all leave; the same command continues")

@@ -19,7 +19,7 @@ from peers.config.run_file import beside
 from peers.runtime.child_process import start_swarmnet
 from protocols.signed.identity import load_or_create
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import BYTES
+from swarmnet.run.schema import BYTES, STANDARD_LIBRARY, Data
 
 FIRST_WAIT_SECONDS = 5.0
 LONGEST_WAIT_SECONDS = 300.0
@@ -76,7 +76,9 @@ class HostPlan:
         identity = load_or_create(self.bootstrap_state / "identity.key")
         return f"{self.address}/tcp/{self.port}/p2p/{identity.peer_id}"
 
-    def write(self, options: Sequence[str], scoring: Mapping[str, object]) -> list[HostedPart]:
+    def write(
+        self, manifest: Manifest, options: Sequence[str], scoring: Mapping[str, object]
+    ) -> list[HostedPart]:
         """Write the peer files that are missing, and return the parts in the order of their starts. `options`
         are those of `swarmnet join` that name text, tokenizer and initial model on this machine. `scoring`
         are the observer's keys of `scoring_keys`. Files of an earlier call stay as they are. Raises
@@ -103,7 +105,12 @@ class HostPlan:
             parts.append(HostedPart(role, ("run", str(file))))
         for number in range(1, self.peers + 1):
             name = f"peer-{number}"
-            joining = ("join", run, "--bootstrap", here, "--state", str(self.folder / name))
+            joining = ["join", run, "--bootstrap", here, "--state", str(self.folder / name)]
+            if number == 1 and _has_text_alone(manifest.data):
+                joining += [
+                    "--stage",
+                    "0",
+                ]  # The only one that others cannot hold: the run would stand still.
             parts.append(HostedPart(name, (*joining, "--set", "log=line", *options)))
         return parts
 
@@ -120,6 +127,11 @@ def scoring_keys(manifest: Manifest, folder: Path) -> dict[str, object]:
     text = {"text": str(found[0])} if found else {}
     keys: dict[str, object] = {"evaluating": {"seconds": SCORE_SECONDS, **text}}
     return keys if tokenizer is None else {**keys, "tokenizer": str(tokenizer)}
+
+
+def _has_text_alone(data: Data) -> bool:
+    """Return whether peers of the first stage need text that they cannot fetch from others."""
+    return any(source.path != STANDARD_LIBRARY and not source.is_shared for source in data.sources)
 
 
 async def host(parts: Sequence[HostedPart], tell: Tell, spawn: Spawn | None = None) -> None:
