@@ -4,8 +4,8 @@
 
 A volunteer: from the link to the first counted round, in a run that three peers train. A creator: from a
 folder of text to three peers that train. Each person has a home folder on this computer, and answers what
-`swarmnet join` asks. Peers reach each other on 127.0.0.1. Prints a table of each, and ends with 1 if one takes
-longer than promised.
+`swarmnet join` asks. Peers reach each other on 127.0.0.1. Prints a table of each, and ends with 1 if one
+takes longer than promised.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Person:
         self.reads("")
         code = self.process.poll()
         if code:
-            raise TooLate(f"{self.process.args} ended with {code}:\n{self.said[-2000:]}")
+            raise TooLate(f"{self.process.args!r} ended with {code}:\n{self.said[-2000:]}")
         return code == 0
 
     def leave(self) -> None:
@@ -129,7 +129,7 @@ class Play:
         while not (found := condition()):
             for person in self.people:
                 if person.process is not None and person.process.poll():
-                    raise TooLate(f"{person.process.args} ended:\n{person.said[-2000:]}")
+                    raise TooLate(f"{person.process.args!r} ended:\n{person.said[-2000:]}")
                 if person.process is not None:
                     person.reads("")  # Else a full terminal would stop the command.
             if time.monotonic() > end:

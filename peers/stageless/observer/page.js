@@ -106,6 +106,8 @@ function stages(swarm) {
   $("join-in").hidden = swarm.does.code === "ended";
   put($("join"), swarm.run.join);
   $("code").hidden = !swarm.run.has_code;
+  const image = $("code").firstElementChild;
+  if (swarm.run.has_code && !image.src) image.src = "join.svg"; // Before, the observer may not have it yet.
   put($("access"), access(swarm.run));
 }
 
