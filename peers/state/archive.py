@@ -2,7 +2,7 @@
 
     run.json           the published run
     order.bin          the owner's newest order, if one was given
-    contributors.json  the contributors, by what peers claim in their records
+    contributors.json  the contributors, by what peers claim in their records and by the receipts in these
     archive.json       the index: every checkpoint with its SHA-256, length and signers
     stage-S-round-R.safetensors
 

@@ -315,8 +315,9 @@ class SwarmSnapshot:
     checkpoint: OldestCheckpoint | None = None
     obstacles: tuple[Obstacle, ...] = ()
     """What keeps the run or single peers from training; for a snapshot of records."""
-    contributors: tuple[tuple[str, str, int, float], ...] = ()
-    """Tuples of peer, name, tokens and seconds of training, most tokens first."""
+    contributors: tuple[tuple[str, str, int, int, float], ...] = ()
+    """Tuples of peer, name, contributions confirmed by receipts, claimed tokens and seconds of training; most
+    confirmed contributions first."""
     doubts: tuple[str, ...] = ()
     """What others' records say against peers: one sentence for each peer or stage."""
     weight_conflicts: Mapping[int, int] = field(default_factory=dict)

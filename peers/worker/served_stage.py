@@ -291,6 +291,7 @@ def claims_of(services: StageServices, load: HeartbeatLoad) -> Claims:
         uploads_seen=service.report_uploads(),
         vote_weights=_report_weights(services),
         avoids=pipeline.checks.trust.verdicts(MAX_VERDICTS),
+        receipts=services.receipts.newest(),
     )
 
 

@@ -25,7 +25,7 @@ from protocols.fields import (
 )
 from protocols.signed.envelope import ENVELOPE_BYTES
 from protocols.signed.identity import SIGNATURE_BYTES
-from protocols.signed.signed_receipts import RECEIPT_LIMIT
+from protocols.signed.signed_receipts import SEALED_BYTES
 from protocols.signed.slices import head_bytes
 
 MAX_STATEMENTS = 256
@@ -165,7 +165,7 @@ class ReceiptMessage(Message, frozen=True, tag=70):
     reply."""
 
     kind: ClassVar[str] = "update"
-    receipt: Annotated[bytes, Meta(max_length=120 + RECEIPT_LIMIT)]
+    receipt: Annotated[bytes, Meta(max_length=SEALED_BYTES)]
     """An envelope around a `ReceiptBody` (protocols/signed/signed_receipts.py). The envelope's round is
     the last round."""
 

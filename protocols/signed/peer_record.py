@@ -8,6 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from protocols.fields import Invite, Name, Number, NumberOrNone, RoundNumber, StageNumber
+from protocols.signed.signed_receipts import SEALED_BYTES
 from swarmnet.optimizer.agreement.weight_report import REPORT_BYTES as WEIGHTS_BYTES
 from swarmnet.rounds.upload_meter import MAX_REPORTS, REPORT_BYTES
 
@@ -25,8 +26,11 @@ Loss = Annotated[float, Meta(ge=0.0, le=1e6)]
 ExpertGroup = Annotated[int, Meta(ge=-1, lt=256)]
 UploadReports = Annotated[bytes, Meta(max_length=MAX_REPORTS * REPORT_BYTES)]
 WeightsReport = Annotated[bytes, Meta(max_length=WEIGHTS_BYTES)]
+SealedReceipt = Annotated[bytes, Meta(max_length=SEALED_BYTES)]
 MAX_VERDICTS = 8
 """Maximum number of peers in a record that its peer avoids."""
+MAX_RECEIPTS = 4
+"""Maximum number of receipts in a record. Each takes 200 bytes, beside 400 of the record (measured)."""
 TOLD_GROUPS = 64
 """Maximum number of expert groups in a record; each takes at most five bytes."""
 
@@ -104,3 +108,6 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     avoids: Annotated[tuple[tuple[Name, Number, Number], ...], Meta(max_length=MAX_VERDICTS)] = ()
     """Peers of a neighbouring stage that the peer avoided because their answers differed, until they earned
     their trust back: peer id, comparisons that differed, comparisons."""
+    receipts: Annotated[tuple[SealedReceipt, ...], Meta(max_length=MAX_RECEIPTS)] = ()
+    """The newest receipts for the peer's contributions, oldest first, one for each block of rounds. Other
+    peers have signed them (signed_receipts.py): of a record's values, only these are more than claims."""

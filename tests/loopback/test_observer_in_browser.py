@@ -279,7 +279,7 @@ async def test_a_run_that_its_owner_holds_says_so_with_the_reason_and_whom_to_as
             assert await browser.js(stage_shows(0, 2)), "who is held holds its stage"
             assert (
                 await browser.js(
-                    "document.querySelectorAll('img:not([src=\"join.svg\"]), #held b b, dd b').length"
+                    "document.querySelectorAll('img[src]:not([src=\"join.svg\"]), #held b b, dd b').length"
                 )
                 == 0
             )
@@ -374,6 +374,8 @@ async def test_peers_that_others_doubt_are_named_with_the_reason_and_the_weight_
             await browser.until("document.querySelectorAll('#rows tr').length === 9")
             weights = await browser.js("[...$('rows').rows].map(row => row.cells[7].textContent)")
             assert sorted(weights) == ["100 %"] * 4 + ["13 %", "new", "–", "–", "–"]
-            assert await browser.js("document.querySelectorAll('img:not([src=\"join.svg\"])').length") == 0
+            assert (
+                await browser.js("document.querySelectorAll('img[src]:not([src=\"join.svg\"])').length") == 0
+            )
             await browser.look_at_all_sizes("doubted")
             assert browser.complaints == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from types import SimpleNamespace
 
@@ -119,6 +120,28 @@ def test_a_swarm_that_does_not_answer_is_said_and_leaves_the_score_before(tmp_pa
                 await role._once(client, TEXT)
             assert role.newest is before is not first is not None
             assert any("no score this time, after 0 of 45 windows" in text for text in role.process.said)
+
+    run(story())
+
+
+def test_a_failed_score_is_tried_again_within_a_minute_and_the_next_comes_in_ten(tmp_path):
+    async def story():
+        with EventLog(path=tmp_path / "events.jsonl", clock=lambda: 1e9, monotonic=lambda: 0.0) as log:
+            role, began, times = (
+                SwarmEvaluator(process_of(tmp_path, log)),
+                asyncio.get_running_loop().time,
+                [],
+            )
+
+            async def once(_client, _text):
+                times.append(began())
+                return len(times) > 2
+
+            role._once = once
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(900.0):
+                    await role._evaluate_forever(None, TEXT, lambda: None)
+        assert [round(time - times[0]) for time in times] == [0, 60, 120, 720]
 
     run(story())
 

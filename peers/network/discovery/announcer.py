@@ -10,11 +10,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from random import Random
 
+import msgspec
+
 from peers.config.errors import IdentityInUse
 from peers.config.run_file import SignedManifest
 from peers.network.discovery.claims import Claims, bandwidth_fields
 from peers.telemetry import log_events
-from protocols.errors import WireError
+from protocols.errors import TooLarge, WireError
 from protocols.messages.table import PeerRecord
 from protocols.ports import Directory, Transport
 from protocols.signed.identity import Identity
@@ -137,8 +139,15 @@ class RecordAnnouncer:
             claims.uploads_seen,
             claims.vote_weights,
             claims.avoids,
+            claims.receipts,
         )
-        return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
+        try:
+            return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
+        except (
+            TooLarge
+        ):  # With many long addresses. Others must find this peer; they need no receipts for it.
+            record = msgspec.structs.replace(record, receipts=())
+            return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
 
     def judge_own(self, signed: SignedRecord) -> bool:
         """Find out from a record, signed by this peer's key, whether another process uses that key. Returns

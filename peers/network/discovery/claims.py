@@ -39,6 +39,7 @@ class Claims:
     uploads_seen: bytes = b""
     vote_weights: bytes = b""
     avoids: tuple[tuple[PeerId, int, int], ...] = ()
+    receipts: tuple[bytes, ...] = ()
 
 
 def plain_name(name: str) -> str:

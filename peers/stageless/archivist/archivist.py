@@ -35,8 +35,6 @@ ENDING_SECONDS = 15.0
 """Interval in seconds once the owner has ordered the run's end (peers/worker/run_end.py, `SERVE_SECONDS`)."""
 FETCH_SECONDS = 900.0
 """Timeout for one stage's snapshot: 103 MB take 25 s from four holders on home links."""
-STAGE_DIGITS = 5
-"""Maximum digits of a stage number, as in the names of an archive's checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ class Archivist:
         self.log_event = log_event
         self.notify = notify
         self.manifest = book.signed.manifest
-        self.contributions = Contributions()
+        self.contributions = Contributions(book.signed.run_id, self.manifest.rounds.snapshot_interval)
         self.signed: Counter[str] = Counter()
         """Number of archived checkpoints that each peer has signed, which proves that it held them."""
         self.failures: Counter[tuple[int, str]] = Counter()
@@ -263,33 +261,30 @@ class Archivist:
 
     def _restore_contributor(self, archived: dict[str, Any]) -> None:
         """Restore a contributor from the archive of an earlier process. Invalid values are left out."""
-        peer, name, tokens = archived.get("peer"), archived.get("name"), archived.get("tokens")
-        if not isinstance(peer, str) or not isinstance(tokens, dict):
+        peer = self.contributions.restore_archived(archived)
+        if not peer:
             return
-        for stage, count in tokens.items():
-            is_stage_number = str(stage).isdecimal() and len(str(stage)) <= STAGE_DIGITS
-            if is_stage_number and isinstance(count, int) and 0 < count < 1 << 63:
-                self.contributions.tokens[peer, int(stage)] = count
-        self.contributions.names[peer] = name if isinstance(name, str) else ""
         self.devices[peer] = str(archived.get("device", ""))[:16]
-        joules = archived.get("joules")
-        self.contributions.joules[peer] = joules if isinstance(joules, int) and 0 < joules < 1 << 63 else 0
         signed = archived.get("signed")
         self.signed[peer] = signed if isinstance(signed, int) and signed > 0 else 0
 
     async def write_facts(self) -> None:
-        """Write to the archive the owner's newest order, and for each contributor its name, tokens by stage,
-        number of signed checkpoints, device and energy."""
+        """Write to the archive the owner's newest order, and for each contributor its name, tokens and
+        confirmed contributions by stage, number of signed checkpoints, device and energy."""
         if self.book.held is not None:
             await asyncio.to_thread(self.archive.put_order, self.book.held.data)
         tokens: dict[str, dict[str, int]] = {peer: {} for peer in sorted(self.signed)}
         for (peer, stage), count in sorted(self.contributions.tokens.items()):
             tokens.setdefault(peer, {})[str(stage)] = count
+        confirmed = self.contributions.confirmed
         contributors = [
             {
                 "peer": peer,
                 "name": self.contributions.names.get(peer, ""),
                 "tokens": counts,
+                "confirmed": {
+                    stage: confirmed[peer, int(stage)] for stage in counts if (peer, int(stage)) in confirmed
+                },
                 "signed": self.signed[peer],
                 "device": self.devices.get(peer, ""),
                 "joules": self.contributions.joules[peer],

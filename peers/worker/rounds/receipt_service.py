@@ -16,6 +16,7 @@ import json
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ from protocols.errors import Backlog, Malformed, WireError
 from protocols.messages.table import ReceiptMessage
 from protocols.signed.envelope import claimed
 from protocols.signed.identity import Identity
+from protocols.signed.peer_record import MAX_RECEIPTS
+from protocols.signed.records import ANNOUNCE_SECONDS
 from protocols.signed.signed_receipts import open_receipt, seal_receipt
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.receipt_rules import (
@@ -62,6 +65,8 @@ Beyond that the whole file is rewritten once that is possible."""
 LINES_ADDED = 4096
 """After this many added lines (800 blocks) the file is rewritten without superseded and old lines, so it has
 10 MB at most."""
+RECENT_SECONDS = 2 * ANNOUNCE_SECONDS
+"""Age up to which receipts go into this peer's record, so that each stands in two records."""
 _MAX_LINES = 2 * BLOCKS_KEPT * SIGNERS_KEPT
 """A longer file was not written by this program; a line has about 400 bytes."""
 
@@ -285,6 +290,17 @@ class Receipts:
         del early[:-RECEIPTS_OWED]
         while len(self._early) > EARLY_SIGNERS:
             self._early.popitem(last=False)
+
+    def newest(self) -> tuple[bytes, ...]:
+        """Return receipts for this peer's record: one of each of the newest blocks, oldest first. All but the
+        newest must be recent."""
+        found: list[bytes] = []
+        for held in islice(reversed(self.kept.lines.values()), MAX_RECEIPTS):
+            best = max(map(json.loads, held.values()), key=lambda line: line["contributions"])
+            if found and best["time"] < self.now() - RECENT_SECONDS:
+                break
+            found.append(base64.b64decode(best["receipt"]))
+        return tuple(reversed(found))
 
     # -- on disk --------------------------------------------------------------------------------------
 
