@@ -27,7 +27,7 @@ from swarmnet.model.flat_layout import Layout, Plane
 from swarmnet.optimizer.device_groups.device_group import DeviceGroup
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
 from swarmnet.optimizer.momentum import Momentum, how_of
-from swarmnet.optimizer.step import SignStep, sign_step
+from swarmnet.optimizer.step import ContributionTally, SignStep, sign_step
 from swarmnet.optimizer.tiling import TILE_CHUNKS, cut_of, plane_of
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
@@ -185,33 +185,20 @@ class FloatMethod:
         return sign_step(self._cut.flat(signs), self._whole, self._manifest, round, factor)
 
 
-class FloatTally:
+class FloatTally(ContributionTally[list[tuple[Tensor, Tensor]]]):
     """The decoded contributions of one round. They are summed when a step is requested."""
 
     def __init__(self, *, method: FloatMethod, layout: Layout, device: torch.device, round: int) -> None:
+        super().__init__(round)
         self._method = method
         self._layout = layout
         self._device = device
-        self._round = round
-        self._contributions: dict[PeerId, list[tuple[Tensor, Tensor]]] = {}
 
-    def add(self, peer: PeerId, payload: bytes) -> None:
-        if peer in self._contributions:
-            raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
-        self._contributions[peer] = [
+    def _checked(self, peer: PeerId, payload: bytes) -> list[tuple[Tensor, Tensor]]:
+        return [
             (indices_CK.to(self._device), values_CK.to(self._device))
             for indices_CK, values_CK in self._method.values_of(payload)
         ]
-
-    def remove(self, peer: PeerId) -> None:
-        del self._contributions[peer]
-
-    @property
-    def contributors(self) -> int:
-        return len(self._contributions)
-
-    def rest(self) -> None:
-        """Do nothing: only the set is kept."""
 
     def step(self, factor: int = WHOLE) -> SignStep:
         signs = torch.empty(self._layout.size, dtype=torch.int8, device=self._device)
@@ -223,17 +210,14 @@ class FloatTally:
                 signs_CN[tile] = self._method.signs_of(index, sums_CN, senders_CN)
         return self._method.step_of(signs, self._round, factor)
 
-    def vote_agreement(self, me: PeerId) -> None:
-        """Return None: these contributions contain no votes."""
-
     def _sums(self, index: int, plane: Plane, tile: slice) -> tuple[Tensor, Tensor]:
         """Return float64 sums and counts [C, N] of a plane's chunks in `tile`, added in the order of peer
         ids."""
         chunks = len(range(plane.chunks)[tile])
         sums_CN = torch.zeros(chunks, plane.chunk, dtype=torch.float64, device=self._device)
         senders_CN = torch.zeros_like(sums_CN)
-        for peer in sorted(self._contributions):
-            indices_CK, values_CK = (part[tile] for part in self._contributions[peer][index])
+        for peer in sorted(self._kept):
+            indices_CK, values_CK = (part[tile] for part in self._kept[peer][index])
             values_CK = values_CK.to(torch.float64)
             # Indices are distinct within a peer's chunk, so each element takes one addition per peer.
             sums_CN.scatter_add_(1, indices_CK, values_CK)

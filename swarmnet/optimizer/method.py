@@ -28,9 +28,8 @@ from swarmnet.optimizer.reduced_votes import ReducedVotes
 from swarmnet.optimizer.secure_sums.masked_votes import MaskedVotes
 from swarmnet.optimizer.sign_muon import SignMuon
 from swarmnet.optimizer.sign_votes import VoteMethod
-from swarmnet.optimizer.step import Step
+from swarmnet.optimizer.step import RoundAggregate, Step
 from swarmnet.optimizer.tiling import Tile, all_tiles
-from swarmnet.optimizer.vote_agreement import VoteAgreement
 from swarmnet.rounds.result_table import Contributor, Draw, Table
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
@@ -49,32 +48,6 @@ __all__ = [
     "method_of",
     "should_flush_partial_step",
 ]
-
-
-class RoundAggregate(Protocol):
-    """The contributions of one round. They are added and removed in any order; only the set matters."""
-
-    def add(self, peer: PeerId, payload: bytes) -> None:
-        """Add a contribution. Raises ContributionError if it is invalid, without any change, and ValueError
-        if `peer` is in the set."""
-
-    def remove(self, peer: PeerId) -> None:
-        """Remove the contribution of `peer`. Raises KeyError if it is not in the set."""
-
-    def step(self, factor: int = WHOLE) -> Step:
-        """Return the step, in units of `fixed_point.UNIT`. It is bit-equal for equal sets and factors
-        (`run/rates.py`)."""
-
-    @property
-    def contributors(self) -> int:
-        """Number of peers whose contributions are in the set."""
-
-    def rest(self) -> None:
-        """Free caches. Called when the round is applied, because its set rarely changes afterwards."""
-
-    def vote_agreement(self, me: PeerId) -> VoteAgreement | None:
-        """Return how the group's votes compare with this peer's; None if it has no votes in the set or they
-        are forgotten."""
 
 
 class LocalOptimizer(Protocol):

@@ -169,9 +169,8 @@ class Replica:
             self._method.held.settled(round)
         del self._open[round]
         self.settled_round = round
+        open_round.tally.settle(chain)
         if self._ledger is not None and self._beside is not None:
-            assert isinstance(open_round.tally, Weighable), "of a method with a ledger"
-            open_round.tally.record(chain)
             self._beside.copy_(torch.from_numpy(self._ledger.numbers()))
             for number, later in self._open.items():
                 if later.applied is not None and self._weigh(number, later):

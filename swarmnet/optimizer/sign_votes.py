@@ -23,7 +23,7 @@ from swarmnet.optimizer.device_groups.device_group import DeviceGroup
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
 from swarmnet.optimizer.momentum import Momentum, Sent, how_of, selections_of
 from swarmnet.optimizer.sparsify import Selection, coin_flips, seed_of
-from swarmnet.optimizer.step import SignStep, sign_step
+from swarmnet.optimizer.step import ContributionTally, SignStep, sign_step
 from swarmnet.optimizer.tiling import cut_of, plane_of, tiles_of
 from swarmnet.optimizer.vote_agreement import VoteAgreement, vote_agreement
 from swarmnet.run.manifest import Manifest
@@ -227,41 +227,34 @@ class VotingMethod(Protocol):
         """Return the step with these signs, int8 [layout.size of the tally], at the rate of `round`."""
 
 
-class VoteTally:
+class VoteTally(ContributionTally[bytes]):
     """The votes of one round, and until it is applied their sums. These are int16, because no group has 32768
     peers."""
 
     def __init__(self, *, method: VotingMethod, layout: Layout, device: torch.device, round: int) -> None:
         """`layout` has a plane for each plane of the votes."""
+        super().__init__(round)
         self._method = method
         self._layout = layout
         self._device = device
-        self._round = round
-        self._payloads: dict[PeerId, bytes] = {}
         self._sums: Tensor | None = None
 
-    def add(self, peer: PeerId, payload: bytes) -> None:
-        if peer in self._payloads:
-            raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
+    def _checked(self, peer: PeerId, payload: bytes) -> bytes:
         votes = list(self._method.votes_of(payload))
         weight = self.weight(peer)
         if weight:
             self._count(votes, weight, self._summed())
-        self._payloads[peer] = payload
+        return payload
 
     def remove(self, peer: PeerId) -> None:
-        payload, weight = self._payloads[peer], self.weight(peer)
+        payload, weight = self._kept[peer], self.weight(peer)
         if weight:
             self._count(self._method.votes_of(payload), -weight, self._summed())
-        del self._payloads[peer]
+        super().remove(peer)
 
     def weight(self, peer: PeerId) -> int:
         """Return how many votes a contribution of `peer` counts for."""
         return 1
-
-    @property
-    def contributors(self) -> int:
-        return len(self._payloads)
 
     def rest(self) -> None:
         """Free the sums, which are computed again if needed."""
@@ -269,7 +262,7 @@ class VoteTally:
 
     def step(self, factor: int = WHOLE) -> SignStep:
         signs = torch.empty(self._layout.size, dtype=torch.int8, device=self._device)
-        voters = sum(map(self.weight, self._payloads))
+        voters = sum(map(self.weight, self._kept))
         for index, plane in enumerate(self._layout.planes):
             targets, sums = tiles_of(plane_of(signs, plane)), tiles_of(plane_of(self._summed(), plane))
             for target_CN, sums_CN in zip(targets, sums, strict=True):
@@ -279,7 +272,7 @@ class VoteTally:
 
     def vote_agreement(self, me: PeerId) -> VoteAgreement | None:
         # The votes are remembered as they were taken: decoding the payload would cost ten times as much.
-        sent = self._method.own_votes(self._round) if me in self._payloads else None
+        sent = self._method.own_votes(self._round) if me in self._kept else None
         if sent is None:
             return None
         found = VoteAgreement(0, 0, 0)
@@ -291,7 +284,7 @@ class VoteTally:
         """Return the sums of all votes, int16 [layout.size]."""
         if self._sums is None:
             self._sums = torch.zeros(self._layout.size, dtype=torch.int16, device=self._device)
-            for peer, payload in self._payloads.items():
+            for peer, payload in self._kept.items():
                 self._count(self._method.votes_of(payload), self.weight(peer), self._sums)
         return self._sums
 

@@ -192,8 +192,6 @@ class UpdateWork:
                     stale = True
                 case SettleRound(round, references, chain, tokens, contributors):
                     digest = self.replica.settle(round, self._hashes(round), chain)
-                    if isinstance(self.method, MaskedVotes):
-                        self.method.sets.settle(round, [reference.peer for reference in references])
                     result = RoundSettled(round, digest, chain, references, tokens, contributors)
                     self.tokens = tokens
                     if not self.closed:

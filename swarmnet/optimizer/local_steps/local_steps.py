@@ -54,6 +54,7 @@ from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.local_steps.inner_optimizer import InnerOptimizer
 from swarmnet.optimizer.mean_gradient import BlockClip
 from swarmnet.optimizer.sparsify import seed_of
+from swarmnet.optimizer.step import ContributionTally
 from swarmnet.optimizer.tiling import Tile, all_tiles, empty_padding, plane_of, rows_of
 from swarmnet.run.manifest import Manifest, learning_rate
 from swarmnet.run.rates import WHOLE
@@ -349,44 +350,28 @@ class FragmentStep:
                 tile.empty_padding(changed_CN, self.method.layout)
 
 
-class DeltaTally:
+class DeltaTally(ContributionTally[bytes]):
     """The contributions of one round. They are summed when a step is requested."""
 
     def __init__(self, method: Fragments, round: int) -> None:
+        super().__init__(round)
         self._method = method
-        self._round = round
-        self._payloads: dict[PeerId, bytes] = {}
 
-    def add(self, peer: PeerId, payload: bytes) -> None:
-        if peer in self._payloads:
-            raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
+    def _checked(self, peer: PeerId, payload: bytes) -> bytes:
         self._method.check(payload)
-        self._payloads[peer] = payload
-
-    def remove(self, peer: PeerId) -> None:
-        del self._payloads[peer]
-
-    @property
-    def contributors(self) -> int:
-        return len(self._payloads)
-
-    def rest(self) -> None:
-        """Do nothing: only the set is kept."""
+        return payload
 
     def step(self, factor: int = WHOLE) -> FragmentStep:
         """Return the step by the mean delta. `factor` is not used, because it scaled the local steps
         already."""
-        by_tile = self._method.moves_by_tile(self._payloads.values())
-        weights = self._method.weights_of(self._payloads.values())
+        by_tile = self._method.moves_by_tile(self._kept.values())
+        weights = self._method.weights_of(self._kept.values())
         sums = {
             tile.start: packed(sum_of(moves, weights), len(moves) if weights is None else sum(weights))
             for tile, moves in by_tile
             if moves
         }
         return FragmentStep(self._method, self._round, sums)
-
-    def vote_agreement(self, me: PeerId) -> None:
-        """Return None: these contributions contain no votes."""
 
 
 def tokens_of(payload: bytes) -> int:
