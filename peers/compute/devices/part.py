@@ -110,8 +110,6 @@ def not_divisible(manifest: Manifest) -> str:
         return "a group of experts (model.experts) is not trained, and experts are not merged, share by share"
     if experts.num_experts and isinstance(sync.config, LowRankConfig) and not sync.config.votes_on_matrices:
         return "low-rank votes on routers apart from the matrices that lie beside them; hybrid does not"
-    if obstacle := sync.config.not_divisible:
-        return f"the run's sync.method, {sync.method}, {obstacle}"
     return ""
 
 

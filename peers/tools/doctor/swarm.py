@@ -35,7 +35,7 @@ from peers.network.discovery.bootstrap import PeerCache, find_manifest
 from peers.network.discovery.record_reader import look, opened
 from peers.process.sessions import SLOT_SECONDS, daemon_options, keeps_slots, with_ports
 from peers.runtime.control_client import ask
-from peers.telemetry.event_log import read_lately
+from peers.telemetry.event_log import LOG_FILE, read_lately
 from peers.telemetry.log_events import Assembled, Listening, NotRelayed, Relayed, Started
 from peers.telemetry.snapshot import from_json
 from peers.tools.doctor.gpu_checks import as_asked
@@ -454,7 +454,7 @@ def addresses_of(subject: ExaminedPeer, transport: P2pdTransport) -> Addresses |
 def stage_held(state: Path) -> int:
     """Return the stage of a running peer from its event log since its last start; -1: unknown."""
     stage = -1
-    for line in read_lately(state / "events.jsonl"):
+    for line in read_lately(state / LOG_FILE):
         match line.event:
             case Started():
                 stage = -1
@@ -479,7 +479,7 @@ def logged_addresses(state: Path, peer: PeerId) -> Sequence[str] | None:
     found: list[str] = []
     circuits: dict[str, list[str]] = {}
     started = False
-    for line in read_lately(state / "events.jsonl"):
+    for line in read_lately(state / LOG_FILE):
         match line.event:
             case Started():
                 started, found, circuits = True, [], {}

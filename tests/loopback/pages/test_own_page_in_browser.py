@@ -9,8 +9,7 @@ import asyncio
 import json
 from pathlib import Path
 
-import pytest
-from browser import CHROMIUM, Browser
+from browser import TEXT, Browser, in_browser
 from swarm_scene import RUN, Scene
 
 from peers.config.peer_file import load
@@ -20,13 +19,7 @@ from peers.lab.processes.local_processes import DemoPeer, start
 from peers.runtime.control_client import ask
 from protocols.signed.identity import load_or_create
 
-pytestmark = [
-    pytest.mark.loopback,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: apt install chromium)"),
-]
-TEXT = "document.getElementById('{}').textContent"
+pytestmark = in_browser(600)
 STATUS = "fetch('control', {{method: 'POST', headers: {}, body: '{{}}'}}).then(answer => answer.status)"
 
 

@@ -11,6 +11,8 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 START_SECONDS = 60.0
 ANSWER_SECONDS = 120.0
@@ -43,6 +45,20 @@ FAINT = """(() => {
 """Texts whose contrast is below 4.5, the least that WCAG 2.2 AA asks for."""
 
 AXE = "axe.run(document).then(found => found.violations.map(each => [each.id, each.nodes.map(n => n.html)]))"
+
+TEXT = "document.getElementById('{}').textContent"
+
+
+def in_browser(seconds: int) -> list[pytest.MarkDecorator]:
+    """What marks a test of pages that lasts at most so long."""
+    return [
+        pytest.mark.loopback,
+        pytest.mark.slow,
+        pytest.mark.timeout(seconds),
+        pytest.mark.skipif(
+            CHROMIUM is None, reason="chromium is not installed (Debian: apt install chromium)"
+        ),
+    ]
 
 
 class Browser:
