@@ -101,7 +101,6 @@ def with_processes(notes: Iterable[RecordedEvent]) -> Iterator[tuple[str, Record
 
 
 def stages_of(notes: Iterable[RecordedEvent]) -> dict[str, int]:
-    """Return the stage of each contributor."""
     return {
         who: note.what.stage
         for who, note in with_processes(notes)
