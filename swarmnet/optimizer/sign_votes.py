@@ -19,11 +19,10 @@ from torch import Tensor
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
-from swarmnet.optimizer.device_groups.device_group import DeviceGroup
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
-from swarmnet.optimizer.momentum import Momentum, Sent, how_of, selections_of
+from swarmnet.optimizer.momentum import CoefficientMethod, Sent, selections_of
 from swarmnet.optimizer.sparsify import Selection, coin_flips, seed_of
-from swarmnet.optimizer.step import ContributionTally, SignStep, sign_step
+from swarmnet.optimizer.step import ContributionTally, SignStep
 from swarmnet.optimizer.tiling import cut_of, plane_of, tiles_of
 from swarmnet.optimizer.vote_agreement import VoteAgreement, vote_agreement
 from swarmnet.run.manifest import Manifest
@@ -59,45 +58,17 @@ class VoteSizes:
         )
 
 
-class VoteMethod:
+class VoteMethod(CoefficientMethod):
     """Sync method `demo-sign` for one peer of one stage."""
 
-    own = held = reduced = None
     lookahead_accuracy = 0.75
     """Votes have no size, so the own momentum predicts only a part of the step."""
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
-        sync = manifest.sync
-        self._manifest = manifest
+        super().__init__(manifest, layout, device)
         self._run_id = manifest.run_id()
-        self.state = layout
-        self._device = device
-        self._whole = layout
-        self._cut = cut_of(sync.chunking, layout)
-        self._layout = self._cut.layout
-        layout = self._layout
-        self._transforms, self._selections = how_of(sync, self._cut, device)
-        self._momentum = Momentum(
-            layout=layout,
-            transforms=self._transforms,
-            decay=sync.momentum,
-            clip=sync.max_grad_norm,
-            device=device,
-        )
-        sizes = VoteSizes.from_selections(layout, self._selections)
+        sizes = VoteSizes.from_selections(self._layout, self._selections)
         self.sections, self.payload_bytes, self.votes = sizes.sections, sizes.payload_bytes, sizes.votes
-
-    def use_device_group(self, company: DeviceGroup) -> None:
-        """Use collectives of several devices for the norms of blocks."""
-        self._momentum.clip.device_group = company
-
-    @property
-    def gradient_norm(self) -> float | None:
-        return self._momentum.gradient_norm
-
-    @property
-    def momentum_norm(self) -> float | None:
-        return self._momentum.norm()
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
         self.accumulate(gradient, tokens)
@@ -149,9 +120,6 @@ class VoteMethod:
     def tally(self, round: int) -> VoteTally:
         return VoteTally(method=self, layout=self._layout, device=self._device, round=round)
 
-    def lookahead(self, round: int, factor: int = WHOLE, contributors: int = 1) -> SignStep:
-        return self.step_of(self._momentum.signs(round), round, factor)
-
     def votes_of(self, payload: bytes) -> Iterator[Votes]:
         """Yield the votes of each plane. Raises ContributionError if no honest peer can have sent
         `payload`."""
@@ -181,10 +149,6 @@ class VoteMethod:
     def invert(self, plane: int, sums_CN: Tensor, voters: int) -> Tensor:
         """Return the exact inverse transform of the vote sums of `voters` peers."""
         return self._transforms[plane].exact_inverse(sums_CN, max(1, voters) * self._selections[plane].kept)
-
-    def step_of(self, signs: Tensor, round: int, factor: int) -> SignStep:
-        """Return the step with these signs at the learning rate of `round`."""
-        return sign_step(self._cut.flat(signs), self._whole, self._manifest, round, factor)
 
 
 @dataclass(frozen=True, slots=True)
