@@ -314,7 +314,6 @@ class DocumentText:
         return False
 
     def _is_withdrawn(self, file: File, form: str) -> bool:
-        """Return whether the file is one document and withdrawn."""
         if not self._withdrawn or form:
             return False
         with open_content(file) as content:

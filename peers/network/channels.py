@@ -126,7 +126,6 @@ class LinkPool:
         return True
 
     def drop(self, peer: PeerId) -> None:
-        """End all links to a peer."""
         for lane in LANES:
             link = self._links.pop((peer, lane), None)
             if link is not None:

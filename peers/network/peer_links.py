@@ -156,7 +156,6 @@ class PeerLinks:
         return known is None or (known.stage < 0 and not known.linked)
 
     def known(self) -> Mapping[PeerId, KnownPeer]:
-        """Return the known peers."""
         return self.membership.peers
 
     def linked(self, stage: int) -> list[PeerId]:
@@ -164,7 +163,6 @@ class PeerLinks:
         return [peer for peer, known in self.known().items() if known.stage == stage and known.linked]
 
     def queued_bytes(self, peer: PeerId, lane: Lane) -> int:
-        """Return the bytes queued for a peer on that lane."""
         return self._link_pool.queued_bytes(peer, lane)
 
     # -- links ----------------------------------------------------------------------------------------

@@ -24,8 +24,7 @@ from protocols.reachability.fresh_dial import DialOutcome
 from swarmnet.identifiers import PeerId
 
 Connections = Callable[[float], Awaitable[Sequence[tuple[PeerId, str]]]]
-"""Returns each connected peer and its address, within a timeout in seconds. Raises PeerGone if p2pd does not
-answer."""
+"""Returns each connected peer and its address, within a timeout. Raises PeerGone if p2pd does not answer."""
 Way = Literal["direct", "relayed", "none", "unknown"]
 """How other peers can connect to this one."""
 

@@ -1,5 +1,4 @@
-"""Check whether a peer is alive: its event loop turns (runs callbacks), and its compute thread has not
-ended."""
+"""Check whether a peer is alive: its event loop turns, and its compute thread has not ended."""
 
 from __future__ import annotations
 

@@ -39,8 +39,7 @@ def aligned(snapshot_interval: int, wanted_rounds: float) -> int:
 
 
 class KeepsStatements(Protocol):
-    """Stores the group's signatures on its settled weights (worker/rounds/digest_gossip.py) with the
-    weights."""
+    """Stores the group's signatures on its settled weights (`digest_gossip.py`) with the weights."""
 
     def of_round(self, round: int) -> list[bytes]: ...
 

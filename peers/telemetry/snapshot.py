@@ -310,8 +310,7 @@ class SwarmSnapshot:
     waits_for: tuple[int, ...] = ()
     """Stages without a peer for which microbatches wait."""
     warnings: tuple[str, ...] = ()
-    """Problems that keep the run or this peer's work from counting, one sentence each, with the command that
-    helps."""
+    """Problems that keep the run or this peer's work from counting, each with the command that helps."""
     checkpoint: OldestCheckpoint | None = None
     obstacles: tuple[Obstacle, ...] = ()
     """What keeps the run or single peers from training; for a snapshot of records."""

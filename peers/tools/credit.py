@@ -23,8 +23,7 @@ seconds."""
 
 
 def from_disk(state: Path) -> dict[str, Any]:
-    """Return the credit of a peer that is not running, from its state folder. Every receipt is verified
-    again."""
+    """Return the credit of a peer that is not running, from its state folder. Receipts are verified."""
     from protocols.signed.identity import IdentityError, load
 
     run, key = state / "run.json", state / "identity.key"

@@ -210,8 +210,7 @@ def remove(found: Leftovers) -> list[str]:
 
 
 def remove_state(folder: Path) -> None:
-    """Remove the peer's files from a folder that this process made, and the folder. Raises UserError if the
-    disk refuses."""
+    """Remove the peer's files from a folder that this process made, and the folder. Raises UserError."""
     state = StateFolder(folder, running=False)
     _sort(folder, "state", state, (), Leftovers())
     _removed(state)

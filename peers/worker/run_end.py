@@ -76,7 +76,6 @@ class RunShutdown:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the run has ended here."""
         return self.round is not None
 
     @property

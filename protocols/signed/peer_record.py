@@ -1,5 +1,4 @@
-"""The signed record in which a peer describes itself in the DHT. It is a hint until the peer itself
-answers."""
+"""The signed record in which a peer describes itself in the DHT. A hint until the peer answers."""
 
 from __future__ import annotations
 

@@ -64,19 +64,16 @@ class LocalOptimizer(Protocol):
         """
 
     def encode_delta(self, round: int, peer: PeerId) -> bytes:
-        """Return the payload of this round, from the delta so far. `Method.contribute` is a step followed by
-        this."""
+        """Return this round's payload, from the delta so far. `Method.contribute` is a step and then this."""
 
     def offload_optimizer_state(self) -> None:
-        """Keep the moments in host memory between steps, for GPUs with little memory. Called before the first
-        step."""
+        """Keep the moments in host memory between steps, for small GPUs. Called before the first step."""
 
     def applied(self, round: int) -> None:
         """Record that the group's weights include all rounds up to this one."""
 
     def add_to(self, weights_CN: Tensor, tile: Tile) -> None:
-        """Add this peer's deltas that the group's weights do not include to a tile of these weights, float32
-        [C, N]."""
+        """Add this peer's deltas that are not in the group's weights to a tile of them, float32 [C, N]."""
 
 
 def should_flush_partial_step(gathered: int, stepped: int, tokens: int) -> bool:
@@ -89,8 +86,7 @@ def should_flush_partial_step(gathered: int, stepped: int, tokens: int) -> bool:
 
 
 def add_own(own: LocalOptimizer, weights: Tensor, layout: Layout, applied_round: int) -> None:
-    """Add a peer's local deltas to the group's weights after `applied_round`, float32 [layout.size], in
-    place."""
+    """Add a peer's deltas to the group's weights after `applied_round`, float32 [layout.size], in place."""
     own.applied(applied_round)
     for tile in all_tiles(layout, weights.device):
         own.add_to(tile.of(weights), tile)

@@ -39,8 +39,7 @@ class RoundAggregate(Protocol):
         """Remove the contribution of `peer`. Raises KeyError if it is not in the set."""
 
     def step(self, factor: int = WHOLE) -> Step:
-        """Return the step, in units of `fixed_point.UNIT`. It is bit-equal for equal sets and factors
-        (`run/rates.py`)."""
+        """Return the step, in `fixed_point.UNIT`s. It is bit-equal for equal sets and factors."""
 
     @property
     def contributors(self) -> int:
@@ -53,8 +52,7 @@ class RoundAggregate(Protocol):
         """Free caches. Called when the round is applied, because its set rarely changes afterwards."""
 
     def vote_agreement(self, me: PeerId) -> VoteAgreement | None:
-        """Return how the group's votes compare with this peer's; None if it has no votes in the set or they
-        are forgotten."""
+        """Return how the group's votes compare with this peer's; None without votes in the set."""
 
 
 class ContributionTally(Generic[Kept]):

@@ -93,7 +93,6 @@ class MethodConfig:
         return []
 
     def contribution_bytes(self, sizes: StageSizes) -> float:
-        """Estimate the bytes of one contribution."""
         return sizes.trained * self.value_bits / 8
 
     def result_bytes(self, size: int) -> float:

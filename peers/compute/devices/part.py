@@ -92,8 +92,7 @@ def spread_part(
 
 
 def not_divisible(manifest: Manifest) -> str:
-    """Return why this run's contributions cannot be made in shares, one for each device; empty if they
-    can."""
+    """Return why this run's contributions cannot be made in shares; empty if they can."""
     sync = manifest.sync
     if manifest.data.adds_noise:
         return "the gradients of documents (data.privacy) are not clipped share by share"

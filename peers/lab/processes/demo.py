@@ -265,8 +265,7 @@ class Demo:
         return 0 if report["loss_end"] is not None and not report["unequal_digests"] else 1
 
     def _print_report(self, report: dict[str, object], text: str, model: Path, path: Path) -> None:
-        """Print the report: the times after the faults, loss, digests, a sample of the model, and where the
-        files are."""
+        """Print the report: times after the faults, loss, digests, a sample of the model, and its files."""
         notify = self.console.print
         notify()
         for line in self.happened if self.console.is_terminal else ():

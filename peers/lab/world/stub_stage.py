@@ -263,7 +263,6 @@ class StubCompute:
 
 
 def stub_part(manifest: Manifest, note: log_events.LogEvent, serial: int) -> StagePart:
-    """Return a stub stage."""
     reduced = StubReduced(draw_of(manifest), note) if manifest.sync.topology == "sharded-reduce" else None
     method = StubMethod(note, serial, reduced)
     return StagePart(method.state, StubCompute(manifest), method, first_units)

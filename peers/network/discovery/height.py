@@ -69,8 +69,7 @@ class HighestFinalizedRound:
 
 
 class RemoteProgressGuard:
-    """Finds out whether a run was trained by peers that are gone. Used by a peer that has no weights of
-    it."""
+    """Finds out whether a run was trained by peers that are gone, for a peer without weights."""
 
     def __init__(
         self,
@@ -92,8 +91,7 @@ class RemoteProgressGuard:
         self.stage = stage
         self.notify = notify
         self.why = ""
-        """Why this peer waits for weights and which command helps, in one sentence; empty if it does not
-        wait."""
+        """Why this peer waits for weights and which command helps; empty if it does not wait."""
         self._other_may_run = False
         """True if `why` says that another process with this identity may be running."""
         self._updated_at = float("-inf")

@@ -145,8 +145,7 @@ class Archivist:
             self._restore_contributor(contributor)
 
     async def run(self) -> None:
-        """Archive all stages in regular intervals until cancelled. What fails is reported, and tried again
-        the next time."""
+        """Archive all stages in regular intervals until cancelled. Failures are reported, and tried again."""
         while True:
             await self.once()
             interval = self.policy.seconds

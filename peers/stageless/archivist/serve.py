@@ -307,8 +307,7 @@ class NewcomerService:
             self._free_unused(stage)  # The newcomer may have gone meanwhile.
 
     async def _load_initial_weights(self, stage: int, model: Path) -> None:
-        """Load the initial weights of a stage from the model's folder, used while nothing later is
-        archived."""
+        """Load a stage's initial weights from the model's folder, while nothing later is archived."""
         try:
             units = await asyncio.to_thread(start_state, model, self.signed.manifest, stage)
             snapshots, _ = self.snapshots[stage]

@@ -159,8 +159,7 @@ def as_asked(config: PeerFile) -> tuple[Computing, CheckResult | None]:
 
 
 def unwatched(found: Graphics, wish: str, only_when_idle: bool) -> CheckResult | None:
-    """Return a warning if the peer should pause for other programs on the GPU but cannot see them; else
-    None."""
+    """Return a warning if the peer is to pause for other programs on the GPU but cannot see them."""
     if not (only_when_idle and found.devices) or wish == "cpu" or found.library or found.rocm_build:
         return None
     text = "limits.only_when_idle sees no programs on the GPU: NVIDIA's library for Python is not installed"

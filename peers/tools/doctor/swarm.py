@@ -391,8 +391,7 @@ class NetworkChecks:
     async def _ask_helpers(
         self, transport: P2pdTransport, addresses: Addresses, reasons: dict[PeerId, str]
     ) -> bool:
-        """Report what the first helper finds. Return False if none does, with a reason of each in
-        `reasons`."""
+        """Report what the first helper finds. Return False if none does; `reasons` says why."""
         subject = self.subject
         for helper in sorted(self.helpers, key=lambda each: not each.public)[:HELPERS]:
             try:

@@ -241,8 +241,7 @@ def _require_complete(shape: ModelShape, stages: Sequence[Mapping[str, Tensor]])
 
 
 def _require_same(folder: Path, stages: Sequence[Mapping[str, Tensor]]) -> None:
-    """Read the written weights back and compare every bit, since a disk may report success wrongly. Raises
-    ExportError."""
+    """Read the written weights back and compare every bit; disks report false success. Raises ExportError."""
     read = load_weights(folder)
     for stage in stages:
         for name, tensor in stage.items():

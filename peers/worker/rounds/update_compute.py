@@ -1,6 +1,5 @@
 """The tensor side of rounds: everything here runs in the compute thread, in the order in which it was
-decided.
-"""
+decided."""
 
 from __future__ import annotations
 

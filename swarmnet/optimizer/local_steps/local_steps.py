@@ -166,8 +166,7 @@ class LocalSteps:
         return head + b"".join(joined(self.code, of_plane) for of_plane in encoded)
 
     def _encode_tile(self, tile: Tile, round: int, seed: bytes) -> tuple[EncodedDelta, EncodedDelta | Tensor]:
-        """Encode a tile's delta. Returns it, and what the peer's own weights include until the round is
-        applied."""
+        """Encode a tile's delta. Returns it, and what the own weights include until the round is applied."""
         columns = self.columns(tile.plane, round)
         delta_CM = offered_CM = tile.of(self._delta)[:, columns]
         if self._residual is not None:
@@ -205,8 +204,7 @@ class LocalSteps:
             yield self._residual
 
     def check(self, payload: bytes, rows: Sequence[int] | None = None) -> None:
-        """Raise ContributionError unless this is a valid encoding of all chunks, or of `rows` chunks of each
-        plane."""
+        """Raise ContributionError unless this encodes all chunks, or `rows` chunks of each plane."""
         for plane, chunks, data in self._cut(payload, rows):
             self.code.check(data, chunks, self.width(plane))
 
@@ -235,8 +233,7 @@ class LocalSteps:
             yield self.code.decode(data, chunks, self.width(plane), self.codec_device)
 
     def planes_of(self, payload: bytes) -> list[memoryview]:
-        """Return the encoded bytes of each plane. Raises ContributionError if the payload's length is
-        wrong."""
+        """Return the encoded bytes of each plane. Raises ContributionError if they have another length."""
         return [data for _, _, data in self._cut(payload, None)]
 
     def moves_in(self, tile: Tile, data: memoryview) -> EncodedDelta:
@@ -334,8 +331,7 @@ class FragmentStep:
     method: Fragments
     round: int
     sums: Mapping[int, Sums]
-    """Maps the start of a tile to the sums of its deltas. Tiles without contributions are missing and do not
-    change."""
+    """Maps the start of a tile to the sums of its deltas. Those without contributions are missing."""
 
     def add_to(self, units_CN: Tensor, tile: Tile, momentum_CN: Tensor | None = None) -> None:
         """Add the step to a tile of the weights, int [C, N], and update its momentum in place."""
@@ -362,8 +358,7 @@ class DeltaTally(ContributionTally[bytes]):
         return payload
 
     def step(self, factor: int = WHOLE) -> FragmentStep:
-        """Return the step by the mean delta. `factor` is not used, because it scaled the local steps
-        already."""
+        """Return the step by the mean delta. `factor` is not used: it scaled the local steps."""
         by_tile = self._method.moves_by_tile(self._kept.values())
         weights = self._method.weights_of(self._kept.values())
         sums = {

@@ -150,7 +150,6 @@ class LowRank:
         return LowRankStep(self, round, tuple(told), tuple(rates), self.momenta.placed(rest))
 
     def directions(self, entry: Entry, round: int) -> Subspace:
-        """Return the directions of a matrix in a round."""
         longer = max(self.group.shape(entry))
         return subspace(self._run_id, round, longer, self._columns(entry), self.device)
 

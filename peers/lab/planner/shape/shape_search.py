@@ -76,7 +76,6 @@ class Search:
 
     @property
     def rounds(self) -> int:
-        """Return the number of rounds of the best shape."""
         return max(1, ceil(self.tokens / self.found[0].shape.round_tokens))
 
     @property
