@@ -27,6 +27,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from model_sizes import model_shape
 from torch import Tensor
 
 from peers.compute.executor import InlineCompute
@@ -37,6 +38,7 @@ from peers.data.documents import text_at
 from peers.data.tokenizer import open_tokenizer
 from peers.data.tokens import encoded
 from peers.lab.world.stub_stage import stub_part
+from peers.network.discovery.announcer import RecordAnnouncer
 from peers.state.chunks.text_exchange import TextExchange
 from peers.telemetry import log_events
 from peers.telemetry.event import Event
@@ -47,6 +49,7 @@ from peers.worker.settings import Settings
 from peers.worker.worker import Worker
 from peers.worker.worker_context import WorkerContext
 from protocols.memory.transport import Conditions, MemoryNetwork
+from protocols.ports import Directory, Transport
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.model.computing.choices import PLAIN, Computing
@@ -54,20 +57,12 @@ from swarmnet.model.sampling import drawn
 from swarmnet.run.canonical_form import owner_statement
 from swarmnet.run.local_step_config import TopologyName
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import Data, Experts, ModelShape, Rounds, Sync
+from swarmnet.run.schema import Data, Experts, Rounds, Sync
 
 OWNER = Identity.from_seed(b"the owner of the run")
 COST_SECONDS = (0.005, 0.02, 0.02, 0.001)
 """What update, backward, forward and background work takes of the virtual clock."""
-TINY_MODEL = ModelShape(
-    hidden_size=32,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    intermediate_size=64,
-    max_position_embeddings=64,
-)
+TINY_MODEL = model_shape(width=32, layers=3, heads=4, kv_heads=2, inner=64, max_position_embeddings=64)
 
 
 def tiny_manifest(stages: tuple[int, ...] = (1, 1, 1), **changes: Any) -> Manifest:
@@ -120,6 +115,20 @@ def expert_manifest(exchange: TopologyName = "all-gather", **experts: Any) -> Ma
 def sign(manifest: Manifest) -> SignedManifest:
     run_id = manifest.run_id()
     return SignedManifest(manifest, OWNER.sign(owner_statement(run_id)), run_id)
+
+
+def announcer(
+    signed: SignedManifest, identity: Identity, transport: Transport, directory: Directory
+) -> RecordAnnouncer:
+    """It announces a peer that logs nothing."""
+    return RecordAnnouncer(
+        signed=signed,
+        identity=identity,
+        transport=transport,
+        directory=directory,
+        version="1",
+        log_event=lambda _: None,
+    )
 
 
 def canonical_and_signature(identity: Identity, canonical: bytes) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import sys
 import time
@@ -11,25 +10,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from peers.config.run_file import publish
+from model_sizes import model_keys
+from processes import publish_run
+
 from peers.lab.processes import demo_report
 from peers.lab.processes.demo import LOOPBACK
 from peers.lab.processes.local_processes import DemoPeer, start
-from protocols.signed.identity import load_or_create
 
 RUN = {
     "name": "archived",
     "stages": [1, 1],
     "listed": True,
     "contact": "owner@example.org",
-    "model": {
-        "num_hidden_layers": 2,
-        "hidden_size": 32,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "intermediate_size": 64,
-    },
+    "model": model_keys(width=32, layers=2, heads=2, kv_heads=2, inner=64),
     "data": {
         "seq_len": 32,
         "micro_batch_size": 2,
@@ -86,9 +79,7 @@ async def owned(folder: Path, name: str, **added: object) -> AsyncIterator[tuple
     (folder / "first.txt").write_text("the first text. " * 3000)
     run = {**RUN, "name": name, "listed": False, **added}
     run["data"] = {**RUN["data"], "sources": RUN["data"]["sources"][:1]}
-    file = folder / "run.yaml"
-    file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))
-    publish(file, load_or_create(folder / "owner.key"), folder / "run.json")
+    publish_run(folder, run)
     scene = Scene(folder)
     try:
         boot = await scene.peer("boot", {"role": "bootstrap", "run": "run.json"})

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from peers.config.run_file import publish
+from model_sizes import model_keys
+from processes import publish_run
+
 from peers.lab.processes import demo_report
 from peers.lab.processes.demo import LOOPBACK
 from peers.lab.processes.demo_report import DemoPeerReport
 from peers.lab.processes.local_processes import DemoPeer, start
-from protocols.signed.identity import load_or_create
 
 RUN = {
     "name": "loopback",
     "stages": [1, 1],
-    "model": {
-        "num_hidden_layers": 2,
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "head_dim": 16,
-        "intermediate_size": 128,
-    },
+    "model": model_keys(width=64, layers=2, heads=4, kv_heads=4, inner=128),
     "data": {"seq_len": 64, "micro_batch_size": 4},
     "rounds": {"global_batch_tokens": 2048, "snapshot_interval": 8},
 }
@@ -41,9 +34,7 @@ class Scene:
         self.peers: list[DemoPeer] = []
 
     async def begin(self) -> None:
-        file = self.folder / "run.yaml"
-        file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in RUN.items()))
-        publish(file, load_or_create(self.folder / "owner.key"), self.folder / "run.json")
+        publish_run(self.folder, RUN)
         self.boot = await start(self.folder, "boot", {"role": "bootstrap", "run": "run.json", **LOOPBACK})
         await self.boot.until_listening()
         for number in range(4):
