@@ -9,6 +9,7 @@ statements, which show which peer is on which branch (swarmnet/rounds/fork_choic
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import InitVar, dataclass
 
 from peers.config.run_file import SignedManifest
 from peers.network.peer_links import PeerLinks
@@ -30,29 +31,23 @@ CHAINS_KEPT = 16
 arrives."""
 
 
+@dataclass(eq=False, kw_only=True)
 class SignedDigests:
-    def __init__(
-        self,
-        *,
-        identity: Identity,
-        signed: SignedManifest,
-        stage: int,
-        neighbourhood: PeerLinks,
-        wrong: Callable[[FetchGroupState], None],
-        heard: Callable[[Statement], None],
-        log_event: log_events.LogEvent,
-    ) -> None:
-        """Signs for every snapshot. `wrong` is called when the group's weights differ from this peer's, and
-        `heard` with each new statement."""
-        self.identity = identity
+    """Signs the digest of every snapshot. `wrong` is called when the group's weights differ from this peer's,
+    and `heard` with each new statement."""
+
+    identity: Identity
+    signed: InitVar[SignedManifest]
+    stage: int
+    neighbourhood: PeerLinks
+    wrong: Callable[[FetchGroupState], None]
+    heard: Callable[[Statement], None]
+    log_event: log_events.LogEvent
+
+    def __post_init__(self, signed: SignedManifest) -> None:
         self.run_id = signed.run_id
-        self.stage = stage
         self.every_rounds = signed.manifest.rounds.snapshot_interval
-        self.neighbourhood = neighbourhood
-        self.wrong = wrong
-        self.heard = heard
-        self.log_event = log_event
-        self.digests = SettledDigests(identity.peer_id)
+        self.digests = SettledDigests(self.identity.peer_id)
         self._signed: dict[Statement, bytes] = {}
         self._statements: dict[bytes, Statement] = {}
         self._logged: tuple[int, tuple[PeerId, ...]] = (-1, ())
