@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from model_sizes import model_keys
 from processes import publish_run
+from swarm_scene import PATIENCE_SECONDS, RunningPeers
 
 from peers.lab.processes import demo_report
 from peers.lab.processes.demo import LOOPBACK
@@ -33,14 +33,9 @@ RUN = {
     },
     "rounds": {"global_batch_tokens": 512, "snapshot_interval": 4},
 }
-PATIENCE_SECONDS = 120.0
 
 
-class Scene:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.peers: list[DemoPeer] = []
-
+class Scene(RunningPeers):
     async def peer(self, name: str, keys: dict[str, object]) -> DemoPeer:
         self.peers.append(await start(self.folder, name, {**keys, **LOOPBACK}))
         return self.peers[-1]
@@ -48,15 +43,6 @@ class Scene:
     def settled(self, peer: DemoPeer) -> list[int]:
         log = peer.state / "events.jsonl"
         return sorted(demo_report.read_story(peer.state).settled) if log.exists() else []
-
-    async def until(self, condition, what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not condition():
-            words = {peer.name: list(peer.said)[-3:] for peer in self.peers}
-            assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_SECONDS:g} s; {words}"
-            ended = [peer.name for peer in self.peers if not peer.alive and peer.killed_at is None]
-            assert not ended, f"{ended} ended by themselves; {words}"
-            await asyncio.sleep(0.5)
 
     async def swarmnet(self, *arguments: object) -> str:
         done = await asyncio.to_thread(

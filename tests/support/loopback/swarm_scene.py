@@ -25,13 +25,26 @@ RUN = {
 PATIENCE_SECONDS = 120.0
 
 
-class Scene:
-    """The processes, and what their event logs say so far."""
+class RunningPeers:
+    """Processes, of which none may end by itself."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.boot: DemoPeer | None = None
         self.peers: list[DemoPeer] = []
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            words = {peer.name: list(peer.said)[-3:] for peer in self.peers}
+            assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_SECONDS:g} s; {words}"
+            ended = [peer.name for peer in self.peers if not peer.alive and peer.killed_at is None]
+            assert not ended, f"{ended} ended by themselves; {words}"
+            await asyncio.sleep(0.5)
+
+
+class Scene(RunningPeers):
+    """The processes, and what their event logs say so far."""
 
     async def begin(self) -> None:
         publish_run(self.folder, RUN)
@@ -58,12 +71,3 @@ class Scene:
         if not (peer.state / "events.jsonl").exists():
             return DemoPeerReport("")
         return demo_report.read_story(peer.state)
-
-    async def until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not condition():
-            words = {peer.name: list(peer.said)[-2:] for peer in self.peers}
-            assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_SECONDS:g} s; {words}"
-            ended = [peer.name for peer in self.peers if not peer.alive and peer.killed_at is None]
-            assert not ended, f"{ended} ended by themselves; {words}"
-            await asyncio.sleep(0.5)
