@@ -454,8 +454,7 @@ class PeerLinks:
     # -- heartbeats -----------------------------------------------------------------------------------
 
     def _look_after_links(self) -> None:
-        """Forget old peers, end links that no side needs, and dial the peers that are due. Called once a
-        second."""
+        """Forget old peers, end links that no side needs, and dial those that are due, once a second."""
         self.membership.forget_old(self.clock.time())
         self._handshakes.keep(self.membership.peers)
         for peer in self.membership.surplus(self.clock.time()):

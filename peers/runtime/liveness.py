@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 TURN_SECONDS = 1.0
 STUCK_SECONDS = 15.0
-"""An event loop that has not turned for this many seconds hangs. It is long, because swapping machines are
-slow."""
+"""An event loop that has not turned for this many seconds hangs. It is long: swapping machines are slow."""
 
 
 class Pulse:

@@ -159,8 +159,7 @@ class Statements(Message, frozen=True, tag=27):
 
 
 class ReceiptMessage(Message, frozen=True, tag=70):
-    """Signed statement about those of the receiver's contributions that the sender saw settle. It needs no
-    reply."""
+    """Signed statement about the receiver's contributions that the sender saw settle. It needs no reply."""
 
     kind: ClassVar[str] = "update"
     receipt: Annotated[bytes, Meta(max_length=120 + RECEIPT_LIMIT)]

@@ -1,5 +1,4 @@
-"""Limits on what a receiver accepts: the largest body of each kind of message, and which peers may send
-bodies."""
+"""Limits on what a receiver accepts: the largest body of each kind, and which peers may send bodies."""
 
 from __future__ import annotations
 

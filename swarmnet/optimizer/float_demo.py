@@ -138,8 +138,7 @@ class FloatMethod(CoefficientMethod):
             start = stop
 
     def signs_of(self, plane: int, sums_CN: Tensor, senders_CN: Tensor) -> Tensor:
-        """Return the signs, int8 [C, N], of the inverse transform of the mean over each coefficient's
-        senders."""
+        """Return the signs, int8 [C, N], of the inverse transform of the mean over coefficients' senders."""
         mean_CN = sums_CN / senders_CN.clamp(min=1)
         largest_C1 = mean_CN.abs().amax(dim=1, keepdim=True)
         scale_C1 = torch.where(largest_C1 > 0, 2.0**MEAN_BITS / largest_C1, torch.zeros_like(largest_C1))
@@ -174,8 +173,7 @@ class FloatTally(ContributionTally[list[tuple[Tensor, Tensor]]]):
         return self._method.step_of(signs, self._round, factor)
 
     def _sums(self, index: int, plane: Plane, tile: slice) -> tuple[Tensor, Tensor]:
-        """Return float64 sums and counts [C, N] of a plane's chunks in `tile`, added in the order of peer
-        ids."""
+        """Return float64 sums and counts [C, N] of a plane's chunks in `tile`, in the order of peer ids."""
         chunks = len(range(plane.chunks)[tile])
         sums_CN = torch.zeros(chunks, plane.chunk, dtype=torch.float64, device=self._device)
         senders_CN = torch.zeros_like(sums_CN)

@@ -114,16 +114,14 @@ class ReducedMethod(Protocol):
         """Raise ContributionError, with the reason, if no honest peer can have sent `data`."""
 
     def reduce(self, slices: Mapping[int, Mapping[Contributor, bytes]]) -> bytes:
-        """Return the result of checked slices, given by shard; at least one. It is a function of the slices
-        alone."""
+        """Return the result of checked slices by shard, at least one. It depends on the slices alone."""
 
     def follows(self, result: bytes, shard: int, slices: Mapping[Contributor, bytes]) -> bool:
         """Return whether `slices` give what the result contains for this shard. False if a slice is invalid.
         Raises ContributionError if the result is invalid."""
 
     def table(self, result: bytes) -> Table:
-        """Return the contributors in a result. Raises ContributionError if no honest peer can have sent
-        it."""
+        """Return the contributors in a result. Raises ContributionError if no honest peer can send it."""
 
     def head(self, result: bytes) -> tuple[Table, int]:
         """Return the contributors in a result, and the length of its head. The rest of the result may be

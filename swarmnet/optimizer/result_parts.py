@@ -67,8 +67,7 @@ class ResultParts(ABC):
 
     @abstractmethod
     def check(self, payload: bytes) -> None:
-        """Raise ContributionError, with the reason, if no honest reducer can have sent the result
-        `payload`."""
+        """Raise ContributionError, with the reason, if no honest reducer can have sent `payload`."""
 
     @abstractmethod
     def check_slice(self, shard: int, data: bytes) -> None:

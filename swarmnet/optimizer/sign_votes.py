@@ -121,8 +121,7 @@ class VoteMethod(CoefficientMethod):
         return VoteTally(method=self, layout=self._layout, device=self._device, round=round)
 
     def votes_of(self, payload: bytes) -> Iterator[Votes]:
-        """Yield the votes of each plane. Raises ContributionError if no honest peer can have sent
-        `payload`."""
+        """Yield the votes of each plane. Raises ContributionError if no honest peer sends them."""
         if len(payload) != self.payload_bytes:
             raise ContributionError(f"payload of {len(payload)} bytes where {self.payload_bytes} belong")
         start = 0
@@ -142,8 +141,7 @@ class VoteMethod(CoefficientMethod):
         return [Votes(each.indices, torch.sign(each.values).to(torch.int8)) for each in taken]
 
     def sent(self, round: int) -> list[Sent] | None:
-        """Return what this peer's contribution to `round` took from each plane; None if it is not the newest
-        one."""
+        """Return what this peer's contribution to `round` took from each plane; None if not the newest."""
         return self._momentum.sent(round)
 
     def invert(self, plane: int, sums_CN: Tensor, voters: int) -> Tensor:
@@ -177,8 +175,7 @@ class VotingMethod(Protocol):
     """What a tally of votes needs from its method."""
 
     def votes_of(self, payload: bytes) -> Iterator[Votes]:
-        """Yield the votes of each plane. Raises ContributionError if no honest peer can have sent
-        `payload`."""
+        """Yield the votes of each plane. Raises ContributionError if no honest peer sends them."""
 
     def own_votes(self, round: int) -> list[Votes] | None:
         """Return this peer's votes of `round` in each plane; None if they are not the newest ones."""
@@ -192,8 +189,7 @@ class VotingMethod(Protocol):
 
 
 class VoteTally(ContributionTally[bytes]):
-    """The votes of one round, and until it is applied their sums. These are int16, because no group has 32768
-    peers."""
+    """The votes of one round, and until it is applied their int16 sums: no group has 32768 peers."""
 
     def __init__(self, *, method: VotingMethod, layout: Layout, device: torch.device, round: int) -> None:
         """`layout` has a plane for each plane of the votes."""

@@ -34,8 +34,7 @@ class Manifest(RunKeys):
 
     @property
     def hidden_shape(self) -> tuple[int, int, int]:
-        """Shape [B, T, D] of a microbatch's hidden states between two stages, or [B, T, R] at narrow
-        boundaries."""
+        """Shape of a microbatch's hidden states between stages: [B, T, D], or [B, T, R] at narrow ones."""
         return self.data.micro_batch_size, self.data.seq_len, self.model.crossing
 
     @property

@@ -43,8 +43,7 @@ AGAIN_SECONDS = 1.0
 
 @dataclass(eq=False, kw_only=True)
 class RecordAnnouncer:
-    """Announces the record of this peer and looks up the records of others. `own_start` is that of the
-    process."""
+    """Announces the record of this peer and looks up the records of others. `own_start`: the process's."""
 
     signed: SignedManifest
     identity: Identity

@@ -91,8 +91,7 @@ class RemoteProgressGuard:
         self._first = -1
         self._height = -1
         self._reported = -1
-        """Like `_height`, but only from the first stage and from REMEMBER; other stages may differ by a
-        round."""
+        """Like `_height`, but from the first stage and REMEMBER; other stages may differ by a round."""
 
     async def height(self) -> int:
         """Return the highest settled round that any peer reports; -1 if there is none."""

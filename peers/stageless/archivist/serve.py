@@ -98,8 +98,7 @@ class NewcomerService:
         self._signed_statements: dict[int, list[bytes]] = {}
         """Signed statements about the weights in memory, by stage."""
         self._newest_when_loaded: dict[int, int] = {}
-        """The archive's newest round when the weights in memory were read. The checkpoint may have been
-        damaged."""
+        """The archive's newest round when the weights in memory were read. The checkpoint may be damaged."""
         self._newcomers: dict[PeerId, _Newcomer] = {}
         self._greeting: set[PeerId] = set()
         self._loading: set[int] = set()

@@ -147,8 +147,7 @@ def judge(found: Graphics, wish: str) -> CheckResult:
 
 
 def as_asked(config: PeerFile) -> tuple[Computing, CheckResult | None]:
-    """Return how this machine would compute a stage, and a failed result if the peer file asks for something
-    else."""
+    """Return how this machine would compute a stage; a failed result if the peer file asks for another."""
     from peers.compute.stage_part import computing_of, device_of
 
     try:

@@ -463,8 +463,7 @@ def stage_held(state: Path) -> int:
 
 
 def contributions_of(state: Path) -> tuple[int, int]:
-    """Return the number of decided contributions of a running peer, and how many of them were late; zeros if
-    unknown."""
+    """Return how many contributions of a running peer are decided and how many late; zeros if unknown."""
     try:
         snapshot = from_json(ask(state, {"do": "status"}, STATUS_SECONDS))
     except UserError:  # It has just ended, or runs another version.

@@ -69,8 +69,7 @@ class Conversation:
 
     pins: Pins = field(default_factory=dict)
     rounds: dict[int, set[int]] = field(default_factory=dict)
-    """Rounds of the weights that answered, by stage: one each, unless peers dropped those weights
-    meanwhile."""
+    """Rounds of the weights that answered, by stage: one each, unless peers dropped them meanwhile."""
     left_out: Counter[int] = field(default_factory=Counter)
     """Number of requests that skipped a stage, by stage."""
     requests: int = 0
@@ -219,8 +218,7 @@ class StageLinks:
 
 
 class SwarmClient:
-    """Inference client and `Receiver` of its transport. Use it with `async with`, which opens and closes the
-    links."""
+    """Inference client and `Receiver` of its transport. `async with` opens and closes the links."""
 
     def __init__(
         self,

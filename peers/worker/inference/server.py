@@ -73,8 +73,7 @@ class Inference:
         self.work = ForwardWork(manifest=self.manifest, stage=self.stage, part=part, snapshots=snapshots)
         self.visitors = ClientLinks(self.neighbourhood, self.log_event)
         self.outcomes: Counter[str] = Counter()
-        """Requests answered ("done") or declined, by code; "stale" counts requests that expired or lost their
-        client."""
+        """Requests answered ("done") or declined, by code; "stale": expired, or lost their client."""
         self._loop = asyncio.get_running_loop()
         self._waiting: RequestQueue[_Waiting] = RequestQueue(MAX_WAITING, MAX_WAITING_BYTES, chance)
         self._computes = False

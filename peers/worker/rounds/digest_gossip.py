@@ -27,8 +27,7 @@ from swarmnet.rounds.history import START
 from swarmnet.snapshots.digest_votes import Root, SettledDigests, Statement
 
 CHAINS_KEPT = 16
-"""Rounds whose chain values are kept: a statement of another peer may be this many rounds old when it
-arrives."""
+"""Rounds whose chain values are kept: a peer's statement may be so many rounds old when it arrives."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -74,8 +73,7 @@ class SignedDigests:
             self._compare(settled.round)
 
     def took_up(self, weights: Weights) -> None:
-        """Called when this peer continues with fetched weights: withdraw own statements on the abandoned
-        branch."""
+        """Called when this peer has fetched weights: withdraw own statements on the abandoned branch."""
         round = weights.settled_round
         self._last = None
         self._chains = {}
@@ -183,8 +181,7 @@ class SignedDigests:
         return [peer for peer, known in peers if known.linked and known.stage == self.stage]
 
     def _compare(self, round: int) -> None:
-        """Compare this peer's weights after a round with those of the group, and fetch the group's if ours
-        are wrong."""
+        """Compare this peer's weights after a round with the group's, and fetch those if ours are wrong."""
         group = self._group()
         differing = self.digests.differing(round, group)
         if not differing or (round, differing) == self._logged:

@@ -86,8 +86,7 @@ class ReceiptsFile:
 
 
 def read(path: Path, signed: SignedManifest, me: PeerId) -> ReceiptsFile:
-    """Read the file and verify every receipt again. A missing file gives an empty result. Raises
-    UserError."""
+    """Read the file and verify every receipt again. A missing file counts as empty. Raises UserError."""
     kept = ReceiptsFile(ReceiptBook(signed.manifest.rounds.snapshot_interval))
     for line in _lines(path):
         try:
@@ -220,8 +219,7 @@ class Receipts:
             self._owed.popitem(last=False)
 
     def linked(self, peer: PeerId) -> None:
-        """Called when a peer can be sent to: send the receipts owed to it, and check those that it sent
-        early."""
+        """Called when a peer can be sent to: send the receipts owed to it; check those it sent early."""
         for data in self._owed.pop(peer, ()):
             self.neighbourhood.post(peer, "group", ReceiptMessage(data))
         for message in self._early.pop(peer, ()):

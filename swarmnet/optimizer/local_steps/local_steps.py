@@ -275,8 +275,7 @@ class LocalSteps:
             start += size
 
     def part(self, flat: Tensor, plane: Plane, round: int) -> Tensor:
-        """Return a view [C, M] of a flat vector [layout.size]: the fragment of `plane` that `round`
-        covers."""
+        """Return a view [C, M] of a flat vector [layout.size]: `round`'s fragment of `plane`."""
         return plane_of(flat, plane)[:, self.columns(plane, round)]
 
     def columns(self, plane: Plane, round: int) -> slice:

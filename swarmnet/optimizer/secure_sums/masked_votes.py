@@ -100,8 +100,7 @@ class MaskedVotes(SignMuon):
         return MaskedTally(self, round)
 
     def masked_of(self, payload: bytes) -> Masked:
-        """Return the masked votes [C, M]. Raises ContributionError if no honest peer can have sent
-        `payload`."""
+        """Return the masked votes [C, M]. Raises ContributionError if no honest peer sends it."""
         if len(payload) != self.payload_bytes:
             raise ContributionError(f"payload of {len(payload)} bytes where {self.payload_bytes} belong")
         bits_CB = unpack(payload[HEAD_BYTES:], self._plane.chunks, self.bits * VOTE_CHUNK)
