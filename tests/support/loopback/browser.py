@@ -11,8 +11,6 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 START_SECONDS = 60.0
 ANSWER_SECONDS = 120.0
@@ -49,8 +47,10 @@ AXE = "axe.run(document).then(found => found.violations.map(each => [each.id, ea
 TEXT = "document.getElementById('{}').textContent"
 
 
-def in_browser(seconds: int) -> list[pytest.MarkDecorator]:
+def in_browser(seconds: int) -> list:
     """What marks a test of pages that lasts at most so long."""
+    import pytest  # `scripts/first-hour` looks at pages without it.
+
     return [
         pytest.mark.loopback,
         pytest.mark.slow,
