@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -40,30 +39,41 @@ def aligned(snapshot_interval: int, wanted_rounds: float) -> int:
 
 
 class KeepsStatements(Protocol):
-    """Stores the group's signatures on its settled weights (`digest_gossip.py`) with the weights."""
+    """Stores the group's signatures on its settled weights (worker/rounds/digest_gossip.py) with the
+    weights."""
 
     def of_round(self, round: int) -> list[bytes]: ...
 
     def restore(self, kept: Iterable[bytes]) -> None: ...
 
 
-@dataclass(eq=False, kw_only=True)
 class CheckpointWriter:
-    """The checkpoints of a worker on disk. With `folder` None, nothing is stored. `past(round)` returns what
-    is known of the rounds up to that one."""
+    """The checkpoints of a worker on disk. With `folder` None, nothing is stored."""
 
-    folder: Path | None
-    signed: SignedManifest
-    stage: int
-    part: StagePart
-    compute: Compute
-    log_event: log_events.LogEvent
-    notify: Notify
-    digests: KeepsStatements
-    past: Callable[[int], RestartState]
-
-    def __post_init__(self) -> None:
-        self.chunks = KeptChunks(None if self.folder is None else self.folder / DOWNLOAD, self.notify)
+    def __init__(
+        self,
+        *,
+        folder: Path | None,
+        signed: SignedManifest,
+        stage: int,
+        part: StagePart,
+        compute: Compute,
+        log_event: log_events.LogEvent,
+        notify: Notify,
+        digests: KeepsStatements,
+        past: Callable[[int], RestartState],
+    ) -> None:
+        """Create the writer. `past(round)` returns what is known of the rounds up to that one."""
+        self.folder = folder
+        self.signed = signed
+        self.stage = stage
+        self.part = part
+        self.compute = compute
+        self.log_event = log_event
+        self.notify = notify
+        self.digests = digests
+        self.past = past
+        self.chunks = KeptChunks(None if folder is None else folder / DOWNLOAD, notify)
         """Chunks of a state that is being downloaded."""
         self.saved: tuple[Path, int] | None = None
         """File and round of the newest checkpoint."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from peers.config.errors import UserError
 from peers.network.discovery.height import RemoteProgressGuard
@@ -45,69 +44,76 @@ async def refuse_ended_run(context: WorkerContext, orders: RunOrders, elsewhere:
         )
 
 
-@dataclass(eq=False, kw_only=True)
 class RunShutdown:
-    """Ends one stage's worker; does nothing before an end is ordered. `stands()` is called when the run has
-    ended here, `leave()` ends the worker."""
+    """Ends one stage's worker; does nothing before an end is ordered."""
 
-    services: StageServices
-    orders: RunOrders
-    elsewhere: RemoteProgressGuard
-    stands: Callable[[], None]
-    leave: Callable[[], None]
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        services: StageServices,
+        orders: RunOrders,
+        elsewhere: RemoteProgressGuard,
+        stands: Callable[[], None],
+        leave: Callable[[], None],
+    ) -> None:
+        """`stands()` is called when the run has ended here, `leave()` ends the worker."""
+        self._services = services
+        self._orders = orders
+        self._elsewhere = elsewhere
+        self._stands = stands
+        self._leave = leave
         self.ordered = asyncio.Event()
         self.round: int | None = None
         """The last settled round here, once the run has ended."""
 
     def on_change(self) -> None:
         """Called when an order has arrived or the rounds have restarted."""
-        last = self.orders.last_round
-        if self.services.stage == 0:
-            self.services.round_service.end_at(last)
+        last = self._orders.last_round
+        if self._services.stage == 0:
+            self._services.round_service.end_at(last)
         if last is not None:
             self.ordered.set()
 
     @property
     def has_ended(self) -> bool:
+        """Whether the run has ended here."""
         return self.round is not None
 
     @property
     def starts_nothing(self) -> bool:
         """Whether no new microbatch starts here."""
-        return self.has_ended or self.services.round_service.rounds.past_last
+        return self.has_ended or self._services.round_service.rounds.past_last
 
     async def run(self) -> None:
         """Wait for the end of the run, then save the weights and leave. Runs until cancelled."""
         await self.ordered.wait()
-        services, context = self.services, self.services.context
+        services, context = self._services, self._services.context
         while True:
             service = services.round_service
             if service.has_weights and await self._is_over(service):
                 break
             await asyncio.sleep(LOOK_SECONDS)
         self.round = service.rounds.settled
-        context.log_event(log_events.RunEnded(round=self.round, ordered=self.orders.last_round))
+        context.log_event(log_events.RunEnded(round=self.round, ordered=self._orders.last_round))
         context.notify(
             "ended",
             f"the run has ended, as its owner ordered: all rounds up to {self.round} are settled. This peer "
             f"stays for {SERVE_SECONDS:g} s; {context.settings.export_hint}",
         )
-        self.stands()
+        self._stands()
         await services.disk.save(service.settled_weights)
         await asyncio.sleep(SERVE_SECONDS)
-        self.leave()
+        self._leave()
 
     async def _is_over(self, service: RoundService) -> bool:
         """Return whether no round is left. Also lets a later stage end once the first one has."""
-        services, last = self.services, self.orders.last_round
+        services, last = self._services, self._orders.last_round
         if last is None or services.lifecycle.state not in IN_STEP:
             return False
         rounds = service.rounds
         if services.stage > 0:
             idle = rounds.open_round.tokens_of_group() == 0
-            if rounds.last is None and idle and await self.elsewhere.first_stage() >= last:
+            if rounds.last is None and idle and await self._elsewhere.first_stage() >= last:
                 service.end_at(rounds.current - 1)
         elif rounds.past_last:
             services.pipeline_service.origin.text = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -80,20 +80,27 @@ def code_of(error: Failure) -> str:
             return "deadline"
 
 
-@dataclass(eq=False, kw_only=True)
 class Archivist:
     """Archives one run."""
 
-    archive: Archive
-    policy: Policy
-    identity: InitVar[Identity]
-    book: OrderBook
-    circle: ArchivistLinks
-    log_event: log_events.LogEvent
-    notify: Notify
-
-    def __post_init__(self, identity: Identity) -> None:
-        self.manifest = self.book.signed.manifest
+    def __init__(
+        self,
+        *,
+        archive: Archive,
+        policy: Policy,
+        identity: Identity,
+        book: OrderBook,
+        circle: ArchivistLinks,
+        log_event: log_events.LogEvent,
+        notify: Notify,
+    ) -> None:
+        self.archive = archive
+        self.policy = policy
+        self.book = book
+        self.circle = circle
+        self.log_event = log_event
+        self.notify = notify
+        self.manifest = book.signed.manifest
         self.contributions = Contributions()
         self.signed: Counter[str] = Counter()
         """Number of archived checkpoints that each peer has signed, which proves that it held them."""
@@ -106,22 +113,22 @@ class Archivist:
         self._layouts: dict[int, Layout] = {}
         for stage in range(len(self.manifest.stages)):
             self._layouts[stage] = state_layout(self.manifest, stage)
-            stage_links = LinkContext(self.circle, stage)
+            stage_links = LinkContext(circle, stage)
             snapshots = Snapshots(
-                identity=identity, run_id=self.book.signed.run_id, stage=stage, rules=self.manifest.rounds
+                identity=identity, run_id=book.signed.run_id, stage=stage, rules=self.manifest.rounds
             )
             service = SnapshotService(
                 snapshots=snapshots,
                 neighbourhood=stage_links,
                 state_bytes=self._layouts[stage].size * 4,
-                log_event=self.log_event,
-                notify=self.notify,
+                log_event=log_event,
+                notify=notify,
                 signed=stage_links.roots,
                 start=start_digest(self.manifest, stage),
             )
             stage_links.router.add(service)
-            self.circle.states[stage] = (stage_links, service)
-            self.circle.serving.snapshots[stage] = (snapshots, self._layouts[stage])
+            circle.states[stage] = (stage_links, service)
+            circle.serving.snapshots[stage] = (snapshots, self._layouts[stage])
 
     async def open(self) -> None:
         """Open the archive, and read the order and the contributors that are in it. Raises ArchiveError."""
@@ -138,7 +145,8 @@ class Archivist:
             self._restore_contributor(contributor)
 
     async def run(self) -> None:
-        """Archive all stages in regular intervals until cancelled. Failures are reported, and tried again."""
+        """Archive all stages in regular intervals until cancelled. What fails is reported, and tried again
+        the next time."""
         while True:
             await self.once()
             interval = self.policy.seconds

@@ -9,7 +9,6 @@ statements, which show which peer is on which branch (swarmnet/rounds/fork_choic
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import InitVar, dataclass
 
 from peers.config.run_file import SignedManifest
 from peers.network.peer_links import PeerLinks
@@ -27,26 +26,33 @@ from swarmnet.rounds.history import START
 from swarmnet.snapshots.digest_votes import Root, SettledDigests, Statement
 
 CHAINS_KEPT = 16
-"""Rounds whose chain values are kept: a peer's statement may be so many rounds old when it arrives."""
+"""Rounds whose chain values are kept: a statement of another peer may be this many rounds old when it
+arrives."""
 
 
-@dataclass(eq=False, kw_only=True)
 class SignedDigests:
-    """Signs the digest of every snapshot. `wrong` is called when the group's weights differ from this peer's,
-    and `heard` with each new statement."""
-
-    identity: Identity
-    signed: InitVar[SignedManifest]
-    stage: int
-    neighbourhood: PeerLinks
-    wrong: Callable[[FetchGroupState], None]
-    heard: Callable[[Statement], None]
-    log_event: log_events.LogEvent
-
-    def __post_init__(self, signed: SignedManifest) -> None:
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        signed: SignedManifest,
+        stage: int,
+        neighbourhood: PeerLinks,
+        wrong: Callable[[FetchGroupState], None],
+        heard: Callable[[Statement], None],
+        log_event: log_events.LogEvent,
+    ) -> None:
+        """Signs for every snapshot. `wrong` is called when the group's weights differ from this peer's, and
+        `heard` with each new statement."""
+        self.identity = identity
         self.run_id = signed.run_id
+        self.stage = stage
         self.every_rounds = signed.manifest.rounds.snapshot_interval
-        self.digests = SettledDigests(self.identity.peer_id)
+        self.neighbourhood = neighbourhood
+        self.wrong = wrong
+        self.heard = heard
+        self.log_event = log_event
+        self.digests = SettledDigests(identity.peer_id)
         self._signed: dict[Statement, bytes] = {}
         self._statements: dict[bytes, Statement] = {}
         self._logged: tuple[int, tuple[PeerId, ...]] = (-1, ())
@@ -73,7 +79,8 @@ class SignedDigests:
             self._compare(settled.round)
 
     def took_up(self, weights: Weights) -> None:
-        """Called when this peer has fetched weights: withdraw own statements on the abandoned branch."""
+        """Called when this peer continues with fetched weights: withdraw own statements on the abandoned
+        branch."""
         round = weights.settled_round
         self._last = None
         self._chains = {}
@@ -181,7 +188,8 @@ class SignedDigests:
         return [peer for peer, known in peers if known.linked and known.stage == self.stage]
 
     def _compare(self, round: int) -> None:
-        """Compare this peer's weights after a round with the group's, and fetch those if ours are wrong."""
+        """Compare this peer's weights after a round with those of the group, and fetch the group's if ours
+        are wrong."""
         group = self._group()
         differing = self.digests.differing(round, group)
         if not differing or (round, differing) == self._logged:

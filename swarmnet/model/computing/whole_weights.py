@@ -7,7 +7,7 @@ new version. A microbatch whose backward pass is still to come has an *open grap
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeAlias
 
@@ -82,42 +82,50 @@ class StageWeights(Protocol):
         """Return `use(gradient)` for the gradient [layout.size] summed since the last call, and zero it."""
 
 
-@dataclass(eq=False, kw_only=True)
 class WholeWeights:
-    """The weights of a whole stage on one device. `layout` is that of the trained parameters and `frozen`
-    that of the others. They are set later by `publish` and `freeze`."""
+    """The weights of a whole stage on one device."""
 
-    shape: ModelShape
-    span: Span
-    layout: Layout
-    computing: InitVar[Computing]
-    device: torch.device
-    frozen: Layout = NOTHING
-
-    def __post_init__(self, computing: Computing) -> None:
+    def __init__(
+        self,
+        *,
+        shape: ModelShape,
+        span: Span,
+        layout: Layout,
+        computing: Computing,
+        device: torch.device,
+        frozen: Layout = NOTHING,
+    ) -> None:
+        """Create the weights. `layout` is that of the trained parameters and `frozen` that of the others.
+        They are set later by `publish` and `freeze`."""
+        self._frozen_layout = frozen
         self._frozen: dict[str, Tensor] = {}
+        self._shape = shape
+        self._span = span
+        self._layout = layout
         self._dtype = TORCH_DTYPES[computing.dtype]
         self._wrap_layer = recomputed if computing.activation_checkpointing == "layer" else lambda run: run
-        layers = range(self.span.first, self.span.stop)
+        layers = range(span.first, span.stop)
         self.routed = {
-            layer: [0] * self.shape.experts.num_experts for layer in layers if self.shape.experts.num_experts
+            layer: [0] * shape.experts.num_experts for layer in layers if shape.experts.num_experts
         }
         self._run_layers: dict[int, RunLayer] = {
             layer: self._wrap_layer(partial(one_layer, routed=self.routed.get(layer))) for layer in layers
         }
         self._compiled: dict[torch.Size, dict[int, RunLayer]] = {}
         """Compiled layers by (sequences, tokens): only the run's own shape, so that peers cannot add any."""
+        self.device = device
         self._flat: Tensor | None = None
         """The newest weights, of which those in `version` are views."""
         self._vectors = [
-            (entry, torch.zeros(entry.shape, device=self.device))
-            for entry in self.layout.entries
+            (entry, torch.zeros(entry.shape, device=device))
+            for entry in layout.entries
             if entry.is_vector and self._dtype != torch.float32
         ]
         """Vectors (gains of norms), which stay in float32 because no product uses them."""
         self._version: dict[str, Tensor] = {}
+        # Sums in float16 would lose what scaling has kept.
         sums = torch.bfloat16 if computing.uses_each and computing.dtype == "bf16" else torch.float32
-        self._gradient = GradientSum(self.layout, self.device, sums)
+        self._gradient = GradientSum(layout, device, sums)
 
     @property
     def version(self) -> dict[str, Tensor] | None:
@@ -135,7 +143,7 @@ class WholeWeights:
             entry.name: to_floats(units[entry.place])
             .view(entry.shape)
             .to(self.device, torch.float32 if entry.is_vector else self._dtype)
-            for entry in self.frozen.entries
+            for entry in self._frozen_layout.entries
         }
 
     def publish(self, tiles: Tiles, in_use: Callable[[object], bool]) -> None:
@@ -143,10 +151,10 @@ class WholeWeights:
         vector, values). The flat vector is overwritten, or a new one is allocated if `in_use` says that an
         open graph needs it. If it is bf16, the leaves of the gains of norms are float32 (`_vectors`).
         Gradients of trained leaves are summed from now on. ValueError if frozen weights are missing."""
-        if len(self._frozen) < len(self.frozen.entries):
+        if len(self._frozen) < len(self._frozen_layout.entries):
             raise ValueError("freeze weights first")
         if self._flat is None or in_use(self._version):
-            self._flat = torch.empty(self.layout.size, dtype=self._dtype, device=self.device)
+            self._flat = torch.empty(self._layout.size, dtype=self._dtype, device=self.device)
         for start, tile in tiles:
             self._flat[start : start + len(tile)] = tile
             for entry, vector in self._vectors:
@@ -157,7 +165,7 @@ class WholeWeights:
         vectors = {entry.name: vector.clone() for entry, vector in self._vectors}
         # New leaves, because an open graph may contain those of the version before.
         self._version = {}
-        for name, view in views_of(self._flat, self.layout).items():
+        for name, view in views_of(self._flat, self._layout).items():
             leaf = vectors.get(name, view).detach()
             leaf.requires_grad_(self._gradient.sums_parameter(name))
             self._version[name] = leaf
@@ -181,8 +189,8 @@ class WholeWeights:
         run_layers = self._compiled.get(inputs.shape[:2], self._run_layers)
         return forward(
             scaled(version, branch_scale),
-            self.shape,
-            self.span,
+            self._shape,
+            self._span,
             inputs,
             tokens_BT=tokens_BT,
             run_layers=run_layers,
