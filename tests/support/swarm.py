@@ -27,7 +27,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from model_sizes import model_shape
 from torch import Tensor
 
 from peers.compute.executor import InlineCompute
@@ -57,12 +56,20 @@ from swarmnet.model.sampling import drawn
 from swarmnet.run.canonical_form import owner_statement
 from swarmnet.run.local_step_config import TopologyName
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import Data, Experts, Rounds, Sync
+from swarmnet.run.schema import Data, Experts, ModelShape, Rounds, Sync
 
 OWNER = Identity.from_seed(b"the owner of the run")
 COST_SECONDS = (0.005, 0.02, 0.02, 0.001)
 """What update, backward, forward and background work takes of the virtual clock."""
-TINY_MODEL = model_shape(width=32, layers=3, heads=4, kv_heads=2, inner=64, max_position_embeddings=64)
+TINY_MODEL = ModelShape(
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    intermediate_size=64,
+    max_position_embeddings=64,
+)
 
 
 def tiny_manifest(stages: tuple[int, ...] = (1, 1, 1), **changes: Any) -> Manifest:
