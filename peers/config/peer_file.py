@@ -332,7 +332,6 @@ class PeerFile(BaseModel):
 
     @property
     def holds_stage(self) -> bool:
-        """Whether this peer holds the weights of a stage."""
         return self.role in ("worker", "reducer")
 
     @property

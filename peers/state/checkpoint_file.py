@@ -385,8 +385,7 @@ def _latest_run(files: Iterable[Path]) -> tuple[RunId, Manifest]:
 
 
 def _written_at(file: Path) -> float:
-    """Return the Unix time of the last change; 0 if the file is gone, since a running peer deletes old
-    ones."""
+    """Return the Unix time of the last change; 0 if the file is gone (a running peer deletes old ones)."""
     try:
         return file.stat().st_mtime
     except OSError:

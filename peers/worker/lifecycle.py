@@ -39,8 +39,7 @@ class Lifecycle:
             self._presence.announce_now()
 
     def leave(self, drain_seconds: float | None, goodbye: str) -> None:
-        """Request the end. `drain_seconds` limits how long finishing may take; None keeps the limit of the
-        settings."""
+        """Request the end. `drain_seconds` limits how long finishing may take; None: as in the settings."""
         self.goes_to = None
         self.goodbye = goodbye
         if drain_seconds is not None:

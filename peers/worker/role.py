@@ -359,8 +359,7 @@ class WorkerRole(Role):
             await asyncio.gather(work, begun, return_exceptions=True)
 
     def _part(self, manifest: Manifest, stage: int) -> StagePart:
-        """Return the part that computes the stage. Raises UserError if it does not fit into the allowed
-        memory."""
+        """Return the part that computes the stage. Raises UserError if it exceeds the allowed memory."""
         config = self.process.config
         every, allowed, limited = self._needs(manifest), self._allowed(), config.limits.memory is not None
         graphs = graphs_that_fit(every, stage, allowed, limited)

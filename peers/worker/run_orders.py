@@ -66,6 +66,5 @@ class RunOrders:
         self.text = await self._load_text(self._withdrawn)
 
     async def keep_forever(self) -> None:
-        """Keep the order and the registry entry published in the directory, and read newer ones, until
-        cancelled."""
+        """Keep order and registry entry published in the directory, and read newer ones, until cancelled."""
         await keep_forever(self.book, self._context.presence.directory, self._context.log_event)

@@ -40,8 +40,7 @@ STEP_SECONDS = 60.0
 
 
 class Worker:
-    """One worker. `run()` returns after `leave()` was called and its work is done, or raises the error that
-    ended it."""
+    """One worker. `run()` returns after `leave()` and its work, or raises the error that ended it."""
 
     def __init__(
         self, context: WorkerContext, load_text: LoadText, make_part: MakePart = build_stage_part

@@ -44,8 +44,7 @@ class Act(Message, frozen=True, tag=10):
 
 
 class Grad(Message, frozen=True, tag=11):
-    """The gradient of the hidden states, sent back to the previous stage. Body: in the form of the hidden
-    states."""
+    """The gradient of the hidden states, sent back to the previous stage. Body: like the hidden states."""
 
     kind: ClassVar[str] = "gradient"
     priority: ClassVar[int] = 1

@@ -95,8 +95,7 @@ class GetContributions(Message, frozen=True, tag=22):
 
 
 def contribution_bytes(run: RunSizes) -> int:
-    """Return the size in bytes of a signed contribution. A contribution is a peer's compressed update of a
-    round."""
+    """Return the size in bytes of a signed contribution, a peer's compressed update of a round."""
     return ENVELOPE_BYTES + run.payload_bytes
 
 
@@ -134,8 +133,7 @@ class GetIds(Message, frozen=True, tag=24):
 
 
 class GetChain(Message, frozen=True, tag=25):
-    """Request the settled sets up to round `last`, because the branches differ. The answer is
-    `ChainResponse`."""
+    """Request the settled sets up to round `last`, as branches differ. The answer is `ChainResponse`."""
 
     kind: ClassVar[str] = "update"
     last: RoundNumber
@@ -161,8 +159,7 @@ class Statements(Message, frozen=True, tag=27):
 
 
 class ReceiptMessage(Message, frozen=True, tag=70):
-    """Signed statement about those of the receiver's contributions that the sender saw settle. It needs no
-    reply."""
+    """Signed statement about the receiver's contributions that the sender saw settle. It needs no reply."""
 
     kind: ClassVar[str] = "update"
     receipt: Annotated[bytes, Meta(max_length=SEALED_BYTES)]

@@ -1,5 +1,4 @@
-"""The signed record in which a peer describes itself in the DHT. It is a hint until the peer itself
-answers."""
+"""The signed record in which a peer describes itself in the DHT. A hint until the peer answers."""
 
 from __future__ import annotations
 
@@ -88,8 +87,7 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     text_shards: Number = 0
     """Number of shards of the run's text that the peer has, if it reads the text in epochs; otherwise 0."""
     text_shards_read: Number = 0
-    """Number of shards read to their end, in all epochs. Divided by `text_shards` it gives the number of
-    epochs."""
+    """Number of shards read to their end, in all epochs. Divided by `text_shards`: epochs."""
     up_bytes_per_second: Number = 0
     """Upload bandwidth that the peer allows or measured; 0 if unknown. It can only lower what
     `tokens_per_second` counts for."""

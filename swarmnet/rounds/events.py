@@ -97,8 +97,7 @@ class ProgressArrived:
 
 @dataclass(frozen=True, slots=True)
 class ChainSigned:
-    """`peer` has signed that its chain has this value after `round`. The caller verified it; any peer may
-    relay."""
+    """`peer` has signed that its chain has this value after `round`. Verified; any peer may relay."""
 
     peer: PeerId
     round: int

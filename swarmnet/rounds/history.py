@@ -128,8 +128,7 @@ class Chain:
         return Earlier(before, tuple(self.part(first, until)))
 
     def part(self, first: int, last: int) -> list[SettledSet]:
-        """Return the sets of the rounds first..last, as far as they have settled; none if `first` is not
-        known any more."""
+        """Return the sets of the rounds first..last, as far as settled; none if `first` is forgotten."""
         start = first - self.base - 1
         return self.sets[start : last - self.base] if start >= 0 else []
 

@@ -307,7 +307,6 @@ class Draw:
 
 
 def draw_of(manifest: Manifest) -> Draw:
-    """Return the draw of a run."""
     rules = manifest.rounds
     return Draw(bytes.fromhex(manifest.run_id()), rules.snapshot_interval, manifest.sync.shards, rules.window)
 

@@ -21,8 +21,7 @@ class Manifest(RunKeys):
     """All keys of one run, and the values that follow from several of them."""
 
     def canonical(self) -> bytes:
-        """Return the canonical JSON: all keys except `ADDED` ones at their default, sorted, without
-        spaces."""
+        """Return canonical JSON: all keys except `ADDED` ones at their default, sorted, without spaces."""
         return canonical_json(self)
 
     def run_id(self) -> RunId:
@@ -35,8 +34,7 @@ class Manifest(RunKeys):
 
     @property
     def hidden_shape(self) -> tuple[int, int, int]:
-        """Shape [B, T, D] of a microbatch's hidden states between two stages, or [B, T, R] at narrow
-        boundaries."""
+        """Shape of a microbatch's hidden states between stages: [B, T, D], or [B, T, R] at narrow ones."""
         return self.data.micro_batch_size, self.data.seq_len, self.model.crossing
 
     @property
@@ -61,7 +59,6 @@ class Manifest(RunKeys):
 
     @property
     def effective_gradient_codec(self) -> Codec:
-        """Codec of the gradients."""
         return self.activation_codec if self.gradient_codec == "same" else self.gradient_codec
 
     @property

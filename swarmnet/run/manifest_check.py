@@ -55,7 +55,6 @@ are acknowledged and refuses more. A microbatch of 2,048 tokens of width 4096 ta
 
 
 def is_sha256(text: str) -> bool:
-    """Return whether a text is a SHA-256 in hexadecimal."""
     return len(text) == 64 and set(text) <= HEXADECIMAL
 
 

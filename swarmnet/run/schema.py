@@ -454,7 +454,6 @@ class Sync:
 
     @property
     def config(self) -> MethodConfig:
-        """Configuration of the method."""
         return METHOD_CONFIGS[self.method].read(self.keys)
 
     @property

@@ -9,8 +9,7 @@ import asyncio
 import re
 from dataclasses import replace
 
-import pytest
-from browser import CHROMIUM, Browser
+from browser import Browser, in_browser
 from observed import NOON, Crowd, record
 from swarm import TINY_MODEL, expert_manifest, sign, tiny_manifest
 from swarm_scene import RUN, Scene
@@ -31,12 +30,7 @@ from swarmnet.rounds.result_table import tag_of
 from swarmnet.run.owner_orders import Ban, OwnerOrders, Withdrawal
 from swarmnet.run.schema import Data, TextSource
 
-pytestmark = [
-    pytest.mark.loopback,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: apt install chromium)"),
-]
+pytestmark = in_browser(600)
 
 OWN = "127.0.0.1:9410"
 PROMISED_SECONDS = 15.0

@@ -37,6 +37,7 @@ from peers.data.documents import text_at
 from peers.data.tokenizer import open_tokenizer
 from peers.data.tokens import encoded
 from peers.lab.world.stub_stage import stub_part
+from peers.network.discovery.announcer import RecordAnnouncer
 from peers.state.chunks.text_exchange import TextExchange
 from peers.telemetry import log_events
 from peers.telemetry.event import Event
@@ -47,6 +48,7 @@ from peers.worker.settings import Settings
 from peers.worker.worker import Worker
 from peers.worker.worker_context import WorkerContext
 from protocols.memory.transport import Conditions, MemoryNetwork
+from protocols.ports import Directory, Transport
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.model.computing.choices import PLAIN, Computing
@@ -120,6 +122,20 @@ def expert_manifest(exchange: TopologyName = "all-gather", **experts: Any) -> Ma
 def sign(manifest: Manifest) -> SignedManifest:
     run_id = manifest.run_id()
     return SignedManifest(manifest, OWNER.sign(owner_statement(run_id)), run_id)
+
+
+def announcer(
+    signed: SignedManifest, identity: Identity, transport: Transport, directory: Directory
+) -> RecordAnnouncer:
+    """It announces a peer that logs nothing."""
+    return RecordAnnouncer(
+        signed=signed,
+        identity=identity,
+        transport=transport,
+        directory=directory,
+        version="1",
+        log_event=lambda _: None,
+    )
 
 
 def canonical_and_signature(identity: Identity, canonical: bytes) -> bytes:

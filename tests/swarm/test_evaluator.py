@@ -10,13 +10,12 @@ import pytest
 from holders import Holders
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
-from swarm import FOUR, TEXT, tiny_manifest
+from swarm import FOUR, TEXT, announcer, tiny_manifest
 
 from peers.cli.run import create_role
 from peers.config.errors import ConfigError
 from peers.config.peer_file import load
 from peers.lab.world.virtual_time import run
-from peers.network.discovery.announcer import RecordAnnouncer
 from peers.stageless.observer.role import ObserverRole
 from peers.stageless.observer.sightings import PeerObservations
 from peers.stageless.observer.snapshot_of_records import snapshot_of
@@ -81,14 +80,7 @@ def test_one_score_is_the_same_in_metrics_top_the_event_log_the_record_and_the_o
         (event,) = [event for event in read(tmp_path / "events.jsonl") if event.name == "evaluated"]
         assert event.fields["loss"] == local.loss
         assert event.fields["bits_per_byte"] == local.bits_per_byte
-        presence = RecordAnnouncer(
-            signed=signed,
-            identity=ME,
-            transport=network.transport,
-            directory=network.directory,
-            version="1",
-            log_event=lambda _: None,
-        )
+        presence = announcer(signed, ME, network.transport, network.directory)
         claims = ObserverRole(role.process, role).claims()
         record = open_record(presence.record(NO_STAGE, claims), signed.run_id)
         assert record.record.loss == local.loss

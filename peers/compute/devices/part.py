@@ -92,8 +92,7 @@ def spread_part(
 
 
 def not_divisible(manifest: Manifest) -> str:
-    """Return why this run's contributions cannot be made in shares, one for each device; empty if they
-    can."""
+    """Return why this run's contributions cannot be made in shares; empty if they can."""
     sync = manifest.sync
     if manifest.data.adds_noise:
         return "the gradients of documents (data.privacy) are not clipped share by share"
@@ -112,8 +111,6 @@ def not_divisible(manifest: Manifest) -> str:
         return "a group of experts (model.experts) is not trained, and experts are not merged, share by share"
     if experts.num_experts and isinstance(sync.config, LowRankConfig) and not sync.config.votes_on_matrices:
         return "low-rank votes on routers apart from the matrices that lie beside them; hybrid does not"
-    if obstacle := sync.config.not_divisible:
-        return f"the run's sync.method, {sync.method}, {obstacle}"
     return ""
 
 

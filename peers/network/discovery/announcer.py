@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from random import Random
 
 import msgspec
@@ -42,28 +43,19 @@ AGAIN_SECONDS = 1.0
 """Pause after an announcement that no node stored."""
 
 
+@dataclass(eq=False, kw_only=True)
 class RecordAnnouncer:
-    """Announces the record of this peer and looks up the records of others."""
+    """Announces the record of this peer and looks up the records of others. `own_start`: the process's."""
 
-    def __init__(
-        self,
-        *,
-        signed: SignedManifest,
-        identity: Identity,
-        transport: Transport,
-        directory: Directory,
-        version: str,
-        log_event: log_events.LogEvent,
-        own_start: OwnStart | None = None,
-    ) -> None:
-        """Create the announcer. `own_start` is that of the process; if None, this object creates one."""
-        self.signed = signed
-        self.identity = identity
-        self.transport = transport
-        self.directory = directory
-        self.version = version
-        self.log_event = log_event
-        self.own_start = own_start if own_start is not None else OwnStart()
+    signed: SignedManifest
+    identity: Identity
+    transport: Transport
+    directory: Directory
+    version: str
+    log_event: log_events.LogEvent
+    own_start: OwnStart = field(default_factory=OwnStart)
+
+    def __post_init__(self) -> None:
         self._record_changed = asyncio.Event()
 
     async def there(self, records: Mapping[PeerId, SignedRecord], chance: Random) -> set[PeerId]:

@@ -53,5 +53,4 @@ def bandwidth_fields(line: LinkBandwidth) -> tuple[int, int]:
 
 
 def claimed_bandwidth(record: PeerRecord) -> LinkBandwidth:
-    """Return the bandwidth that a record claims."""
     return LinkBandwidth(record.up_bytes_per_second or inf, record.down_bytes_per_second or inf)

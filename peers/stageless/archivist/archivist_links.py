@@ -9,6 +9,7 @@ snapshots and serves them, one stage each.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from random import Random
 
 from peers.network.discovery.announcer import OPERATION_SECONDS
@@ -108,28 +109,22 @@ class LinkContext:
                     del by_round[min(by_round)]
 
 
+@dataclass(eq=False, kw_only=True)
 class ArchivistLinks:
     """All links of the archivist. It is the `Receiver` of the transport, which gets every message."""
 
-    def __init__(
-        self,
-        *,
-        book: OrderBook,
-        transport: Transport,
-        directory: Directory,
-        invite: bytes,
-        chance: Random,
-        log_event: log_events.LogEvent,
-        serving: NewcomerService,
-    ) -> None:
-        self.book = book
-        self.serving = serving
-        self.transport = transport
-        self.directory = directory
-        self.invite = invite
-        self.chance = chance
-        self.log_event = log_event
-        self.clock = Clock(lambda seconds: log_event(log_events.ProcessStalled(seconds=round(seconds, 3))))
+    book: OrderBook
+    transport: Transport
+    directory: Directory
+    invite: bytes
+    chance: Random
+    log_event: log_events.LogEvent
+    serving: NewcomerService
+
+    def __post_init__(self) -> None:
+        self.clock = Clock(
+            lambda seconds: self.log_event(log_events.ProcessStalled(seconds=round(seconds, 3)))
+        )
         self.states: dict[int, tuple[LinkContext, SnapshotService]] = {}
         """Maps stage to its links and its snapshots."""
         self._links: dict[PeerId, Link] = {}

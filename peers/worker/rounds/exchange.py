@@ -59,8 +59,7 @@ class AllGather:
         return {}
 
     def report_uploads(self) -> bytes:
-        """Return what this peer's next record reports of the uploads of others. Nothing depends on it without
-        reducers."""
+        """Return what this peer's next record reports of the uploads of others. Unused without reducers."""
         return b""
 
     def close(self) -> None:

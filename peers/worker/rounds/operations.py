@@ -38,8 +38,7 @@ class ContributionReady:
     table: Table | None = None
     """The table of contributors, for a result."""
     signed: int = 0
-    """For a result: length in bytes of its signed head, which names the rest. 0 means that all of it is
-    signed."""
+    """For a result: length in bytes of its signed head, which names the rest. 0: all of it is signed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +84,7 @@ class RoundSettled:
 
 @dataclass(frozen=True, slots=True)
 class ExpertChange:
-    """Reported when this peer trains other experts, or when a group of experts has lost or gained its
-    peers."""
+    """Reported when this peer trains other experts, or when a group of experts lost or gained its peers."""
 
     round: int
     experts: range

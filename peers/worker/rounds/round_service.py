@@ -299,8 +299,7 @@ class RoundService:
                 self.observers.resynchronise(effect)
 
     def _worked(self, results: list[Done], _seconds: float) -> None:
-        """Handle the results of operations on the event loop. Called when the compute thread has finished
-        them."""
+        """Handle the results of operations on the event loop. Called when they are finished."""
         for result in results:
             match result:
                 case SlicedContribution():
@@ -351,8 +350,7 @@ class RoundService:
     # -- messages -------------------------------------------------------------------------------------
 
     def register(self, router: MessageRouter) -> None:
-        """Handle messages of the neighbours in the rounds from now on, and messages about slices of any
-        peer."""
+        """Handle messages of neighbours in the rounds from now on, and those about slices of any peer."""
         router.add(self, accepts=lambda peer: peer in self.rounds.neighbours)
         self.exchange.register(router)
 
@@ -429,8 +427,7 @@ class RoundService:
         self.feed(events.LeaveGroup())
 
     def handed_over(self) -> bool:
-        """Return whether every unsettled own contribution is held by a neighbour, or there is no
-        neighbour."""
+        """Return whether every unsettled own contribution is held by a neighbour, or there is none."""
         return self.rounds.handed_over()
 
     def linked(self, peer: PeerId) -> None:

@@ -84,9 +84,6 @@ class Weighable(Protocol):
         """Weigh the contributors by the ledger. The round is `ahead` rounds after the newest settled one.
         Returns whether the round's step has changed since they were last weighed."""
 
-    def record(self, chain: bytes) -> None:
-        """Add the round to the ledger. `chain` is the value of the chain of settled sets after it."""
-
 
 class AgreementLedger:
     """The rows of the contributors to the settled rounds, sorted by tag."""

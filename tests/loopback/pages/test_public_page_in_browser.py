@@ -10,21 +10,15 @@ import asyncio
 
 import pytest
 from archive_scene import Scene, order, owned
-from browser import CHROMIUM, Browser
+from browser import TEXT, Browser, in_browser
 
 from peers.lab.processes.local_processes import DemoPeer
 from peers.runtime.control_client import ask
 
-pytestmark = [
-    pytest.mark.loopback,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: apt install chromium)"),
-]
+pytestmark = in_browser(900)
 PAGE = "the swarm's page is at "
 PROMPT = "the first <b>text</b>"
 DOES = "document.getElementById('now')?.className === '{}'"
-TEXT = "document.getElementById('{}').textContent"
 OWN_STATE = 'document.getElementById("state")?.textContent === "{}"'
 SWARM = "fetch('swarm.json').then(answer => answer.json())"
 

@@ -10,10 +10,9 @@ from statistics import fmean
 
 import pytest
 from archive_scene import RUN, Scene, order
+from processes import publish_run
 
-from peers.config.run_file import publish
 from peers.lab.processes import demo_report
-from protocols.signed.identity import load_or_create
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 DOCUMENTS = 400
@@ -33,9 +32,8 @@ FEDERATED = {
 
 
 async def test_three_owners_train_on_private_text_and_stop_when_their_documents_are_used(tmp_path: Path):
-    file, scene = tmp_path / "run.yaml", Scene(tmp_path)
-    file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in FEDERATED.items()))
-    publish(file, load_or_create(tmp_path / "owner.key"), tmp_path / "run.json")
+    scene = Scene(tmp_path)
+    publish_run(tmp_path, FEDERATED)
     try:
         boot = await scene.peer("boot", {"role": "bootstrap", "run": "run.json"})
         await boot.until_listening()
@@ -84,9 +82,8 @@ async def test_processes_that_see_only_sums_of_votes_learn(tmp_path: Path):
         "data": {**FEDERATED["data"], "privacy": {}},
         "sync": {"method": "sign-muon", "fragments": 1, "warmup_rounds": 1, "secure_owners": 3},
     }
-    file, scene = tmp_path / "run.yaml", Scene(tmp_path)
-    file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))
-    publish(file, load_or_create(tmp_path / "owner.key"), tmp_path / "run.json")
+    scene = Scene(tmp_path)
+    publish_run(tmp_path, run)
     invite = await scene.swarmnet(
         "invite", tmp_path / "run.json", "--anyone", "--key", tmp_path / "owner.key"
     )

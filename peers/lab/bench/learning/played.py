@@ -61,8 +61,7 @@ class TrialSubject:
         )
 
     def start(self, manifest: Manifest) -> Path | None:
-        """Return the folder of the model that the run starts from; None if there is none. Raises
-        UserError."""
+        """Return the folder of the run's initial model; None without one. Raises UserError."""
         wanted = manifest.init_checkpoint.path
         if not wanted:
             return None

@@ -9,6 +9,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from model_sizes import model_shape
 
 from peers.compute.devices import device_processes as processes_module
 from peers.compute.devices.part import not_divisible, spread_part
@@ -26,18 +27,10 @@ from swarmnet.optimizer.method import ContributionError
 from swarmnet.optimizer.replica import NOT_HASHED
 from swarmnet.rounds.result_table import Contributor, tag_of
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import ModelShape, Sync
+from swarmnet.run.schema import Sync
 
 CPU = torch.device("cpu")
-SHAPE = ModelShape(
-    vocab_size=256,
-    hidden_size=64,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    head_dim=16,
-    intermediate_size=192,
-    max_position_embeddings=256,
-)
+SHAPE = model_shape(width=64, layers=4, heads=4, inner=192, vocab_size=256, max_position_embeddings=256)
 REDUCED = {"topology": "sharded-reduce", "shards": 3}
 RUN = Manifest("spread", PeerId("owner"), stages=(2, 2), model=SHAPE)
 ME, OTHER = PeerId("me"), PeerId("other")
