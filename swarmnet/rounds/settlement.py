@@ -41,9 +41,10 @@ class FinalityRules:
         return any(saying) if self.follows else self.is_half(saying)
 
     def is_half(self, saying: Iterable[bool]) -> bool:
-        """Return whether the neighbours that report something are at least half of the peers in sight.
-        `saying`: for each neighbour, whether it reports so. A single one may report anything."""
-        return 2 * sum(saying) >= 1 + len(self.same_branch_peers)
+        """Return whether the neighbours that report something are at least half of these and this peer.
+        `saying`: for each neighbour that counts, whether it reports so. A single one may report anything."""
+        said = tuple(saying)
+        return 2 * sum(said) >= 1 + len(said)
 
     def adopted_digest(self, number: int, state: RoundSet, now: float) -> bytes | None:
         """Return the digest of the set that this peer must adopt for a round; None if it settles the round by

@@ -30,6 +30,7 @@ from protocols.signed.pair_secrets import PairSecrets
 from protocols.signed.slices import sign_slices
 from protocols.signed.token_count import encode_tokens
 from swarmnet.identifiers import ContributionId, PeerId, RunId
+from swarmnet.optimizer.agreement.ledger import votes_of
 from swarmnet.optimizer.method import Method, ReducedMethod
 from swarmnet.optimizer.secure_sums.masked_votes import MaskedVotes
 from swarmnet.optimizer.secure_sums.member_sets import NONCE_BYTES
@@ -194,7 +195,8 @@ class UpdateWork:
                     digest = self.replica.settle(round, self._hashes(round), chain)
                     if isinstance(self.method, MaskedVotes):
                         self.method.sets.settle(round, [reference.peer for reference in references])
-                    result = RoundSettled(round, digest, chain, references, tokens, contributors)
+                    votes = votes_of(self.method)
+                    result = RoundSettled(round, digest, chain, references, tokens, contributors, votes)
                     self.tokens = tokens
                     if not self.closed:
                         self.settled(result)

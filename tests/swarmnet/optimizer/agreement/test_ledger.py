@@ -14,9 +14,8 @@ from swarmnet.optimizer.agreement.weight_report import (
     REPORT_INTERVAL,
     open_report,
     short_tag,
-    tag_key,
 )
-from swarmnet.rounds.result_table import tag_of
+from swarmnet.rounds.result_table import tag_key, tag_of
 
 PEERS = [PeerId(f"peer {number:03}") for number in range(12)]
 
