@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from swarmnet.identifiers import PeerId
+from swarmnet.membership.guests import MAX_GUESTS
 from swarmnet.rounds.contribution_sets import NeighbourView
+from swarmnet.rounds.contributors import MAX_CONTRIBUTORS
 from swarmnet.rounds.open_round import CurrentRound
 from swarmnet.rounds.result_table import tag_key, tag_of
 from swarmnet.rounds.settlement import FinalityRules
@@ -96,17 +98,21 @@ def test_tokens_of_peers_whose_votes_have_no_weight_close_no_round():
     assert current.full(0.0)
 
 
-def test_contributors_without_weight_do_not_stand_for_a_group_that_is_not_in_sight():
-    current, _ = group(*[branch_peer(3, 2)] * 9)
+def test_ten_thousand_keys_without_weight_close_no_round_however_many_contribute_or_are_linked():
+    current, _ = group(*[branch_peer(3, 2)] * 9, *[branch_peer(3, 10**6)] * MAX_GUESTS)
     current.tokens = 2
-    current.peers, current.all_in_sight = 400, False
-    current.settled(frozenset(tag_of(PeerId(f"ally {number}")) for number in range(300)))
-    assert current.tokens_of_group() == 600
-    current.weigh(votes(19))
-    assert current.active_peers == 19
-    assert current.tokens_of_group() == 38
+    current.peers, current.all_in_sight = 10_010, False
+    contributors = [ME, *(PeerId(f"ally {number}") for number in range(MAX_CONTRIBUTORS - 1))]
+    current.settled(frozenset(map(tag_of, contributors)))
+    assert current.full(0.0)
+    assert current.active_peers == MAX_CONTRIBUTORS
+    current.weigh(votes(9))
+    assert current.active_peers == 10
+    assert current.tokens_of_group() == 20
+    current.weigh(votes(18))
+    assert current.active_peers == 19, "nine whose votes have weight by now"
     current.weigh({})
-    assert current.active_peers == 300, "of another branch, where none is known"
+    assert current.active_peers == MAX_CONTRIBUTORS, "of another branch, where none is known"
 
 
 def test_all_tokens_count_while_few_peers_in_sight_are_known():
