@@ -34,6 +34,7 @@ OF_A_STATE = {
     "events.jsonl": "",
     "events.jsonl.old": "",
     "order.bin": "",
+    "moderated-order.bin": "",
     "height.json": "",
     "lock": "",
     "control.sock": "",
