@@ -51,6 +51,8 @@ class Restoring:
         self._secret_url = url
         self.signed = signed
         self.notify = notify
+        self.orders: list[bytes] = []
+        """The archive's orders, not verified, once it was read."""
 
     async def bring(
         self,
@@ -81,6 +83,7 @@ class Restoring:
         ArchiveError if it has some and none is usable."""
         archive = Archive(open_store(self._secret_url))
         archive.open(self.signed)
+        self.orders = archive.orders()
         files = [file for file in checkpoint_file.files(folder, stage) if file not in damaged]
         own_round = int(files[0].stem.rpartition("-")[2]) if files else -1
         entries = archive.newest(stage)

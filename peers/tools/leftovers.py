@@ -35,6 +35,7 @@ OF_A_STATE = {
     LOG_FILE: "",
     f"{LOG_FILE}.old": "",
     "order.bin": "",
+    "moderated-order.bin": "",
     "height.json": "",
     "lock": "",
     "control.sock": "",

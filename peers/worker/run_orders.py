@@ -58,7 +58,7 @@ class RunOrders:
         )
         if self.book.order.sequence:
             now = "; ".join(describe_changes(NO_ORDER, self.book.order))
-            context.notify("order", f"the owner's newest order: {now}")
+            context.notify("order", f"the newest order: {now}")
 
     async def read_text(self) -> None:
         """Read the run's text; called for the first stage."""

@@ -197,6 +197,7 @@ class Worker:
             restoring = Restoring(url, context.signed, context.notify)
             layout, damaged = services.part.state, services.disk.damaged
             await restoring.bring(folder, self.stage, layout, recovery.is_trained, damaged)
+            self.orders.book.take_archived(restoring.orders, restoring.url)
             recovery.restore()
         await recovery.keepers.reach()
 

@@ -226,6 +226,13 @@ def _check_change(reason: str, pointless: bool = False, why: str = "") -> None:
         raise OrderError(f"a reason is one line of at most {REASON_LIMIT} characters")
 
 
+def describe_news(old: OwnerOrders, new: OwnerOrders) -> str:
+    """Return the differences of the orders `new` from `old` as a line for users. The reason is that of the
+    newest order; it is left out if older bans by moderators arrived late."""
+    changes = "; ".join(describe_changes(old, new))
+    return changes if new.sequence == old.sequence else f"{changes} ({new.reason or 'no reason given'})"
+
+
 def describe_changes(old: OwnerOrders, new: OwnerOrders) -> list[str]:
     """Return the differences of the orders `new` from `old` as lines for users: one per difference. If there
     is none, one line says this."""

@@ -25,8 +25,8 @@ from peers.stageless.observer.snapshot_of_records import snapshot_of
 from peers.stageless.observer.swarm_metrics import SwarmMetrics
 from peers.telemetry.snapshot import OwnerOrdersView, Pause
 from swarmnet.identifiers import PeerId
-from swarmnet.optimizer.agreement.weight_report import encode_report, short_tag, tag_key
-from swarmnet.rounds.result_table import tag_of
+from swarmnet.optimizer.agreement.weight_report import encode_report, short_tag
+from swarmnet.rounds.result_table import tag_key, tag_of
 from swarmnet.run.owner_orders import Ban, OwnerOrders, Withdrawal
 from swarmnet.run.schema import Data, TextSource
 

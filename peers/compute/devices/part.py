@@ -30,7 +30,7 @@ from swarmnet.model.flat_layout import Layout, trained_layout
 from swarmnet.model.parameters import has_frozen
 from swarmnet.model.stage_compute import LastStageResult, Tiles
 from swarmnet.model.state_layout import first_state, ledger_layout
-from swarmnet.optimizer.agreement.ledger import KeepsLedger
+from swarmnet.optimizer.agreement.ledger import AgreementLedger, KeepsLedger
 from swarmnet.optimizer.device_groups.payload import Divisible, divided, put_together
 from swarmnet.optimizer.method import LocalOptimizer, ReducedMethod, RoundAggregate, method_of
 from swarmnet.optimizer.replica import NOT_HASHED, digest_of
@@ -216,6 +216,11 @@ class SpreadMethod:
         return self._own
 
     @property
+    def ledger(self) -> AgreementLedger | None:
+        """The agreement ledger, a copy of the devices'."""
+        return self.whole.ledger if isinstance(self.whole, KeepsLedger) else None
+
+    @property
     def reduced(self) -> ReducedMethod | None:
         """The peer's own process cuts, sums and checks: slices and results are bytes of the whole stage."""
         return self.whole.reduced
@@ -254,9 +259,9 @@ class SpreadMethod:
         self.whole.check(payload)
 
     def load_ledger(self, numbers: Callable[[], Tensor]) -> None:
-        """Copy the agreement ledger to this process if a reducer weighs votes by it here."""
-        if self.reduced is not None and isinstance(self.whole, KeepsLedger) and self.whole.ledger is not None:
-            self.whole.ledger.load(numbers().numpy())
+        """Copy the agreement ledger to this process, if there is one."""
+        if self.ledger is not None:
+            self.ledger.load(numbers().numpy())
 
     def tally(self, round: int) -> RoundAggregate:
         raise TypeError("each device has its tallies")

@@ -6,7 +6,7 @@ counts. Moderators only ban peers, by a document that several of them have signe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from peers.config.atomic_files import write_atomically
@@ -64,6 +64,14 @@ class OrderBook:
         if data in self.documents:
             return False
         return self.accept(open_order_of(self.signed.manifest, self.signed.run_id, data))
+
+    def take_archived(self, documents: Iterable[bytes], archive_url: str) -> None:
+        """Accept the orders from an archive that are newer. An invalid one is reported."""
+        for data in documents:
+            try:
+                self.take(data)
+            except WireError as error:
+                self.notify("order_unusable", f"{archive_url}: an order in it is refused: {error}")
 
     async def look_up(self, directory: Directory, deadline_seconds: float) -> None:
         """Accept the orders in the directory that are newer. Raises WireError if there is no answer."""

@@ -129,16 +129,9 @@ class Archivist:
             circle.serving.snapshots[stage] = (snapshots, self._layouts[stage])
 
     async def open(self) -> None:
-        """Open the archive, and read the order and the contributors that are in it. Raises ArchiveError."""
+        """Open the archive, and read the orders and the contributors that are in it. Raises ArchiveError."""
         await asyncio.to_thread(self.archive.open, self.book.signed)
-        archived_order = await asyncio.to_thread(self.archive.order)
-        if archived_order is not None:
-            try:
-                self.book.take(archived_order)
-            except WireError as error:
-                self.notify(
-                    "order_unusable", f"{self.archive.store.url}: the order in it is refused: {error}"
-                )
+        self.book.take_archived(await asyncio.to_thread(self.archive.orders), self.archive.store.url)
         for contributor in await asyncio.to_thread(self.archive.contributors):
             self._restore_contributor(contributor)
 
@@ -153,7 +146,7 @@ class Archivist:
             await asyncio.sleep(interval)
 
     async def once(self) -> None:
-        """Archive every stage once, and write the order and the contributors. A failure is reported, and the
+        """Archive every stage once, and write the orders and the contributors. A failure is reported, and the
         other stages are archived nevertheless."""
         await self._prune()  # First: if the policy now keeps less, a full archive has space again.
         for stage in self._layouts:
@@ -269,10 +262,9 @@ class Archivist:
         self.signed[peer] = signed if isinstance(signed, int) and signed > 0 else 0
 
     async def write_facts(self) -> None:
-        """Write to the archive the owner's newest order, and for each contributor its name, tokens and
-        confirmed contributions by stage, number of signed checkpoints, device and energy."""
-        if self.book.held is not None:
-            await asyncio.to_thread(self.archive.put_order, self.book.held.data)
+        """Write to the archive the newest orders, and for each contributor its name, tokens and confirmed
+        contributions by stage, number of signed checkpoints, device and energy."""
+        await asyncio.to_thread(self.archive.put_orders, self.book.documents)
         tokens: dict[str, dict[str, int]] = {peer: {} for peer in sorted(self.signed)}
         for (peer, stage), count in sorted(self.contributions.tokens.items()):
             tokens.setdefault(peer, {})[str(stage)] = count

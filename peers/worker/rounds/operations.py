@@ -15,7 +15,7 @@ from swarmnet.rounds.events import (
     RestoreToMomentum,
     SettleRound,
 )
-from swarmnet.rounds.result_table import Contributor, Table
+from swarmnet.rounds.result_table import Contributor, Table, TagKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,8 @@ class RoundSettled:
     """Tokens in all settled rounds up to this one; None if not known."""
     contributors: tuple[PeerId, ...] = ()
     """The contributors to the round, as far as they are known."""
+    votes: Mapping[TagKey, bool] = field(default_factory=dict)
+    """Whether the votes of each contributor that is known by now have weight; empty if all weigh the same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ from protocols.messages.table import (
 from protocols.signed.envelope import claimed
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.membership.request_budget import RequestBudget
+from swarmnet.optimizer.agreement.ledger import votes_of
 from swarmnet.optimizer.local_steps.group_trainers import ExpertAssignment
 from swarmnet.optimizer.method import ContributionError
 from swarmnet.optimizer.replica import NOT_HASHED
@@ -178,7 +179,7 @@ class RoundService:
     def start(self) -> None:
         self.work.publish()
         self.exchange.start()
-        self.feed(events.TimePassed())
+        self.feed(events.VotesWeighed(votes_of(self.work.method)))
 
     def settled_weights(self) -> Weights:
         """Return the settled weights as they are now. Called in the compute thread."""
@@ -346,6 +347,8 @@ class RoundService:
         self.log_event(log_events.Settled(settled.round, digest, ids, settled.tokens))
         if not self.work.closed:  # No statement is signed on a branch that was abandoned meanwhile.
             self.observers.settled(settled)
+            if settled.votes:
+                self.feed(events.VotesWeighed(settled.votes))
 
     # -- messages -------------------------------------------------------------------------------------
 

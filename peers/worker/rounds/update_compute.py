@@ -28,6 +28,7 @@ from protocols.signed.pair_secrets import PairSecrets
 from protocols.signed.slices import sign_slices
 from protocols.signed.token_count import encode_tokens
 from swarmnet.identifiers import ContributionId, PeerId, RunId
+from swarmnet.optimizer.agreement.ledger import votes_of
 from swarmnet.optimizer.method import Method, ReducedMethod
 from swarmnet.optimizer.secure_sums.masked_votes import MaskedVotes
 from swarmnet.optimizer.secure_sums.member_sets import NONCE_BYTES
@@ -189,7 +190,8 @@ class UpdateWork:
                     stale = True
                 case SettleRound(round, references, chain, tokens, contributors):
                     digest = self.replica.settle(round, self._hashes(round), chain)
-                    result = RoundSettled(round, digest, chain, references, tokens, contributors)
+                    votes = votes_of(self.method)
+                    result = RoundSettled(round, digest, chain, references, tokens, contributors, votes)
                     self.tokens = tokens
                     if not self.closed:
                         self.settled(result)

@@ -112,9 +112,8 @@ async def test_processes_that_hold_both_ends_or_the_middle_learn(tmp_path: Path)
         "data": {**FEDERATED["data"], "privacy": {}, "u_shaped_layers": 1},
         "sync": {"method": "sign-muon", "fragments": 1, "warmup_rounds": 1},
     }
-    file, scene = tmp_path / "run.yaml", Scene(tmp_path)
-    file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))
-    publish(file, load_or_create(tmp_path / "owner.key"), tmp_path / "run.json")
+    scene = Scene(tmp_path)
+    publish_run(tmp_path, run)
     try:
         boot = await scene.peer("boot", {"role": "bootstrap", "run": "run.json"})
         await boot.until_listening()
