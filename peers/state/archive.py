@@ -22,6 +22,7 @@ from typing import Any
 from peers.config.run_file import RunFileError, SignedManifest, from_published, published_text
 from peers.config.run_url import MAX_BYTES
 from peers.state.archive_store import ArchiveError, Store, sha256
+from peers.state.checkpoint_file import GIVEN_UP
 from swarmnet.identifiers import RunId
 
 INDEX, RUN, ORDER, CONTRIBUTORS = "archive.json", "run.json", "order.bin", "contributors.json"
@@ -121,6 +122,20 @@ class Archive:
             for entry in deleted:
                 self.store.delete(entry.name)
         return deleted
+
+    def set_aside(self, stage: int, round: int) -> list[ArchivedCheckpoint]:
+        """Rename a stage's checkpoints that are newer than `round` to `.given-up`, and return their entries.
+        The index is written before the old names are deleted. Raises ArchiveError."""
+        newer = [entry for entry in self.newest(stage) if entry.round > round]
+        for entry in newer:
+            name = entry.name.replace(".safetensors", GIVEN_UP)
+            self.store.write(name, self.checkpoint(entry))
+        if newer:
+            staying = tuple(entry for entry in self.entries if entry not in newer)
+            self._write_index(staying, self._encode_index(staying))
+        for entry in newer:
+            self.store.delete(entry.name)
+        return newer
 
     def damaged(self) -> list[str]:
         """Return the names of checkpoints that do not match the index."""

@@ -104,6 +104,8 @@ class WorkerRole(Role):
         self.upload = UploadWatch(lambda: process.config, self.story, process.notify)
         self.stage = None if config.stage == "auto" else config.stage
         self.moved = 0
+        self._orders: tuple[bytes, ...] = ()
+        """The signed orders that the previous worker held."""
         self.signed: SignedManifest | None = None
         self.model: Path | None = None
         """Folder of the model that the run starts from, if this machine has it."""
@@ -271,11 +273,12 @@ class WorkerRole(Role):
             process.pulse.fault = lambda: None
             network.dht.linked = tuple  # It would keep the whole worker in memory while this peer is paused.
             self.running = NotRunning()
+            self._orders = tuple(worker.orders.book.documents)
             self._left = weakref.ref(worker)
             held = worker.stage if worker.stage >= 0 else self.stage  # Also set after its p2pd has died.
             goes_to = worker.lifecycle.goes_to
             self.stage = held if goes_to is None else goes_to
-            self.moved += goes_to is not None
+            self.moved += goes_to not in (None, held)
         if lost is not None:
             await self._report_lost(lost)
             return not process.stop.is_set()
@@ -398,6 +401,7 @@ class WorkerRole(Role):
             allow_reinit=config.allow_reinit,
             start=self.model,
             orders=config.state / "order.bin",
+            heard_orders=self._orders,
             invite=config.invite_bytes,
             archive=config.archive,
             version=version("swarmnet"),

@@ -306,7 +306,9 @@ class Swarm:
             await member.worker.run()
             while member.worker.lifecycle.goes_to is not None:
                 held, target = member.worker.context.settings, member.worker.lifecycle.goes_to
-                member.worker = worker(replace(held, stage=target, moved=held.moved + 1))
+                heard = tuple(member.worker.orders.book.documents)
+                moved = held.moved + (target != member.worker.stage)
+                member.worker = worker(replace(held, stage=target, moved=moved, heard_orders=heard))
                 await member.worker.run()
 
         first = worker(Settings(**{"stage": stage, "checkpoint_seconds": 0.0, **settings}))

@@ -19,6 +19,7 @@ from peers.stageless.archivist.archivist_links import ArchivistLinks, LinkContex
 from peers.state import checkpoint_file
 from peers.state.archive import Archive, ArchivedCheckpoint, IndexFull, entry_name
 from peers.state.archive_store import ArchiveError, sha256
+from peers.state.checkpoint_file import GIVEN_UP
 from peers.state.snapshot_service import SNAPSHOTS_ALONE, NoState, SnapshotService, start_digest
 from peers.state.snapshot_store import Snapshots, Weights
 from peers.telemetry import log_events
@@ -27,7 +28,9 @@ from peers.telemetry.log_events import Notify
 from protocols.errors import WireError
 from protocols.signed.identity import Identity
 from protocols.signed.records import SignedRecord
+from protocols.signed.stored_orders import open_order_of
 from swarmnet.identifiers import PeerId
+from swarmnet.lineage import Return
 from swarmnet.model.flat_layout import Layout
 from swarmnet.model.state_layout import state_layout
 
@@ -110,6 +113,8 @@ class Archivist:
         """Time at which each stage was last archived or had nothing newer; swarm time, seconds since 1970."""
         self.devices: dict[str, str] = {}
         """The device that each peer claims to compute with."""
+        self._returned: Return | None = None
+        """The return to snapshots that the archive follows."""
         self._layouts: dict[int, Layout] = {}
         for stage in range(len(self.manifest.stages)):
             self._layouts[stage] = state_layout(self.manifest, stage)
@@ -136,11 +141,14 @@ class Archivist:
         archived_order = await asyncio.to_thread(self.archive.order)
         if archived_order is not None:
             try:
-                self.book.take(archived_order)
+                held = open_order_of(self.manifest, self.book.signed.run_id, archived_order)
+                self._returned = held.order.returned
+                self.book.accept(held)
             except WireError as error:
                 self.notify(
                     "order_unusable", f"{self.archive.store.url}: the order in it is refused: {error}"
                 )
+        await self._follow_return()
         for contributor in await asyncio.to_thread(self.archive.contributors):
             self._restore_contributor(contributor)
 
@@ -157,6 +165,11 @@ class Archivist:
     async def once(self) -> None:
         """Archive every stage once, and write the order and the contributors. A failure is reported, and the
         other stages are archived nevertheless."""
+        try:
+            await self._follow_return()
+        except UserError as error:  # Tried again the next time. Until then, nothing may be archived.
+            self.notify("archive", str(error))
+            return
         await self._prune()  # First: if the policy now keeps less, a full archive has space again.
         for stage in self._layouts:
             try:
@@ -170,6 +183,27 @@ class Archivist:
             await self.write_facts()
         except UserError as error:
             self.notify("archive", str(error))
+
+    async def _follow_return(self) -> None:
+        """If the owner has ordered another return to snapshots, use only what belongs to it from now on, and
+        set aside what the archive has of later rounds. Raises UserError."""
+        returned, held = self.book.order.returned, self.book.held
+        if returned is None or held is None:
+            return
+        for stage, (stage_links, service) in self.circle.states.items():
+            lineage = returned.lineage(stage)
+            if service.lineage == lineage:
+                continue
+            if returned != self._returned:
+                round, _ = returned.points[stage]
+                for entry in await asyncio.to_thread(self.archive.set_aside, stage, round):
+                    self.notify("set_aside", f"the owner gave {entry.name} up: it ends with {GIVEN_UP} now")
+            stage_links.statements.clear()
+            service.snapshots.held = ()
+            service.lineage = lineage
+        if returned != self._returned:
+            await asyncio.to_thread(self.archive.put_order, held.data)
+            self._returned = returned
 
     def _report_failure(self, stage: int, error: Failure) -> None:
         """Count, log and print that a stage was not archived."""
