@@ -110,11 +110,6 @@ def rollback(
     async def prepare_rollback(connection: RunConnection) -> Callable[[OwnerOrders], OwnerOrders]:
         """Show what it costs and ask, unless `yes`. Returns the change of the orders."""
         manifest = connection.signed.manifest
-        if manifest.sync.topology == "sharded-reduce":
-            raise UserError(
-                "peers of this run exchange sums of contributions, from which one cannot be taken out: ban "
-                f"the peer instead: swarmnet order ban RUN {peer}"
-            )
         records = await look(connection.directory, connection.signed.run_id, len(manifest.stages))
         cost = describe_cost(manifest, [signed.record for signed in records.values()], faulty)
         await _confirm([cost], yes)

@@ -13,6 +13,11 @@ from protocols.signed.peer_record import PeerRecord
 from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import Manifest
 
+SUMMED = (
+    ", and so do sums that reducers have made. Its own sums leave the open rounds; what others contributed to "
+    "them returns to their momentum"
+)
+
 
 def describe_cost(manifest: Manifest, records: Iterable[PeerRecord], peer: PeerId) -> str:
     """Return in words what a roll-back of `peer` costs the run: the rounds that lose its contributions, its
@@ -31,7 +36,7 @@ def describe_cost(manifest: Manifest, records: Iterable[PeerRecord], peer: PeerI
         f"stage {mine.stage}: about {counted(open_rounds, 'open round')} without the contributions of this "
         f"peer, by its speed {share:.0%} of their gradients. Those that are sealed may settle "
         f"{manifest.rounds.finality_timeout_seconds:g} s later. Rounds that have settled keep what it "
-        "contributed"
+        f"contributed{SUMMED * (manifest.sync.topology == 'sharded-reduce')}"
     )
 
 
