@@ -263,12 +263,9 @@ class StageServices:
     def return_to(self, lineage: Lineage) -> None:
         """End this worker, because the owner ordered a return to the target of `lineage`. The next worker
         begins with it as a newcomer does."""
-        assert lineage.target is not None, "an order with a return is followed by such orders only"
-        round = lineage.target[0]
+        round = lineage.target[0] if lineage.target is not None else -1
         reason = f"the owner ordered a return to round {round}"
-        self.context.log_event(
-            log_events.Resync(code="returned", peers=[], reason=reason, fork_round=round + 1)
-        )
+        self.context.log_event(log_events.Resync("returned", [], reason, round + 1))
         self.lifecycle.begin_again(self.stage)
 
     def settled(self, settled: RoundSettled) -> None:

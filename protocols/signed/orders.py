@@ -34,6 +34,7 @@ InviteId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Factor = Annotated[int, Meta(ge=1, le=LARGEST_FACTOR)]
 StoredRound = Annotated[int, Meta(ge=0, lt=2**32)]
 """A round that has a snapshot."""
+HexDigest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
 Shares = Annotated[
@@ -65,7 +66,7 @@ class OrderDocument(Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """Whether bans by moderators do not count. A shorter array may end before it."""
     rollbacks: tuple[Name, ...] = ()
     """Banned peers whose contributions leave the open rounds. A shorter array may end before them."""
-    returned: tuple[Number, tuple[tuple[StoredRound, Sha256], ...]] | None = None
+    returned: tuple[Number, tuple[tuple[StoredRound, HexDigest], ...]] | None = None
     """A return to snapshots: its number, and the round and digest of each stage's snapshot. A shorter array
     may end before it."""
 
@@ -107,7 +108,7 @@ def seal_order(identity: Identity, run_id: RunId, order: OwnerOrders) -> SignedO
         mixtures=tuple((change.from_round, change.weights) for change in order.mixtures),
         dismissed=order.dismissed,
         rollbacks=tuple(ban.peer for ban in order.bans if ban.rolls_back),
-        returned=_encode_return(order.returned),
+        returned=(order.returned.number, order.returned.points) if order.returned is not None else None,
     )
     payload = _encode(document)
     size = len(payload) + ENVELOPE_BYTES
@@ -116,12 +117,6 @@ def seal_order(identity: Identity, run_id: RunId, order: OwnerOrders) -> SignedO
     # An order belongs to no stage (-1) and no round (0).
     data = seal(identity, run_id, EnvelopeKind.ORDER, -1, 0, order.sequence, payload)
     return open_order(data, run_id, PeerId(identity.peer_id))
-
-
-def _encode_return(returned: Return | None) -> tuple[int, tuple[tuple[int, bytes], ...]] | None:
-    if returned is None:
-        return None
-    return returned.number, tuple((round, bytes.fromhex(digest)) for round, digest in returned.points)
 
 
 def _encode(document: OrderDocument) -> bytes:
@@ -171,13 +166,6 @@ def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> Signe
         ends=document.ends,
         mixtures=tuple(MixtureChange(first, weights) for first, weights in document.mixtures),
         dismissed=document.dismissed,
-        returned=_decode_return(document),
+        returned=Return(*document.returned) if document.returned is not None else None,
     )
     return SignedOrder(order, envelope.sender, bytes(data))
-
-
-def _decode_return(document: OrderDocument) -> Return | None:
-    if document.returned is None:
-        return None
-    number, points = document.returned
-    return Return(number, tuple((round, digest.hex()) for round, digest in points))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections import defaultdict
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +17,12 @@ from peers.state import checkpoint_file
 from peers.state.archive import Archive
 from peers.state.archive_restore import signers
 from peers.state.archive_store import open_store
-from peers.state.checkpoint_file import DIGEST_BYTES, STATEMENT_BYTES
 from peers.state.snapshot_service import open_root
 from peers.telemetry.console import counted
 from protocols.errors import WireError
-from protocols.messages.table import GetChunk, GetState, Hello, Message, SnapshotOffer, Statements
-from protocols.signed.envelope import EnvelopeKind, open_envelope, run_bytes
-from swarmnet.identifiers import PeerId, RunId
+from protocols.messages.table import GetChunk, GetState, Hello, Message, SnapshotOffer
+from protocols.signed.envelope import run_bytes
+from swarmnet.identifiers import PeerId
 from swarmnet.model.state_layout import state_layout
 from swarmnet.run.schema import WIRE_VERSION
 from swarmnet.snapshots.digest_votes import Root
@@ -50,37 +47,30 @@ class ReturnPoint:
 
 
 class _OfferReceiver:
-    """Receives what peers say about their snapshots."""
+    """Receives the snapshots that peers offer."""
 
-    def __init__(self, run_id: RunId, stage: int) -> None:
-        self.run_id = run_id
-        self.stage = stage
+    def __init__(self) -> None:
         self.offers: dict[PeerId, SnapshotOffer] = {}
         self.news = asyncio.Event()
-        self.signed: defaultdict[PeerId, set[Root]] = defaultdict(set)
 
     def received(self, peer: PeerId, _lane: str, message: Message, _body: bytes, _wire_bytes: int) -> None:
         if isinstance(message, SnapshotOffer):
             self.offers[peer] = message
             self.news.set()
-        for data in message.statements if isinstance(message, Statements) else ():
-            envelope = open_envelope(data, self.run_id, EnvelopeKind.SETTLED, STATEMENT_BYTES)
-            if envelope.stage == self.stage:
-                self.signed[envelope.sender].add((envelope.round, bytes(envelope.payload[-DIGEST_BYTES:])))
 
     def lost(self, *_: object) -> None:
-        """Do nothing: the answers are waited for only a short time."""
+        """Do nothing: offers are waited for only a short time."""
 
     refused = lost
 
 
 async def find_at_peers(connection: RunConnection, stage: int) -> list[ReturnPoint]:
-    """Ask the peers of a stage for their snapshots. Returns those that two thirds of them offer or have
-    signed. A chunk of each is requested, because peers keep what was requested last."""
+    """Return the snapshots that two thirds of the peers of a stage offer. A chunk of each is requested,
+    because peers keep what was requested last."""
     signed, transport = connection.signed, connection.transport
     run, state_bytes = signed.run_id, 4 * state_layout(signed.manifest, stage).size
     found = await connection.directory.look_up(run, stage, DIRECTORY_SECONDS)
-    receiver, links = _OfferReceiver(run, stage), {}
+    receiver, links = _OfferReceiver(), {}
     transport.listen(receiver)
     for record in sorted(opened(found.values(), run), key=lambda each: -each.sequence)[:MAX_ASKED]:
         with suppress(WireError):
@@ -105,7 +95,7 @@ async def find_at_peers(connection: RunConnection, stage: int) -> list[ReturnPoi
     for root_named in sorted(tokens):
         holders = [peer for peer, roots in named.items() if root_named in roots]
         offers = {peer: [root_named] * (peer in holders) for peer in named}
-        if root_named[0] < 0 or choose_root(offers, receiver.signed) is None:
+        if root_named[0] < 0 or choose_root(offers) is None:
             continue
         for peer in holders:
             with suppress(WireError):
@@ -135,31 +125,22 @@ def find_in_archive(archive: Archive, stage: int, wanted: int) -> ReturnPoint | 
 async def find_points(connection: RunConnection, wanted: int, archive: str) -> list[ReturnPoint]:
     """Return for each stage its newest snapshot up to round `wanted`: from its peers, or from the archive at
     a URL ("": none). Raises UserError if a stage has none."""
-    opened_archive = None
-    if archive:
-        opened_archive = Archive(open_store(archive))
-        await asyncio.to_thread(opened_archive.open, connection.signed)
+    store = Archive(open_store(archive)) if archive else None
+    if store is not None:
+        await asyncio.to_thread(store.open, connection.signed)
     points = []
     for stage in range(len(connection.signed.manifest.stages)):
         at_peers = await find_at_peers(connection, stage)
         fitting = [point for point in at_peers if point.root[0] <= wanted]
-        if opened_archive is not None:
-            archived = await asyncio.to_thread(find_in_archive, opened_archive, stage, wanted)
-            fitting += [archived] if archived is not None else []
+        archived = await asyncio.to_thread(find_in_archive, store, stage, wanted) if store else None
+        fitting += [archived] if archived is not None else []
         if not fitting:
-            raise UserError(_describe_lack(stage, wanted, at_peers, opened_archive))
+            offered = ", ".join(str(point.root[0]) for point in at_peers) or "none"
+            rounds = ", ".join(str(entry.round) for entry in store.newest(stage)) if store else ""
+            in_archive = f"{archive} has {rounds or 'none'}" if store else "no archive was named (--archive)"
+            raise UserError(
+                f"nothing was ordered: stage {stage} has no snapshot of round {wanted} or before. Its peers "
+                f"agree on those of rounds {offered}; {in_archive}"
+            )
         points.append(max(fitting, key=lambda point: point.root[0]))
     return points
-
-
-def _describe_lack(stage: int, wanted: int, at_peers: Sequence[ReturnPoint], archive: Archive | None) -> str:
-    """Return in words that a stage has no snapshot up to round `wanted`, and which ones there are."""
-    offered = ", ".join(str(point.root[0]) for point in at_peers) or "none"
-    archived = "no archive was named (--archive URL)"
-    if archive is not None:
-        rounds = [str(entry.round) for entry in archive.newest(stage)]
-        archived = f"{archive.store.url} has those of rounds {', '.join(rounds) or 'none'}"
-    return (
-        f"nothing was ordered: stage {stage} has no snapshot of round {wanted} or before. Its peers agree on "
-        f"those of rounds {offered}; {archived}"
-    )

@@ -14,8 +14,8 @@ from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import Manifest
 
 SUMMED = (
-    ", and so do sums that reducers have made. Its own sums leave the open rounds; what others contributed to "
-    "them returns to their momentum"
+    ", and so do sums that reducers have made. Its own sums leave the open rounds; what others contributed "
+    "to them returns to their momentum"
 )
 
 
