@@ -22,11 +22,12 @@ from typing import Any
 from peers.config.run_file import RunFileError, SignedManifest, from_published, published_text
 from peers.config.run_url import MAX_BYTES
 from peers.state.archive_store import ArchiveError, Store, sha256
-from peers.state.checkpoint_file import GIVEN_UP
 from swarmnet.identifiers import RunId
 
 INDEX, RUN, ORDER, CONTRIBUTORS = "archive.json", "run.json", "order.bin", "contributors.json"
 FORMAT = 1
+GIVEN_UP = ".given-up"
+"""Suffix of checkpoints of a history that was given up."""
 INDEX_LIMIT = 64 * 1024 * 1024
 """Maximum size of the index in bytes, for readers and writers: an entry that 64 peers signed takes 4 KB."""
 _LIMIT = 1 << 63

@@ -22,6 +22,7 @@ from torch import Tensor
 from peers.config.atomic_files import is_file, write_atomically
 from peers.config.errors import UserError
 from peers.config.run_file import RunFileError, parse
+from peers.state.archive import GIVEN_UP
 from peers.state.safetensors_file import MAX_TENSORS, open_tensors
 from swarmnet.identifiers import ContributionId, PeerId, RunId
 from swarmnet.lineage import ERA_BYTES
@@ -39,8 +40,6 @@ DIGEST_BYTES = 32
 STATEMENT_BYTES = len(START) + ERA_BYTES + DIGEST_BYTES
 """Largest statement that peers sign about a round: the chain value and the digest of the settled weights."""
 KEPT = 2
-GIVEN_UP = ".given-up"
-"""Suffix of checkpoints of a history that was given up."""
 REFERENCE_CHARACTERS = 160
 """Characters per member of a set: a peer id has 52, a contribution id at most 44, a size 10."""
 

@@ -104,8 +104,7 @@ class WorkerRole(Role):
         self.upload = UploadWatch(lambda: process.config, self.story, process.notify)
         self.stage = None if config.stage == "auto" else config.stage
         self.moved = 0
-        self._orders: tuple[bytes, ...] = ()
-        """The signed orders that the previous worker held."""
+        self._orders: tuple[bytes, ...] = ()  # The previous worker held these.
         self.signed: SignedManifest | None = None
         self.model: Path | None = None
         """Folder of the model that the run starts from, if this machine has it."""

@@ -85,16 +85,7 @@ class StageServices:
             stages=len(manifest.stages),
             notify=context.notify,
         )
-        self.digests = SignedDigests(
-            identity=context.identity,
-            signed=context.signed,
-            stage=stage,
-            neighbourhood=self.links,
-            wrong=self.resynchronise,
-            heard=self._heard_statement,
-            log_event=context.log_event,
-            lineage=self.lineage,
-        )
+        self.digests = self._open_digests()
         self.receipts = Receipts(
             identity=context.identity,
             signed=context.signed,
@@ -155,6 +146,18 @@ class StageServices:
             by_invite=context.manifest.access == "invite",
             is_helper=context.settings.reduces_only,
             upload=bandwidth_fields(context.settings.line)[0],
+        )
+
+    def _open_digests(self) -> SignedDigests:
+        return SignedDigests(
+            identity=self.context.identity,
+            signed=self.context.signed,
+            stage=self.stage,
+            neighbourhood=self.links,
+            wrong=self.resynchronise,
+            heard=self._heard_statement,
+            log_event=self.context.log_event,
+            lineage=self.lineage,
         )
 
     def _open_disk(self) -> CheckpointWriter:

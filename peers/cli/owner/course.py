@@ -137,8 +137,8 @@ def return_to(
         manifest = connection.signed.manifest
         if manifest.data.private:
             raise UserError(
-                "a private run cannot return: its privacy budget counts each round once. End it (swarmnet "
-                "order end), and publish a run that starts from an export"
+                "a private run cannot return: its privacy budget counts each round once. End it, and publish "
+                "a run that starts from an export"
             )
         points = await find_points(connection, round, archive)
         records = await look(connection.directory, connection.signed.run_id, len(manifest.stages))

@@ -17,9 +17,8 @@ from peers.network.discovery.claimed_tokens import Contributions
 from peers.network.orders.order_book import OrderBook
 from peers.stageless.archivist.archivist_links import ArchivistLinks, LinkContext
 from peers.state import checkpoint_file
-from peers.state.archive import Archive, ArchivedCheckpoint, IndexFull, entry_name
+from peers.state.archive import GIVEN_UP, Archive, ArchivedCheckpoint, IndexFull, entry_name
 from peers.state.archive_store import ArchiveError, sha256
-from peers.state.checkpoint_file import GIVEN_UP
 from peers.state.snapshot_service import SNAPSHOTS_ALONE, NoState, SnapshotService, start_digest
 from peers.state.snapshot_store import Snapshots, Weights
 from peers.telemetry import log_events

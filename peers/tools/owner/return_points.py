@@ -43,7 +43,7 @@ class ReturnPoint:
     tokens: int | None
     """Tokens in all settled rounds up to it; None if not known."""
     source: str
-    """Who has it, in words."""
+    """The peers or the archive that have it, in words."""
 
 
 class _OfferReceiver:

@@ -17,9 +17,9 @@ from peers.config.errors import UserError
 from peers.network.discovery.record_reader import look
 from peers.network.discovery.visitor_session import RunConnection
 from peers.stageless.archivist.archivist import Policy
-from peers.state.archive import Archive
+from peers.state.archive import GIVEN_UP, Archive
 from peers.state.archive_store import open_store
-from peers.state.checkpoint_file import GIVEN_UP, stage_and_round
+from peers.state.checkpoint_file import stage_and_round
 from peers.tools.owner.return_points import find_points
 from peers.tools.owner.rollback_cost import describe_return_cost
 from protocols.signed.identity import Identity
