@@ -1,7 +1,6 @@
 """The roles worker and reducer: find the run, then serve one stage after another until the peer is stopped.
 
-While the peer is paused it serves no stage. Nothing of the run is in memory, and the peer stays in the
-directory so that it can resume.
+While the peer is paused, nothing of the run is in memory, and it stays in the directory.
 """
 
 from __future__ import annotations
@@ -82,8 +81,7 @@ SAVE_SECONDS = 10.0
 
 
 class WorkerRole(Role):
-    """Role `worker`, or `reducer`: a worker that trains on nothing. Its weights outlive a session on disk
-    and in the swarm."""
+    """Role `worker`, or `reducer`, which trains on nothing. Weights outlive a session on disk or in peers."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -217,8 +215,7 @@ class WorkerRole(Role):
     # -- serving a stage ------------------------------------------------------------------------------
 
     async def _stage(self, signed: SignedManifest, network: Network) -> bool:
-        """Serve one stage. Returns True if the peer moves to another stage or is only paused, also when the
-        pause was cleared early. Returns False when it is stopped or the run has ended."""
+        """Serve one stage. Returns False if the peer is stopped or the run has ended, else True."""
         process = self.process
         compute = self._computing()
         report_memory_errors(asyncio.get_running_loop(), compute.failed)
@@ -355,8 +352,7 @@ class WorkerRole(Role):
             await asyncio.gather(work, begun, return_exceptions=True)
 
     def _part(self, manifest: Manifest, stage: int) -> StagePart:
-        """Return the part that computes the stage. Raises UserError if it does not fit into the allowed
-        memory."""
+        """Return the part that computes the stage. Raises UserError if it exceeds the allowed memory."""
         config = self.process.config
         every, allowed, limited = self._needs(manifest), self._allowed(), config.limits.memory is not None
         graphs = graphs_that_fit(every, stage, allowed, limited)
