@@ -29,6 +29,8 @@ from swarmnet.identifiers import RunId
 INDEX, RUN, CONTRIBUTORS = "archive.json", "run.json", "contributors.json"
 ORDER, MODERATED_ORDER = "order.bin", "moderated-order.bin"
 FORMAT = 1
+GIVEN_UP = ".given-up"
+"""Suffix of checkpoints of a history that was given up."""
 INDEX_LIMIT = 64 * 1024 * 1024
 """Maximum size of the index in bytes, for readers and writers: an entry that 64 peers signed takes 4 KB."""
 _LIMIT = 1 << 63
@@ -124,6 +126,20 @@ class Archive:
             for entry in deleted:
                 self.store.delete(entry.name)
         return deleted
+
+    def set_aside(self, stage: int, round: int) -> list[ArchivedCheckpoint]:
+        """Rename a stage's checkpoints that are newer than `round` to `.given-up`, and return their entries.
+        The index is written before the old names are deleted. Raises ArchiveError."""
+        newer = [entry for entry in self.newest(stage) if entry.round > round]
+        for entry in newer:
+            name = entry.name.replace(".safetensors", GIVEN_UP)
+            self.store.write(name, self.checkpoint(entry))
+        if newer:
+            staying = tuple(entry for entry in self.entries if entry not in newer)
+            self._write_index(staying, self._encode_index(staying))
+        for entry in newer:
+            self.store.delete(entry.name)
+        return newer
 
     def damaged(self) -> list[str]:
         """Return the names of checkpoints that do not match the index."""

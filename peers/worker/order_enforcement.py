@@ -96,6 +96,10 @@ class OrderEnforcer:
         except UserError as error:
             services.context.end_with(error)
             return
+        lineage = now.lineage(services.stage)
+        if lineage != services.lineage:
+            services.return_to(lineage)
+            return  # The next worker carries out the rest.
         services.round_service.roll_back(now.rolled_back())
         services.round_service.ordered(now.rates)
         self._ending.on_change()

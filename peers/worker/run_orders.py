@@ -27,6 +27,8 @@ class RunOrders:
         self.book = OrderBook(
             signed=context.signed, kept=settings.orders, log_event=context.log_event, notify=context.notify
         )
+        for document in settings.heard_orders:
+            self.book.take(document)
         shown = prove_invite(settings.invite, context.signed.run_id, presence.identity.peer_id)
         self.gatekeeper = Gatekeeper(self.book, shown, presence.directory.now)
         self.text: MicrobatchSource | None = None

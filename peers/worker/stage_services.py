@@ -20,6 +20,7 @@ from peers.state.checkpoint_writer import CheckpointWriter
 from peers.state.momentum_file import MomentumKeeper
 from peers.state.snapshot_service import SnapshotService, start_digest
 from peers.state.snapshot_store import Snapshots
+from peers.telemetry import log_events
 from peers.worker.inference.server import Inference
 from peers.worker.lifecycle import Lifecycle
 from peers.worker.pipeline.origin import MicrobatchSource
@@ -35,6 +36,7 @@ from peers.worker.starting_state import StateRecovery
 from peers.worker.worker_context import WorkerContext
 from protocols.fields import RunSizes
 from swarmnet.identifiers import PeerId
+from swarmnet.lineage import Lineage
 from swarmnet.membership.membership import Membership
 from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.contributors import ContributorFilter
@@ -70,6 +72,8 @@ class StageServices:
         self.context = context
         self.lifecycle = lifecycle
         self.stage = stage
+        self.lineage = orders.book.order.lineage(stage)
+        """Which weights belong to the run's present history. An order that changes it restarts the worker."""
         self.router = router
         self.part = make_part(manifest, stage)
         self.round_service: RoundService | NoRounds = NoRounds()
@@ -85,15 +89,7 @@ class StageServices:
             stages=len(manifest.stages),
             notify=context.notify,
         )
-        self.digests = SignedDigests(
-            identity=context.identity,
-            signed=context.signed,
-            stage=stage,
-            neighbourhood=self.links,
-            wrong=self.resynchronise,
-            heard=self._heard_statement,
-            log_event=context.log_event,
-        )
+        self.digests = self._open_digests()
         self.receipts = Receipts(
             identity=context.identity,
             signed=context.signed,
@@ -156,6 +152,18 @@ class StageServices:
             upload=bandwidth_fields(context.settings.line)[0],
         )
 
+    def _open_digests(self) -> SignedDigests:
+        return SignedDigests(
+            identity=self.context.identity,
+            signed=self.context.signed,
+            stage=self.stage,
+            neighbourhood=self.links,
+            wrong=self.resynchronise,
+            heard=self._heard_statement,
+            log_event=self.context.log_event,
+            lineage=self.lineage,
+        )
+
     def _open_disk(self) -> CheckpointWriter:
         context = self.context
         return CheckpointWriter(
@@ -168,6 +176,7 @@ class StageServices:
             notify=context.notify,
             digests=self.digests,
             past=lambda until: self.round_service.past(until),
+            lineage=self.lineage,
         )
 
     def _open_momentum(self) -> MomentumKeeper:
@@ -195,6 +204,7 @@ class StageServices:
             kept=self.disk.chunks,
             progress=lambda: self.round_service.progress(),
             vouched=keepers.vouched,
+            lineage=self.lineage,
         )
 
     def _open_pipeline(self, text: MicrobatchSource | None) -> PipelineService:
@@ -265,6 +275,14 @@ class StageServices:
         if self.lifecycle.resynchronise(request):
             self.pipeline_service.serving = False
             self.context.notify("behind", f"fetches the state again: {request.reason}")
+
+    def return_to(self, lineage: Lineage) -> None:
+        """End this worker, because the owner ordered a return to the target of `lineage`. The next worker
+        begins with it as a newcomer does."""
+        round = lineage.target[0] if lineage.target is not None else -1
+        reason = f"the owner ordered a return to round {round}"
+        self.context.log_event(log_events.Resync("returned", [], reason, round + 1))
+        self.lifecycle.begin_again(self.stage)
 
     def settled(self, settled: RoundSettled) -> None:
         """Called on the event loop when a round has settled."""

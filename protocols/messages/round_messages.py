@@ -29,7 +29,7 @@ from protocols.signed.signed_receipts import SEALED_BYTES
 from protocols.signed.slices import head_bytes
 
 MAX_STATEMENTS = 256
-"""Maximum number of statements in one message; each takes 164 bytes."""
+"""Maximum number of statements in one message; each takes 164 bytes, or 172 after a return."""
 
 
 class ContributionRef(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -152,10 +152,10 @@ class ChainResponse(Message, frozen=True, tag=26):
 
 class Statements(Message, frozen=True, tag=27):
     """Signed statements about settled weights, made by the sender or by other peers. Each is an envelope
-    around the chain value after a round (12 bytes) and the digest of the settled weights (32)."""
+    around the chain value after a round (12 or 20 bytes) and the digest of the settled weights (32)."""
 
     kind: ClassVar[str] = "update"
-    statements: list[Annotated[bytes, Meta(max_length=164)]]
+    statements: list[Annotated[bytes, Meta(max_length=172)]]
 
 
 class ReceiptMessage(Message, frozen=True, tag=70):

@@ -51,6 +51,7 @@ from protocols.memory.transport import Conditions, MemoryNetwork
 from protocols.ports import Directory, Transport
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
+from swarmnet.membership.membership import SILENT_SECONDS
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.sampling import drawn
 from swarmnet.run.canonical_form import owner_statement
@@ -322,7 +323,9 @@ class Swarm:
             await member.worker.run()
             while member.worker.lifecycle.goes_to is not None:
                 held, target = member.worker.context.settings, member.worker.lifecycle.goes_to
-                member.worker = worker(replace(held, stage=target, moved=held.moved + 1))
+                heard = tuple(member.worker.orders.book.documents)
+                moved = held.moved + (target != member.worker.stage)
+                member.worker = worker(replace(held, stage=target, moved=moved, heard_orders=heard))
                 await member.worker.run()
 
         first = worker(Settings(**{"stage": stage, "checkpoint_seconds": 0.0, **settings}))
@@ -407,21 +410,23 @@ class Swarm:
     def digests(self, stage: int) -> dict[str, dict[int, bytes]]:
         """Name -> round -> digest of the settled weights, of all that ever held the stage. Not of a history
         that was given up: what a peer settled while nobody reached it is not its word any more once it has
-        fetched the state of the others, or has parted with it from a round on."""
+        fetched the state of the others, or has parted with it from a round on. It notices `SILENT_SECONDS`
+        later that nobody does."""
         names = {name for name, member in self.members.items() if member.worker.stage == stage}
         found = {name: SettledRounds() for name in sorted(names)}
-        alone: dict[str, list[int]] = {name: [] for name in names}
+        alone: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
         for note in self.notes:
             if note.name not in names:
                 continue
             found[note.name].take(note.what)
             match note.what:
                 case log_events.Settled(round):
-                    alone[note.name].append(round)
-                case log_events.Unlinked():
-                    alone[note.name] = []
+                    alone[note.name].append((note.time, round))
+                case log_events.Unlinked(code=code):
+                    since = note.time - SILENT_SECONDS * (code == "silent")
+                    alone[note.name] = [each for each in alone[note.name] if each[0] > since]
                 case log_events.Fetched():
-                    for round in alone[note.name]:
+                    for _, round in alone[note.name]:
                         found[note.name].pop(round, None)
         return {
             name: {round: bytes.fromhex(settled.digest) for round, settled in rounds.items()}

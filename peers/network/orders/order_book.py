@@ -86,7 +86,10 @@ class OrderBook:
         functions in `heard`. Returns True if it was adopted."""
         if order.owner not in self.authors or not order.newer_than(self.held_of(order.owner)):
             return False
-        before, owner = self.order, self.signed.manifest.owner
+        manifest, returned = self.signed.manifest, order.order.returned
+        if returned is not None and (manifest.data.private or len(returned.points) != len(manifest.stages)):
+            return False  # The privacy budget counts each round once.
+        before, owner = self.order, manifest.owner
         self._held[order.owner] = order
         moderated = [held.order for author, held in self._held.items() if author != owner]
         own = self.held.order if self.held is not None else NO_ORDER

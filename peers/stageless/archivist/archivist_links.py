@@ -17,7 +17,7 @@ from peers.network.message_router import MessageRouter, handles
 from peers.network.orders.order_book import OrderBook
 from peers.runtime.lived_clock import Clock
 from peers.stageless.archivist.serve import NewcomerService
-from peers.state.checkpoint_file import STATEMENT_BYTES
+from peers.state.checkpoint_file import DIGEST_BYTES, STATEMENT_BYTES
 from peers.state.snapshot_service import SnapshotService
 from peers.telemetry import log_events
 from peers.telemetry.reasons import refusal
@@ -29,8 +29,8 @@ from protocols.ports import Directory, Link, Transport
 from protocols.signed.envelope import EnvelopeKind, open_envelope, run_bytes
 from protocols.signed.records import SignedRecord, open_record
 from swarmnet.identifiers import PeerId
+from swarmnet.lineage import era_of
 from swarmnet.membership.peer_info import PeerInfo
-from swarmnet.rounds.history import START
 from swarmnet.run.schema import WIRE_VERSION
 from swarmnet.snapshots.digest_votes import ROUNDS_KEPT
 
@@ -75,9 +75,9 @@ class LinkContext:
 
     def roots(self) -> dict[PeerId, frozenset[tuple[int, bytes]]]:
         """Return the (round, digest) pairs that each peer has signed. A signed payload is chain value and
-        digest; the chain value, of the length of `START`, is cut off."""
+        digest; the chain value is cut off."""
         return {
-            peer: frozenset((round, payload[len(START) :]) for round, (payload, _) in by_round.items())
+            peer: frozenset((round, payload[-DIGEST_BYTES:]) for round, (payload, _) in by_round.items())
             for peer, by_round in self.statements.items()
         }
 
@@ -102,7 +102,9 @@ class LinkContext:
             envelope = open_envelope(
                 data, self.circle.book.signed.run_id, EnvelopeKind.SETTLED, STATEMENT_BYTES
             )
-            if envelope.stage == self.stage and envelope.sender in self.told:
+            _, service = self.circle.states[self.stage]
+            is_of_era = era_of(bytes(envelope.payload[:-DIGEST_BYTES])) == service.lineage.era
+            if envelope.stage == self.stage and envelope.sender in self.told and is_of_era:
                 by_round = self.statements.setdefault(envelope.sender, {})
                 by_round[envelope.round] = (bytes(envelope.payload), data)
                 if len(by_round) > ROUNDS_KEPT:

@@ -60,7 +60,7 @@ from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.contributors import HasWeight
 from swarmnet.rounds.group_rounds import GroupRounds
-from swarmnet.rounds.history import START, SettledSet
+from swarmnet.rounds.history import SettledSet
 from swarmnet.rounds.own_contributions import ASK_SECONDS, OwnContributions, RestartState
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import Rates
@@ -397,7 +397,9 @@ class RoundService:
     @handles(ChainResponse)
     def _chain(self, peer: PeerId, message: ChainResponse, _body: bytes) -> None:
         size = len(message.digests) // max(1, len(message.counts))
-        if size * len(message.counts) != len(message.digests) or len(message.before) != len(START):
+        if size * len(message.counts) != len(message.digests) or len(message.before) != len(
+            self.rounds.chain.value
+        ):
             self._refused(peer, "malformed", "a chain whose lengths do not fit")
             return
         sets = tuple(
