@@ -73,8 +73,7 @@ async def find_no_text(_digest: bytes, _index: int) -> bytes | None:
 
 
 Arrived = Callable[[PeerId, bytes, int, bytes | None], None]
-"""Receives (holder, digest, index, chunk) in answer to `ChunkDownloader.ask`. The chunk is None if none
-came."""
+"""Receives (holder, digest, index, chunk) in answer to `ChunkDownloader.ask`. Chunk None: none came."""
 Progressed = Callable[[PeerId], None]
 """Called when a holder has sent another part of a chunk."""
 

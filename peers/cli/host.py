@@ -35,7 +35,7 @@ def host(
     from peers.config.run_file import initial_model_option, load_manifest, load_signed, text_settings
     from peers.lab.planner.new_run.machines import bootstrap_place
     from peers.runtime.state_lock import make_private
-    from peers.tools.owner.hosting import HostPlan
+    from peers.tools.owner.hosting import HELD_OUT, HostPlan, scoring_keys
     from peers.tools.owner.hosting import host as host_parts
     from protocols.signed.identity import IdentityError
     from swarmnet.identifiers import PeerId
@@ -64,8 +64,14 @@ def host(
     if signed.manifest.name != manifest.name:
         raise UserError(f"{published} is of another run, {signed.manifest.name}; move it elsewhere")
     options = text_settings(manifest, run_file.parent) + initial_model_option(manifest, run_file.parent)
-    parts = plan.write(shlex.split(options))
+    scoring = scoring_keys(signed.manifest, run_file.parent)
+    parts = plan.write(signed.manifest, shlex.split(options), scoring)
     typer.echo(f"files  {folder}")
     typer.echo(f"page   http://{page}")
+    if not scoring:
+        typer.echo(
+            f"       without a held-out loss; for one, put text that the run lacks beside {run_file.name} "
+            f"({HELD_OUT}.txt), and delete {folder / 'observer.yaml'}"
+        )
     typer.echo("stop   Ctrl+C: all leave; the same command continues")
     asyncio.run(host_parts(parts, lambda line: typer.echo(line, err=True)))

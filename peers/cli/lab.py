@@ -75,11 +75,10 @@ def memory(
 ) -> None:
     """Measure a stage's memory per parameter on this machine, compared with the estimate that peers use."""
     from peers.compute.stage_part import device_of
-    from peers.config.run_file import load_manifest
+    from peers.config.run_file import load_straight_manifest
     from peers.lab.bench.memory import bench, bench_devices, render, render_devices
-    from swarmnet.identifiers import PeerId
 
-    manifest = load_manifest(run_file, PeerId(""), {})
+    manifest = load_straight_manifest(run_file)
     if stage >= len(manifest.stages):
         raise UserError(f"--stage {stage}: {run_file} has stages 0 to {len(manifest.stages) - 1}")
     computing = Computing(dtype, activation_checkpointing, optimizer_state=optimizer_state)
@@ -114,11 +113,10 @@ def training(
 
     from peers.compute.stage_part import computing_of, device_of
     from peers.config.compute_file import ComputeFile
-    from peers.config.run_file import load_manifest
+    from peers.config.run_file import load_straight_manifest
     from peers.lab.bench import training, training_processes
-    from swarmnet.identifiers import PeerId
 
-    manifest = load_manifest(run_file, PeerId(""), {})
+    manifest = load_straight_manifest(run_file)
     if processes:
         costs = asyncio.run(training_processes.bench(run_file, manifest, seconds))
         typer.echo(training_processes.render(costs))
@@ -517,16 +515,15 @@ def plan(
 
     With --shape, searches how the run should be divided for them.
     """
-    from peers.config.run_file import load_manifest
+    from peers.config.run_file import load_straight_manifest
     from peers.lab.planner.plan import plan as estimate
     from peers.lab.planner.plan_report import render
     from peers.lab.planner.plan_request import PlanRequest
-    from swarmnet.identifiers import PeerId
 
     if out is not None and not shape:
         raise UserError("--out writes the shape that was found; add --shape")
     classes, latency_range, link_table = _parse_swarm(peers, latency, links)
-    manifest = load_manifest(run_file, PeerId(""), {})
+    manifest = load_straight_manifest(run_file)
     request = PlanRequest(
         classes, latency_range, churn, tokens, cores, slots, simulated=simulate, seed=seed, links=link_table
     )

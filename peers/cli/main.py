@@ -155,6 +155,7 @@ def _add_groups(app: typer.Typer) -> None:
         "ban": owner.ban,
         "unban": owner.unban,
         "rollback": course.rollback,
+        "return": course.return_to,
         "sign": owner.sign,
         "publish": owner.publish_moderation,
         "dismiss": owner.dismiss,

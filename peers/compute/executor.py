@@ -188,8 +188,7 @@ class InlineCompute:
             self.loop.call_soon(self._run_next)
 
     def _run_next(self) -> None:
-        """Run the most urgent work item. `_finish` follows after its cost on the virtual clock, and runs the
-        next item."""
+        """Run the most urgent work item. `_finish` follows after its virtual cost, and runs the next."""
         if self._closed or not self._queue:
             self._busy = False
             return

@@ -286,7 +286,8 @@ class PeerFile(BaseModel):
     invite`."""
     archive: PathOrUrl = ""
     """Folder, or URL that fsspec opens, to which an archivist saves the run. A worker starts from it if no
-    peer of its stage is online and its own checkpoint is older."""
+    peer of its stage is online and its own checkpoint is older. An observer without contributors of its own
+    takes those in it."""
     allow_reinit: bool = False
     """Start from the initial weights if no peer of the stage is online, even if the run was further; its
     progress is lost. `false`: wait for such a peer."""
@@ -319,7 +320,6 @@ class PeerFile(BaseModel):
 
     @property
     def holds_stage(self) -> bool:
-        """Whether this peer holds the weights of a stage."""
         return self.role in ("worker", "reducer")
 
     @property

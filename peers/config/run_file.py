@@ -106,6 +106,19 @@ def load_manifest(path: Path, owner: PeerId, overrides: Mapping[str, str] | None
     return manifest
 
 
+def load_straight_manifest(path: Path) -> Manifest:
+    """Return the manifest of a run file for a plan or a measurement. These let microbatches pass the stages
+    from the first to the last. Raises UserError for a U-shaped run, and ConfigError."""
+    manifest = load_manifest(path, PeerId(""), {})
+    if manifest.is_u_shaped:
+        raise UserError(
+            f"{path}: data.u_shaped_layers is {manifest.data.u_shaped_layers}, and plans and measurements do "
+            "not follow microbatches back to their origin; copy the file, and leave u_shaped_layers and "
+            "private out"
+        )
+    return manifest
+
+
 def _check(manifest: Manifest) -> None:
     """Raise ManifestError if the manifest contradicts itself."""
     check(manifest)

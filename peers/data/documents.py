@@ -16,7 +16,7 @@ import sys
 import sysconfig
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
 
@@ -177,65 +177,57 @@ ParseLine = Callable[[bytes], tuple[bytes, bytes]]
 """Returns the document in a .jsonl line, and the bytes whose SHA-256 names it. Raises ValueError."""
 
 
+@dataclass(eq=False)
 class DocumentText:
     """The documents of some files, without those that the run's owner has withdrawn. A withdrawn document is
-    named by the SHA-256 of the file's bytes, or of the line's or row's text as UTF-8."""
+    named by the SHA-256 of the file's bytes, or of the line's or row's text as UTF-8.
 
-    def __init__(
-        self,
-        files: Sequence[File],
-        others: ReadSummary | None = None,
-        *,
-        longest_bytes: int = sys.maxsize,
-        seed: int = 0,
-        withdrawn: Container[bytes] = (),
-        check: Callable[[], None] = lambda: None,
-        places: str = "",
-        vocabulary: int = sys.maxsize,
-        parse_line: ParseLine | None = None,
-    ) -> None:
-        """Prepare to read `files`; `others` counts what was skipped besides them.
+    From a text over `longest_bytes` only a part is read, chosen by `seed`: give each peer its own seed."""
 
-        From a text over `longest_bytes` only a part is read, chosen by `seed`: give each peer its own seed.
-        `check` is called with each block; an error that it raises ends the reading. `places` is named in the
-        error about a text without documents; empty: such a text is no error. Files of tokens hold ids below
-        `vocabulary`. With `parse_line`, only lines of JSON and Parquet are read."""
+    files: Sequence[File]
+    others: ReadSummary = field(default_factory=ReadSummary)
+    """What was skipped besides `files`."""
+    _: KW_ONLY
+    longest_bytes: int = sys.maxsize
+    seed: int = 0
+    withdrawn: Container[bytes] = ()
+    check: Callable[[], None] = lambda: None
+    """Called with each block; an error that it raises ends the reading."""
+    places: str = ""
+    """Named in the error about a text without documents; empty: such a text is no error."""
+    vocabulary: int = sys.maxsize
+    """Files of tokens hold ids below it."""
+    parse_line: ParseLine | None = None
+    """If set, only lines of JSON and Parquet are read."""
+
+    def __post_init__(self) -> None:
         self.reading = ReadSummary()
         """Summary of the newest pass over the blocks."""
         self.whole = True
         """Whether that pass found every file, each with its expected `sha256`."""
         self.digest = hashlib.sha256()
         """Hash over the documents of that pass, in their order."""
-        self._files = files
-        self._places = places
-        self._others = ReadSummary() if others is None else others
-        self._longest_bytes = longest_bytes
-        self._seed = seed
-        self._withdrawn = withdrawn
-        self._check = check
-        self._vocabulary = vocabulary
-        self._parse_line = parse_line
-        self._all_bytes = sum(file.bytes for file in files)
-        self.total_bytes = min(self._all_bytes, longest_bytes)
+        self._all_bytes = sum(file.bytes for file in self.files)
+        self.total_bytes = min(self._all_bytes, self.longest_bytes)
         """Approximate number of bytes that a pass reads."""
 
     def blocks(self) -> Iterator[Block]:
         """Yield the documents block by block, and set `reading`, `whole` and `digest` for this pass. From a
         text over `longest_bytes`, a random part is read. Every pass yields the same blocks while the files
         are unchanged. Raises TextError if there is no document, unless `places` is empty."""
-        self.reading = replace(self._others)
+        self.reading = replace(self.others)
         self.whole = True
         self.digest = hashlib.sha256()
-        chance = random.Random(self._seed)
-        files = list(self._files)
-        if self._all_bytes > self._longest_bytes:
+        chance = random.Random(self.seed)
+        files = list(self.files)
+        if self._all_bytes > self.longest_bytes:
             chance.shuffle(files)
-        bytes_left = self._longest_bytes
+        bytes_left = self.longest_bytes
         self._unpacked_left = max(MIN_UNPACKED_BYTES, MAX_UNPACKED_RATIO * self._all_bytes)
         for file in files:
             documents_before = self.reading.documents
             for starts, block in self._read_file(file, bytes_left, chance):
-                self._check()
+                self.check()
                 if starts:
                     self.reading.documents += 1
                 kept = block if isinstance(block, RawTokens) else block[:bytes_left]
@@ -251,15 +243,15 @@ class DocumentText:
                 self.reading.files += 1
             if bytes_left <= 0:
                 return
-        if not self.reading.documents and self._places:
-            raise TextError(f"no text in {self._places}{self.reading.reason()}")
+        if not self.reading.documents and self.places:
+            raise TextError(f"no text in {self.places}{self.reading.reason()}")
 
     def _read_file(self, file: File, room: int, chance: random.Random) -> Iterator[Block]:
         """Yield the blocks of one file, without withdrawn documents. From a file larger than `room` bytes,
         yield a random part of about that length. A file is counted as skipped if it cannot be read, unpacks
         to too many bytes, or has another SHA-256 than expected."""
         try:
-            if file.sha256 and bytes.fromhex(file.sha256) in self._withdrawn:
+            if file.sha256 and bytes.fromhex(file.sha256) in self.withdrawn:
                 return
             if not self._has_expected_hash(file):
                 return
@@ -285,7 +277,7 @@ class DocumentText:
     ) -> Iterator[Block]:
         """Return the blocks of an opened file by its format. From a file larger than `room` bytes, documents
         in lines or rows are skipped at random, and plain text is read from a random byte."""
-        if self._parse_line is not None and content.form not in (LINES, ROWS):
+        if self.parse_line is not None and content.form not in (LINES, ROWS):
             raise Unreadable("holds no lines of JSON and is no Parquet, in which conversations are")
         if content.form:
             read_share = min(1.0, room / max(1, file.bytes))
@@ -294,7 +286,7 @@ class DocumentText:
                 return self._read_lines(file, json_lines(stream), is_skipped)
             if content.form == TABLE:
                 return self._read_rows(file.name, csv_rows(stream, file.column), is_skipped)
-            if self._parse_line is not None:
+            if self.parse_line is not None:
                 return self._read_lines(file, parquet_lines(file.name, stream), is_skipped)
             return self._read_rows(file.name, parquet_rows(file.name, stream, file.column), is_skipped)
         if file.bytes > room and not content.packed and content.stream.seekable():
@@ -314,16 +306,15 @@ class DocumentText:
         return False
 
     def _is_withdrawn(self, file: File, form: str) -> bool:
-        """Return whether the file is one document and withdrawn."""
-        if not self._withdrawn or form:
+        if not self.withdrawn or form:
             return False
         with open_content(file) as content:
-            return self._hash(content.stream) in self._withdrawn
+            return self._hash(content.stream) in self.withdrawn
 
     def _hash(self, stream: BufferedReader) -> bytes:
         digest = hashlib.sha256()
         while block := stream.read(BLOCK_BYTES):
-            self._check()
+            self.check()
             digest.update(block)
         return digest.digest()
 
@@ -362,7 +353,7 @@ class DocumentText:
         with file.open(seekable=start > 0) as stream:
             if self._is_withdrawn(file, ""):
                 return
-            for block in raw_tokens(stream, file.tokens, self._vocabulary, start, room):
+            for block in raw_tokens(stream, file.tokens, self.vocabulary, start, room):
                 yield starts, block
                 starts = False
 
@@ -378,10 +369,10 @@ class DocumentText:
             if not line.strip() or is_skipped():
                 continue
             try:
-                if self._parse_line is None:
+                if self.parse_line is None:
                     text = named = text_of_line(line, file.column)
                 else:
-                    text, named = self._parse_line(line)
+                    text, named = self.parse_line(line)
             except ValueError as error:
                 self.reading.leave_out(f"{file.name}:{number}: {error}", str(error).partition(":")[0])
                 continue
@@ -402,7 +393,7 @@ class DocumentText:
 
     def _yield_document(self, text: bytes, named: bytes) -> Iterator[Block]:
         """Yield a document as one block, unless it is empty or withdrawn by the SHA-256 of `named`."""
-        if text and hashlib.sha256(named).digest() not in self._withdrawn:
+        if text and hashlib.sha256(named).digest() not in self.withdrawn:
             yield True, text
 
 

@@ -130,8 +130,7 @@ def parquet_rows(name: str, stream: BufferedReader, column: str) -> Iterator[str
 
 
 def parquet_lines(name: str, stream: BufferedReader) -> Iterator[bytes | Unreadable]:
-    """Yield each conversation of a Parquet file as a line of JSON (`CONVERSATIONS`). Raises as `parquet_rows`
-    does."""
+    """Yield each conversation of a Parquet file as a line of JSON. Raises as `parquet_rows` does."""
     with _opened_parquet(name, stream) as file:
         there = file.schema_arrow.names
         columns = next((keys for keys in CONVERSATIONS if set(keys) <= set(there)), None)

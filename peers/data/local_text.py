@@ -103,10 +103,15 @@ def require_text(manifest: Manifest, config: PeerFile) -> None:
 
 
 def unservable_stages(manifest: Manifest, config: PeerFile, missing: str) -> frozenset[int]:
-    """Return the stages that this machine cannot serve because text is missing: the first stage, which reads
-    the text, or none. `missing` is the message of `missing_text`; empty: none is missing. The first stage is
-    not excluded if the user chose it or the run has no other."""
+    """Return the stages that this machine must not serve: the first stage, which reads the text, if some is
+    missing. `missing` is the message of `missing_text`; empty: none is missing. The first stage is not
+    excluded if the user chose it or the run has no other. In a U-shaped run a peer with text serves no other
+    stage, unless the user chose one; then it never moves to the first."""
     excludes_first = bool(missing) and not _must_read_text(manifest, config)
+    if manifest.is_u_shaped and not excludes_first:
+        if config.stage in ("auto", FIRST_STAGE):
+            return frozenset(range(1, len(manifest.stages)))
+        excludes_first = True
     return frozenset({FIRST_STAGE}) if excludes_first else frozenset()
 
 

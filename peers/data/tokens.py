@@ -100,8 +100,7 @@ class ShardCache:
         return self._tokenizer.warning
 
     def keep_only(self, shards: Iterable[Shard]) -> None:
-        """Remove all stored files except the tokens of these shards by this tokenizer. Raises TextError if
-        the disk refuses."""
+        """Remove all stored files but the tokens of these shards by this tokenizer. Raises TextError."""
         kept = {self._path(shard).stem for shard in shards}
         try:
             for path in self._folder.glob("*"):

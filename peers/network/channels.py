@@ -39,24 +39,18 @@ class TrafficCounters:
     """Number of peers that went, by code."""
 
 
+@dataclass(eq=False, kw_only=True)
 class LinkPool:
-    """The links of this peer by (peer, lane). Each begins with `Hello`; the bulk lane is opened on demand."""
+    """The links of this peer by (peer, lane). Each begins with `Hello`; the bulk lane is opened on demand.
+    `sent` counts bytes by message kind."""
 
-    def __init__(
-        self,
-        *,
-        transport: Transport,
-        sent: Counter[str],
-        hello: Callable[[], Hello],
-        addresses: Callable[[PeerId], Sequence[str]],
-        log_event: log_events.LogEvent,
-    ) -> None:
-        """Create without links. `sent` counts bytes by message kind."""
-        self.transport = transport
-        self.sent = sent
-        self.hello = hello
-        self.addresses = addresses
-        self.log_event = log_event
+    transport: Transport
+    sent: Counter[str]
+    hello: Callable[[], Hello]
+    addresses: Callable[[PeerId], Sequence[str]]
+    log_event: log_events.LogEvent
+
+    def __post_init__(self) -> None:
         self.waiting: dict[PeerId, list[tuple[Message, Body]]] = {}
         """Long bodies that wait for their lane to open."""
         self._links: dict[tuple[PeerId, Lane], Link] = {}
@@ -126,7 +120,6 @@ class LinkPool:
         return True
 
     def drop(self, peer: PeerId) -> None:
-        """End all links to a peer."""
         for lane in LANES:
             link = self._links.pop((peer, lane), None)
             if link is not None:

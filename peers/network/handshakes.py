@@ -18,8 +18,7 @@ MAX_GREETED = MAX_PEERS
 
 
 class Handshakes(dict[PeerId, asyncio.Event]):
-    """Maps each peer that must send a message to an event. At its message, its entry is removed and the event
-    set."""
+    """Maps each peer that must send a message to an event. Its message removes the entry and sets it."""
 
     def __init__(self) -> None:
         super().__init__()

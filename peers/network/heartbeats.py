@@ -40,7 +40,6 @@ class Heartbeats:
 
     @property
     def next(self) -> int:
-        """Sequence of the next heartbeat."""
         return self.echoes.sequence + 1
 
     def _tick(self) -> None:

@@ -44,8 +44,7 @@ class MessageRouter:
     """The handlers of all messages that one `Receiver` or role expects."""
 
     def __init__(self, *services: type) -> None:
-        """Expect the messages that `services` handle. Such messages are dropped until an instance is
-        added."""
+        """Expect the messages that `services` handle. They are dropped until an instance is added."""
         self._handlers: dict[type[Message], dict[type, Handler]] = {
             kind: {} for service in services for kind, _ in handled(service)
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 from peers.telemetry import log_events
 from protocols.errors import WireError
@@ -12,22 +13,17 @@ from protocols.ports import Transport
 from swarmnet.identifiers import PeerId
 
 
+@dataclass(eq=False, kw_only=True)
 class OneOffReplies:
-    """Sends one response of a kind per peer at a time. A flood thus costs the requester more than us."""
+    """Sends one response of a kind per peer at a time. A flood thus costs the requester more than us. `sent`
+    counts bytes on the wire by message kind."""
 
-    def __init__(
-        self,
-        *,
-        transport: Transport,
-        sent: Counter[str],
-        log_event: log_events.LogEvent,
-        deadline_seconds: float,
-    ) -> None:
-        """Create the sender. `sent` counts bytes on the wire by message kind."""
-        self.transport = transport
-        self.sent = sent
-        self.log_event = log_event
-        self.deadline_seconds = deadline_seconds
+    transport: Transport
+    sent: Counter[str]
+    log_event: log_events.LogEvent
+    deadline_seconds: float
+
+    def __post_init__(self) -> None:
         self._under_way: set[tuple[PeerId, type[Message]]] = set()
 
     async def answer(self, peer: PeerId, message: Message, body: Body = b"") -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 
 from peers.network.channels import DIAL_SECONDS, LinkPool, TrafficCounters
 from peers.network.handshakes import Handshakes
@@ -55,30 +56,22 @@ GOODBYES = {"moving": "moved", "pausing": "paused"}
 """Maps the reason in a `Bye` to the code of the departure; others have `left`."""
 
 
+@dataclass(eq=False, kw_only=True)
 class PeerLinks:
-    """The links of one peer, called its neighbourhood. It is the `Receiver` of the transport."""
+    """The links of one peer, called its neighbourhood. It is the `Receiver` of the transport. `log_event`
+    writes to the peer's event log; `bodies` has the largest accepted bodies. Without `admission`, the run is
+    open to all."""
 
-    def __init__(
-        self,
-        *,
-        transport: Transport,
-        run_id: RunId,
-        membership: Membership,
-        listener: Listener,
-        signed_manifest: bytes,
-        log_event: log_events.LogEvent,
-        bodies: Bodies = ANYTHING.bodies,
-        admission: Admission | None = None,
-    ) -> None:
-        """Create the neighbourhood. `log_event` writes to the peer's event log; `bodies` has the largest
-        accepted bodies. Without `admission`, the run is open to all."""
-        self.transport = transport
-        self.run_id = run_id
-        self.membership = membership
-        self.listener = listener
-        self.signed_manifest = signed_manifest
-        self.log_event = log_event
-        self.admission = admission or OpenToAll()
+    transport: Transport
+    run_id: RunId
+    membership: Membership
+    listener: Listener
+    signed_manifest: bytes
+    log_event: log_events.LogEvent
+    bodies: InitVar[Bodies] = ANYTHING.bodies
+    admission: Admission = field(default_factory=OpenToAll)
+
+    def __post_init__(self, bodies: Bodies) -> None:
         self.record = b""
         """This peer's own signed record; empty until the peer knows its stage."""
         self.traffic = TrafficCounters()
@@ -86,21 +79,27 @@ class PeerLinks:
         """Measures silence and timeouts, here and in the peer's other parts. It excludes time while the
         process was stopped."""
         self._link_pool = LinkPool(
-            transport=transport,
+            transport=self.transport,
             sent=self.traffic.sent,
             hello=self._make_hello,
             addresses=self._addresses,
-            log_event=log_event,
+            log_event=self.log_event,
         )
         self._handshakes = Handshakes()
         self._terms = Terms(bodies, self._handshakes.greeted.__contains__)
         self.heartbeats = Heartbeats(
-            membership=membership, links=self._link_pool, listener=listener, sent=self._look_after_links
+            membership=self.membership,
+            links=self._link_pool,
+            listener=self.listener,
+            sent=self._look_after_links,
         )
         self._introduced: dict[PeerId, set[PeerId]] = {}
         """Maps neighbour to the newcomers whose records were sent to it."""
         self._one_off_replies = OneOffReplies(
-            transport=transport, sent=self.traffic.sent, log_event=log_event, deadline_seconds=DIAL_SECONDS
+            transport=self.transport,
+            sent=self.traffic.sent,
+            log_event=self.log_event,
+            deadline_seconds=DIAL_SECONDS,
         )
         self._silence = Timer(self._drop_silent, self.clock)
         self._dials = Timer(self._dial_due)
@@ -156,7 +155,6 @@ class PeerLinks:
         return known is None or (known.stage < 0 and not known.linked)
 
     def known(self) -> Mapping[PeerId, KnownPeer]:
-        """Return the known peers."""
         return self.membership.peers
 
     def linked(self, stage: int) -> list[PeerId]:
@@ -164,7 +162,6 @@ class PeerLinks:
         return [peer for peer, known in self.known().items() if known.stage == stage and known.linked]
 
     def queued_bytes(self, peer: PeerId, lane: Lane) -> int:
-        """Return the bytes queued for a peer on that lane."""
         return self._link_pool.queued_bytes(peer, lane)
 
     # -- links ----------------------------------------------------------------------------------------
@@ -457,8 +454,7 @@ class PeerLinks:
     # -- heartbeats -----------------------------------------------------------------------------------
 
     def _look_after_links(self) -> None:
-        """Forget old peers, end links that no side needs, and dial the peers that are due. Called once a
-        second."""
+        """Forget old peers, end links that no side needs, and dial those that are due, once a second."""
         self.membership.forget_old(self.clock.time())
         self._handshakes.keep(self.membership.peers)
         for peer in self.membership.surplus(self.clock.time()):

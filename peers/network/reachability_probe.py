@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
@@ -24,8 +25,7 @@ from protocols.reachability.fresh_dial import DialOutcome
 from swarmnet.identifiers import PeerId
 
 Connections = Callable[[float], Awaitable[Sequence[tuple[PeerId, str]]]]
-"""Returns each connected peer and its address, within a timeout in seconds. Raises PeerGone if p2pd does not
-answer."""
+"""Returns each connected peer and its address, within a timeout. Raises PeerGone if p2pd does not answer."""
 Way = Literal["direct", "relayed", "none", "unknown"]
 """How other peers can connect to this one."""
 
@@ -83,24 +83,18 @@ def order_helpers(connections: Sequence[tuple[PeerId, str]], chance: Random) -> 
     return sorted(rank_of, key=rank_of.__getitem__)
 
 
+@dataclass(eq=False, kw_only=True)
 class ReachabilityProbe:
-    """Probes the reachability of one peer while its p2pd runs."""
+    """Probes the reachability of one peer while its p2pd runs. `tell` is called with the new `Way` whenever
+    it has changed."""
 
-    def __init__(
-        self,
-        *,
-        asks: Asks,
-        connections: Connections,
-        addresses: Callable[[], Addresses],
-        tell: Callable[[Way], None],
-        chance: Random,
-    ) -> None:
-        """Create the probe. `tell` is called with the new `Way` whenever it has changed."""
-        self._ask_dial_back = asks
-        self._connections = connections
-        self._addresses = addresses
-        self._on_change = tell
-        self._chance = chance
+    asks: Asks
+    connections: Connections
+    addresses: Callable[[], Addresses]
+    tell: Callable[[Way], None]
+    chance: Random
+
+    def __post_init__(self) -> None:
         self.gets_in: bool | None = None
         """The last result; None if no helper could tell."""
         self.way: Way = "unknown"
@@ -111,7 +105,7 @@ class ReachabilityProbe:
         loop = asyncio.get_running_loop()
         pause = FIRST_SECONDS
         while True:
-            next_probe = loop.time() + pause * self._chance.uniform(0.5, 1.5)
+            next_probe = loop.time() + pause * self.chance.uniform(0.5, 1.5)
             while loop.time() < next_probe:
                 self._update_way()
                 await asyncio.sleep(min(SHOW_SECONDS, next_probe - loop.time()))
@@ -124,13 +118,13 @@ class ReachabilityProbe:
         returns False if one failed, and None if none could try."""
         failures = 0
         try:
-            helpers = order_helpers(await self._connections(CONNECTIONS_SECONDS), self._chance)
+            helpers = order_helpers(await self.connections(CONNECTIONS_SECONDS), self.chance)
         except WireError:
             return None  # p2pd is about to be started again.
         for helper in helpers[:HELPERS]:
-            addresses = self._addresses()
+            addresses = self.addresses()
             try:
-                answer = await self._ask_dial_back(helper, addresses.to_ask)
+                answer = await self.asks(helper, addresses.to_ask)
             except (WireError, *DAEMON_ERRORS):
                 continue
             was_reached = reached_an_announced(addresses, answer.dialled)
@@ -149,7 +143,7 @@ class ReachabilityProbe:
         if self.gets_in:
             way = "direct"
         elif self.gets_in is False:
-            way = "relayed" if self._addresses().relayed else "none"
+            way = "relayed" if self.addresses().relayed else "none"
         if way != self.way:
             self.way = way
-            self._on_change(way)
+            self.tell(way)

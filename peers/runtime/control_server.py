@@ -27,13 +27,11 @@ ANSWER_SECONDS = 60.0
 
 Request = Mapping[str, Any]
 Answer = Callable[[Request], Awaitable[dict[str, Any]]]
-"""Executes a request and returns the answer. Raises UserError that says what is wrong and what would be
-right."""
+"""Executes a request and returns the answer. Raises UserError: what is wrong and what would be right."""
 
 
 class Control:
-    """The requests that a peer answers. Roles add their own to `answers`; the server lives as long as the
-    process."""
+    """The requests that a peer answers. Roles add their own to `answers`."""
 
     def __init__(self, state: Path) -> None:
         self.state = state
@@ -129,8 +127,7 @@ class Control:
         return await self.execute(request)
 
     async def execute(self, request: object) -> dict[str, Any]:
-        """Execute a request and return its answer. Raises UserError for an unknown or failing one, and
-        TimeoutError."""
+        """Execute a request and return its answer. Raises UserError and TimeoutError."""
         command = request.get("do") if isinstance(request, dict) else None
         handler = self.answers.get(command) if isinstance(command, str) else None
         if handler is None or not isinstance(request, dict):

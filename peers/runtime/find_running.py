@@ -85,8 +85,7 @@ def _find_only_peer(command: str, at_rest: bool) -> Path:
 
 
 def _is_running(state: Path) -> bool:
-    """Return True if a peer holds the lock. A socket proves nothing, because a killed peer leaves it
-    behind."""
+    """Return True if a peer holds the lock. A socket proves nothing: a killed peer leaves it."""
     try:
         return is_held(state)
     except UserError:  # The folder belongs to another user, and has to be named.

@@ -361,7 +361,6 @@ class PageHandler(BaseHTTPRequestHandler):
         return False
 
     def respond(self, response: HttpResponse) -> None:
-        """Send a response."""
         status, kind, body = response
         self.send_response(status)
         self.send_header("Content-Type", kind)

@@ -69,8 +69,7 @@ class Clock:
         return self._lived.at(self._loop.time())
 
     def call_at(self, when: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
-        """Schedule a callback like the loop does. After a stop it comes too early, so it must check the
-        time."""
+        """Schedule a callback as the loop does. After a stop it comes early, so it must check the time."""
         return self._loop.call_at(self._lived.when(when), callback)
 
     def close(self) -> None:

@@ -1,5 +1,4 @@
-"""Check whether a peer is alive: its event loop turns (runs callbacks), and its compute thread has not
-ended."""
+"""Check whether a peer is alive: its event loop turns, and its compute thread has not ended."""
 
 from __future__ import annotations
 
@@ -9,8 +8,7 @@ from collections.abc import Callable
 
 TURN_SECONDS = 1.0
 STUCK_SECONDS = 15.0
-"""An event loop that has not turned for this many seconds hangs. It is long, because swapping machines are
-slow."""
+"""An event loop that has not turned for this many seconds hangs. It is long: swapping machines are slow."""
 
 
 class Pulse:

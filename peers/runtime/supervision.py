@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from peers.config.errors import DevicesLost, UserError
@@ -99,25 +100,18 @@ def report_memory_errors(loop: asyncio.AbstractEventLoop, failed: asyncio.Future
     loop.set_exception_handler(handle)
 
 
+@dataclass(eq=False, kw_only=True)
 class Watchdog:
-    """A thread that ends the process if the event loop or the compute thread hangs."""
+    """A thread that ends the process if the event loop or the compute thread hangs. `turns` grows while the
+    event loop turns. `working_seconds` returns for how long the compute thread has worked on one piece."""
 
-    def __init__(
-        self,
-        *,
-        turns: Callable[[], int],
-        working_seconds: Callable[[], float],
-        notify: Callable[[str], None],
-        end: Callable[[int], None] = os._exit,
-        look_seconds: float = LOOK_SECONDS,
-    ) -> None:
-        """Create the watchdog. `turns` grows while the event loop turns. `working_seconds` returns for how
-        long the compute thread has worked on one piece."""
-        self.turns = turns
-        self.working_seconds = working_seconds
-        self.notify = notify
-        self.end = end
-        self.look_seconds = look_seconds
+    turns: Callable[[], int]
+    working_seconds: Callable[[], float]
+    notify: Callable[[str], None]
+    end: Callable[[int], None] = os._exit
+    look_seconds: float = LOOK_SECONDS
+
+    def __post_init__(self) -> None:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 

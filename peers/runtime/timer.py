@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 GRAIN_SECONDS = 0.001
-"""Delay in seconds. Event loops fire up to a clock tick early, and the machine would then arm the timer
-again."""
+"""Delay in seconds. Event loops fire up to a clock tick early, and the timer would be armed again."""
 
 
 class HasTime(Protocol):

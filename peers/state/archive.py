@@ -2,7 +2,8 @@
 
     run.json           the published run
     order.bin          the owner's newest order, if one was given
-    contributors.json  the contributors, by what peers claim in their records
+    moderated-order.bin  the moderators' newest bans, if there are any
+    contributors.json  the contributors, by what peers claim in their records and by the receipts in these
     archive.json       the index: every checkpoint with its SHA-256, length and signers
     stage-S-round-R.safetensors
 
@@ -15,17 +16,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from peers.config.run_file import RunFileError, SignedManifest, from_published, published_text
 from peers.config.run_url import MAX_BYTES
 from peers.state.archive_store import ArchiveError, Store, sha256
+from protocols.signed.moderation import MODERATED
 from swarmnet.identifiers import RunId
 
-INDEX, RUN, ORDER, CONTRIBUTORS = "archive.json", "run.json", "order.bin", "contributors.json"
+INDEX, RUN, CONTRIBUTORS = "archive.json", "run.json", "contributors.json"
+ORDER, MODERATED_ORDER = "order.bin", "moderated-order.bin"
 FORMAT = 1
+GIVEN_UP = ".given-up"
+"""Suffix of checkpoints of a history that was given up."""
 INDEX_LIMIT = 64 * 1024 * 1024
 """Maximum size of the index in bytes, for readers and writers: an entry that 64 peers signed takes 4 KB."""
 _LIMIT = 1 << 63
@@ -122,6 +127,20 @@ class Archive:
                 self.store.delete(entry.name)
         return deleted
 
+    def set_aside(self, stage: int, round: int) -> list[ArchivedCheckpoint]:
+        """Rename a stage's checkpoints that are newer than `round` to `.given-up`, and return their entries.
+        The index is written before the old names are deleted. Raises ArchiveError."""
+        newer = [entry for entry in self.newest(stage) if entry.round > round]
+        for entry in newer:
+            name = entry.name.replace(".safetensors", GIVEN_UP)
+            self.store.write(name, self.checkpoint(entry))
+        if newer:
+            staying = tuple(entry for entry in self.entries if entry not in newer)
+            self._write_index(staying, self._encode_index(staying))
+        for entry in newer:
+            self.store.delete(entry.name)
+        return newer
+
     def damaged(self) -> list[str]:
         """Return the names of checkpoints that do not match the index."""
         return [entry.name for entry in self.entries if self._is_damaged(entry)]
@@ -133,12 +152,15 @@ class Archive:
             return True
         return False
 
-    def order(self) -> bytes | None:
-        """Return the stored order without verification, or None."""
-        return self.store.read(ORDER)
+    def orders(self) -> list[bytes]:
+        """Return the stored orders of the owner and the moderators without verification."""
+        stored = (self.store.read(name) for name in (ORDER, MODERATED_ORDER))
+        return [data for data in stored if data is not None]
 
-    def put_order(self, data: bytes) -> None:
-        self.store.write(ORDER, data)
+    def put_orders(self, orders: Iterable[bytes]) -> None:
+        """Write the newest orders: at most one of the owner, and one of the moderators."""
+        for data in orders:
+            self.store.write(MODERATED_ORDER if data[:1] == bytes([MODERATED]) else ORDER, data)
 
     def contributors(self) -> list[dict[str, Any]]:
         """Return the archived contributors, a dict each, for example with `peer`, `name` and `tokens` by

@@ -24,6 +24,7 @@ from peers.telemetry.log_events import Notify
 from protocols.errors import WireError
 from protocols.signed.envelope import EnvelopeKind, open_envelope
 from swarmnet.identifiers import PeerId
+from swarmnet.lineage import NO_RETURN, Lineage
 from swarmnet.model.flat_layout import Layout
 from swarmnet.rounds.own_contributions import NOTHING_PAST
 
@@ -46,11 +47,16 @@ def signers(checkpoint: Checkpoint) -> set[PeerId]:
 class Restoring:
     """Copies a checkpoint from an archive. Call `bring` before a worker reads its own disk."""
 
-    def __init__(self, url: str, signed: SignedManifest, notify: Notify) -> None:
+    def __init__(
+        self, url: str, signed: SignedManifest, notify: Notify, lineage: Lineage = NO_RETURN
+    ) -> None:
+        self.lineage = lineage
         self.url = without_secret(url)
         self._secret_url = url
         self.signed = signed
         self.notify = notify
+        self.orders: list[bytes] = []
+        """The archive's orders, not verified, once it was read."""
 
     async def bring(
         self,
@@ -81,6 +87,7 @@ class Restoring:
         ArchiveError if it has some and none is usable."""
         archive = Archive(open_store(self._secret_url))
         archive.open(self.signed)
+        self.orders = archive.orders()
         files = [file for file in checkpoint_file.files(folder, stage) if file not in damaged]
         own_round = int(files[0].stem.rpartition("-")[2]) if files else -1
         entries = archive.newest(stage)
@@ -117,6 +124,8 @@ class Restoring:
             signing_peers = signers(checkpoint)
             if checkpoint.round != entry.round or not signing_peers:
                 raise ArchiveError(f"{archive.store.url}/{entry.name}: no peer has signed its weights")
+            if not self.lineage.admits((checkpoint.round, checkpoint.digest), checkpoint.chain):
+                raise ArchiveError(f"{archive.store.url}/{entry.name}: the run's owner gave it up")
             # A peer's own checkpoint may name settled sets of contributions; no signature covers these.
             if checkpoint.past != NOTHING_PAST:
                 raise ArchiveError(

@@ -48,7 +48,6 @@ class ArchivistClients:
                 await self.neighbourhood.reach(data)
 
     def linked(self) -> list[PeerId]:
-        """Return the linked archivists."""
         return [
             peer
             for peer, known in self.neighbourhood.known().items()

@@ -22,8 +22,10 @@ from torch import Tensor
 from peers.config.atomic_files import is_file, write_atomically
 from peers.config.errors import UserError
 from peers.config.run_file import RunFileError, parse
+from peers.state.archive import GIVEN_UP
 from peers.state.safetensors_file import MAX_TENSORS, open_tensors
 from swarmnet.identifiers import ContributionId, PeerId, RunId
+from swarmnet.lineage import ERA_BYTES
 from swarmnet.model.decoder import scaled
 from swarmnet.model.fixed_point import UNIT, to_floats, to_units
 from swarmnet.model.flat_layout import Layout
@@ -34,9 +36,9 @@ from swarmnet.rounds.history import START, Earlier
 from swarmnet.rounds.own_contributions import LEARNED_ROUNDS, MAX_REFERENCES, NOTHING_PAST, RestartState
 from swarmnet.run.manifest import Manifest
 
-STATEMENT_BYTES = len(START) + 32
-"""Size of the statement that peers sign about a round: the chain value and the digest of the settled weights.
-"""
+DIGEST_BYTES = 32
+STATEMENT_BYTES = len(START) + ERA_BYTES + DIGEST_BYTES
+"""Largest statement that peers sign about a round: the chain value and the digest of the settled weights."""
 KEPT = 2
 REFERENCE_CHARACTERS = 160
 """Characters per member of a set: a peer id has 52, a contribution id at most 44, a size 10."""
@@ -166,7 +168,7 @@ def read(path: Path, max_tensors: int = MAX_TENSORS) -> Checkpoint:
         if metadata.pop("content") != content_hash(metadata, tensors):
             raise ValueError("it is damaged: its content does not have the hash that it names")
         digest, chain = bytes.fromhex(metadata["digest"]), bytes.fromhex(metadata["chain"])
-        if len(chain) > len(START) or len(START) + len(digest) != STATEMENT_BYTES:
+        if len(chain) > len(START) + ERA_BYTES or len(digest) != DIGEST_BYTES:
             raise ValueError(f"a digest of {len(digest)} bytes and a chain of {len(chain)}")
         checkpoint = Checkpoint(
             RunId(metadata["run"]),
@@ -261,14 +263,14 @@ def on_disk(folder: Path, run_id: RunId) -> list[OnDisk]:
     return [entry for _, entry in latest_first]
 
 
-def set_aside(folder: Path, stage: int, round: int, damaged: Collection[Path] = ()) -> list[Path]:
-    """Rename a stage's checkpoints that are newer than `round` to `.given-up`, so that no start uses them.
-    Returns the new paths. Files in `damaged` keep their names."""
-    renamed = []
-    for path in files(folder, stage):
-        if int(path.stem.rpartition("-")[2]) > round and path not in damaged:
-            renamed.append(path.replace(path.with_suffix(".given-up")))
-    return renamed
+def newer_files(folder: Path, stage: int, round: int, damaged: Collection[Path] = ()) -> list[Path]:
+    """Return a stage's checkpoints that are newer than `round`, without the files in `damaged`."""
+    return [path for path in files(folder, stage) if stage_and_round(path)[1] > round and path not in damaged]
+
+
+def set_aside(paths: Iterable[Path]) -> list[Path]:
+    """Rename checkpoints to `.given-up`, so that no start uses them. Returns the new paths."""
+    return [path.replace(path.with_suffix(GIVEN_UP)) for path in paths]
 
 
 def restore(path: Path, run_id: RunId, stage: int, layout: Layout) -> tuple[int, bytes, Tensor]:
@@ -385,8 +387,7 @@ def _latest_run(files: Iterable[Path]) -> tuple[RunId, Manifest]:
 
 
 def _written_at(file: Path) -> float:
-    """Return the Unix time of the last change; 0 if the file is gone, since a running peer deletes old
-    ones."""
+    """Return the Unix time of the last change; 0 if the file is gone (a running peer deletes old ones)."""
     try:
         return file.stat().st_mtime
     except OSError:

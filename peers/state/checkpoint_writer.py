@@ -18,8 +18,9 @@ from peers.state.partial_download import KeptChunks
 from peers.state.snapshot_store import Snapshots, Weights
 from peers.telemetry import log_events
 from peers.telemetry.log_events import Notify
+from swarmnet.lineage import NO_RETURN, Lineage
 from swarmnet.rounds.history import START
-from swarmnet.rounds.own_contributions import RestartState
+from swarmnet.rounds.own_contributions import NOTHING_PAST, RestartState
 
 LOOK_SECONDS = 1.0
 REFUSED_SECONDS = 60.0
@@ -62,8 +63,14 @@ class CheckpointWriter:
         notify: Notify,
         digests: KeepsStatements,
         past: Callable[[int], RestartState],
+        lineage: Lineage = NO_RETURN,
     ) -> None:
-        """Create the writer. `past(round)` returns what is known of the rounds up to that one."""
+        """Create the writer. `past(round)` returns what is known of the rounds up to that one. Only the
+        checkpoints that `lineage` admits are used."""
+        self.lineage = lineage
+        self.given_up: list[Path] = []
+        """Checkpoints that the owner's return to snapshots gives up. They keep their names until the snapshot
+        is here."""
         self.folder = folder
         self.signed = signed
         self.stage = stage
@@ -88,6 +95,7 @@ class CheckpointWriter:
         restored: list[Weights] = []
         self.saved = None
         self.damaged.clear()
+        self.given_up.clear()
         for path in checkpoint_file.files(self.folder, self.stage) if self.folder is not None else ():
             try:
                 checkpoint, units = checkpoint_file.restore_signed(
@@ -102,26 +110,43 @@ class CheckpointWriter:
                 )
                 continue
             self.digests.restore(checkpoint.signed)
-            round = checkpoint.round
+            round, root = checkpoint.round, (checkpoint.round, checkpoint.digest)
+            if not self.lineage.admits(root, checkpoint.chain):
+                self.given_up += [path] * self.lineage.gives_up(root, checkpoint.chain)
+                continue
+            chain = self.lineage.continue_chain(root, checkpoint.chain)
+            past = checkpoint.past if chain == checkpoint.chain else NOTHING_PAST
             self.notify("restored", f"has the weights of round {round} in its own checkpoint")
             if self.saved is None:
                 self.saved = path, round
-            restored.append(Weights(units, round, checkpoint.chain, checkpoint.past, checkpoint.tokens))
+            restored.append(Weights(units, round, chain, past, checkpoint.tokens))
         return restored
 
     def forget_after(self, round: int) -> None:
         """Rename the checkpoints that are newer than `round`, so that they are not used. The group continues
         from `round` and has abandoned the branch of the newer weights."""
         if self.folder is not None:
-            for path in checkpoint_file.set_aside(self.folder, self.stage, round, self.damaged):
-                self.saved = None
-                self.notify(
-                    "set_aside", f"the group goes on from round {round}: newer weights are now {path}"
-                )
+            newer = checkpoint_file.newer_files(self.folder, self.stage, round, self.damaged)
+            self.saved = None if newer else self.saved
+            self.given_up = [path for path in self.given_up if path not in newer]
+            self._set_aside(newer, f"the group goes on from round {round}: newer weights are")
+
+    def set_given_up_aside(self) -> None:
+        """Rename the checkpoints of a history that the owner gave up. Called when weights of the present one
+        are here."""
+        self._set_aside(self.given_up, "the owner gave up what was settled: newer weights are")
+        self.given_up.clear()
+
+    def _set_aside(self, paths: Iterable[Path], why: str) -> None:
+        for path in checkpoint_file.set_aside(paths):
+            self.notify("set_aside", f"{why} now {path}")
 
     def first_weights(self, snapshots: Snapshots) -> Weights | None:
         """Return the weights that the run starts from, as round -1. They are drawn from the run's seed, or
-        are those of a given model. None if the model is not here yet."""
+        are those of a given model. None if the model is not here yet, or the owner ordered a return to later
+        weights."""
+        if self.lineage.era:
+            return None
         if not self.signed.manifest.init_checkpoint.path:
             return Weights(self.part.first_units(), settled_round=-1, chain=START, tokens=0)
         return snapshots.start.weights() if snapshots.start is not None else None
@@ -158,6 +183,14 @@ class CheckpointWriter:
         """Write the newest snapshot, unless a file has it or a newer one."""
         if snapshots.held:
             await self._write(snapshots.held[0].weights(), last=True)
+
+    async def save_target(self, snapshots: Snapshots, lineage: Lineage) -> None:
+        """Write the snapshot with which a new era begins, if it is in memory, and set newer checkpoints
+        aside. The next worker begins with it, and serves it to others."""
+        for snapshot in snapshots.held:
+            if (snapshot.root.round, snapshot.root.digest) == lineage.target:
+                self.forget_after(snapshot.root.round)
+                await self._write(snapshot.weights(), last=True)
 
     async def _write(self, weights: Weights, last: bool = False) -> None:
         """Write the weights in a thread. Does nothing for initial weights (round -1), if a usable file is of

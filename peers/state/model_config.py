@@ -34,8 +34,7 @@ class Architecture:
     head_dim: int | None
     """The default of transformers if `head_dim` is absent; None means hidden_size / num_attention_heads."""
     num_key_value_heads: int | None
-    """The default of transformers if `num_key_value_heads` is absent; None means the number of query
-    heads."""
+    """The default of transformers without `num_key_value_heads`; None: the number of query heads."""
     sliding_window: int | None
     """The default of transformers if `sliding_window` is absent."""
 

@@ -25,8 +25,7 @@ _UNFINISHED = ".part"
 
 
 class KeptChunks:
-    """The folder of a peer's newest download; only this peer writes there. With `folder` None, nothing is
-    kept."""
+    """The folder of a peer's newest download; only this peer writes there. None keeps nothing."""
 
     def __init__(self, folder: Path | None, notify: Notify) -> None:
         self.folder = folder

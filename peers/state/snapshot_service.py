@@ -53,7 +53,8 @@ from protocols.ports import ChunkDownloader, Transport
 from protocols.signed import msgpack_guard
 from protocols.signed.envelope import EnvelopeKind, open_envelope
 from protocols.signed.token_count import tokens_in
-from swarmnet.identifiers import PeerId
+from swarmnet.identifiers import PeerId, RunId
+from swarmnet.lineage import NO_RETURN, Lineage
 from swarmnet.membership.peer_info import PeerInfo
 from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.history import START
@@ -114,6 +115,26 @@ def start_digest(manifest: Manifest, stage: int) -> bytes | None:
     )
 
 
+def open_root(
+    data: bytes, peer: PeerId, run_id: RunId, stage: int, state_bytes: int
+) -> tuple[SnapshotRoot, int | None]:
+    """Verify a root that `peer` signed for a stage of this size. Returns it and the tokens in all settled
+    rounds up to it, if reported. Raises WireError, msgspec.DecodeError or UnicodeDecodeError."""
+    envelope = open_envelope(data, run_id, EnvelopeKind.SNAPSHOT, HEADER_LIMIT)
+    msgpack_guard.check(envelope.payload, HEADER_LIMIT)
+    root = _root_decoder.decode(envelope.payload)
+    chunk_count = -(-state_bytes // chunk_bytes(state_bytes))  # Rounded up.
+    if (
+        envelope.sender != peer
+        or root.stage != stage
+        or sealed_round(root.round) != envelope.round
+        or root.size != state_bytes
+        or len(root.chunks) != chunk_count
+    ):
+        raise Malformed("a snapshot root that does not fit this stage")
+    return root, tokens_in(envelope.sequence)
+
+
 class NoState(Exception):
     """No neighbour could provide the state. The message says why."""
 
@@ -151,11 +172,13 @@ class SnapshotService:
         kept: KeptChunks | None = None,
         progress: Callable[[], RoundProgress] = lambda: NOT_BEGUN,
         vouched: Callable[[PeerId, SnapshotRoot], bool] = lambda peer, root: True,
+        lineage: Lineage = NO_RETURN,
     ) -> None:
         """`signed()` returns the roots that each peer has signed. `start` is the digest of the initial
         weights if the seed does not make them. `kept` has the chunks of a download that survive a restart.
         `progress()` returns this peer's progress. `vouched` returns whether a peer may offer a root
-        (peers/state/archivists.py)."""
+        (peers/state/archivists.py). `lineage` decides which roots belong to the run's present history."""
+        self.lineage = lineage
         self.snapshots = snapshots
         self.neighbourhood = neighbourhood
         self.state_bytes = state_bytes
@@ -249,11 +272,17 @@ class SnapshotService:
             self.log_event(log_events.OffersMissing(peers=sorted(self._asked - self._offers.keys())))
         if not self._offers:
             raise NoState(f"none of {len(holders)} peers of the stage said what it has")
-        training = {peer: offer for peer, offer in self._offers.items() if offer.round >= 0}
+        valid = {peer: self._valid_roots(peer, offer) for peer, offer in self._offers.items()}
+        admitted = {peer: [root for root in roots if self._admits(root)] for peer, roots in valid.items()}
+        # A peer that offers roots of another era does not train in this one, whatever it reports.
+        of_era = {peer for peer, roots in valid.items() if len(admitted[peer]) == len(roots)}
+        training = {
+            peer: offer for peer, offer in self._offers.items() if offer.round >= 0 and peer in of_era
+        }
         if training and all(offer.oldest_set <= have + 1 for offer in training.values()):
             return None  # Their sets suffice to continue from `have`.
         offers = training or self._offers
-        roots = {peer: self._valid_roots(peer, offer) for peer, offer in offers.items()}
+        roots = {peer: admitted[peer] for peer in offers}
         named = {
             peer: [(root.round, root.digest) for root in offered if root.round >= 0]
             for peer, offered in roots.items()
@@ -266,10 +295,10 @@ class SnapshotService:
             chosen = self._choose_restart_root(named)
         if chosen is None and apart:
             chosen = self._choose_restart_root(named)
-        if chosen is None and have == NOTHING and self.start is not None:
+        if chosen is None and have == NOTHING and self.start is not None and not self.lineage.era:
             all_sets_kept = all(offer.oldest_set == 0 for offer in offers.values())
             return await self._fetch_start(all_sets_kept)
-        if chosen is None and training:
+        if chosen is None and (training or have == NOTHING):
             raise NoState(f"{len(roots)} peers of the stage agree on no snapshot yet")
         if chosen is None:
             return None
@@ -286,6 +315,9 @@ class SnapshotService:
             if (root.round, root.digest) == chosen
         }
         return await self._fetch_root(chosen_roots)
+
+    def _admits(self, root: SnapshotRoot) -> bool:
+        return self.lineage.admits((root.round, root.digest), root.chain)
 
     async def _fetch_start(self, all_sets_kept: bool) -> Weights:
         """Fetch the initial weights from the peers that offer them. Raises NoState if none offers them, or if
@@ -336,28 +368,19 @@ class SnapshotService:
         roots = []
         for signed in offer.roots[:SNAPSHOTS_KEPT]:
             try:
-                envelope = open_envelope(signed, self.snapshots.run_id, EnvelopeKind.SNAPSHOT, HEADER_LIMIT)
-                msgpack_guard.check(envelope.payload, HEADER_LIMIT)
-                root = _root_decoder.decode(envelope.payload)
-                chunk_count = -(-self.state_bytes // chunk_bytes(self.state_bytes))  # Rounded up.
-                if (
-                    envelope.sender != peer
-                    or root.stage != self.snapshots.stage
-                    or sealed_round(root.round) != envelope.round
-                    or root.size != self.state_bytes
-                    or len(root.chunks) != chunk_count
-                ):
-                    raise Malformed("a snapshot root that does not fit this stage")
+                root, reported = open_root(
+                    signed, peer, self.snapshots.run_id, self.snapshots.stage, self.state_bytes
+                )
                 if root.round < 0 and (root.digest != self.start or root.chain != START):
                     raise Malformed("a snapshot root of another start than the run's")
             except (WireError, msgspec.DecodeError, UnicodeDecodeError) as error:
                 self.neighbourhood.refused(peer, "malformed", str(error))
                 continue
-            if root.round < 0 or self.vouched(peer, root):
+            is_target = (root.round, root.digest) == self.lineage.target  # Its owner vouches for it.
+            if root.round < 0 or is_target or self.vouched(peer, root):
                 roots.append(root)
-                tokens = tokens_in(envelope.sequence)
-                if tokens is not None:
-                    self._reported_tokens[peer, root.digest] = tokens
+                if reported is not None:
+                    self._reported_tokens[peer, root.digest] = reported
         return roots
 
     async def _fetch_root(self, roots: dict[PeerId, SnapshotRoot]) -> Weights:
@@ -422,7 +445,8 @@ class SnapshotService:
             for peer in roots
             if (peer, root.digest) in self._reported_tokens
         ]
-        return Weights(units, root.round, root.chain, tokens=median_low(tokens) if tokens else None)
+        chain = self.lineage.continue_chain((root.round, root.digest), root.chain)
+        return Weights(units, root.round, chain, tokens=median_low(tokens) if tokens else None)
 
     def _ask_others(self, fetch: SnapshotFetch) -> None:
         """Ask the other linked peers of the group for offers, because they may have the snapshot by now.

@@ -176,8 +176,7 @@ class Snapshots:
         self.held = tuple(snapshot for snapshot in self.held if snapshot.root.round <= round)
 
     def find(self, digest: bytes) -> Snapshot | None:
-        """Return the snapshot with this digest, or None. From now on it is the one requested last, which is
-        kept longer."""
+        """Return the snapshot with this digest, or None. It is kept longer than others from now on."""
         if self.start is not None and self.start.root.digest == digest:
             return self.start
         found = next((snapshot for snapshot in self.held if snapshot.root.digest == digest), None)

@@ -238,8 +238,7 @@ class _Source:
         return True
 
     def copy(self, name: str, part: Path, budget: _Budget, most: int | None = None) -> str:
-        """Copy a file of at most `most` bytes into `part`. Returns its SHA-256. Raises StartError or
-        OSError."""
+        """Copy a file of up to `most` bytes to `part`. Returns its SHA-256. Raises StartError or OSError."""
         try:
             return self._copy(name, part, budget, most)
         except FileNotFoundError:

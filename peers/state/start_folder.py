@@ -76,8 +76,7 @@ class Folder:
 
 
 def hash_of(hashes: Mapping[str, str]) -> str:
-    """Return the hash of a model's folder. `hashes` maps name to SHA-256 of config.json and of each
-    safetensors file."""
+    """Return the hash of a model's folder. `hashes`: of config.json and each safetensors file, by name."""
     names = (CONFIG, *sorted(hashes.keys() - {CONFIG}))
     return hashlib.sha256("".join(f"{hashes[name]}  {name}\n" for name in names).encode()).hexdigest()
 

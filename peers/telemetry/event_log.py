@@ -64,27 +64,20 @@ class LogLine:
         return self.event.fields
 
 
+@dataclass(eq=False, kw_only=True)
 class EventLog:
-    """Appends events to a file. Not thread-safe."""
+    """Appends events to a file. Not thread-safe. `clock` and `monotonic` are functions such as `time.time`
+    and `time.monotonic`. At `limit_bytes` the file is moved to `<name>.old`, so a long-running peer keeps at
+    most twice that size."""
 
-    def __init__(
-        self,
-        *,
-        path: Path,
-        clock: Callable[[], float],
-        monotonic: Callable[[], float],
-        flush_count: int = 256,
-        flush_seconds: float = 1.0,
-        limit_bytes: int = 256 << 20,
-    ) -> None:
-        """`clock` and `monotonic` are functions such as `time.time` and `time.monotonic`. At `limit_bytes`
-        the file is moved to `<name>.old`, so a long-running peer keeps at most twice that size."""
-        self._path = path
-        self._clock = clock
-        self._monotonic = monotonic
-        self._flush_count = flush_count
-        self._flush_seconds = flush_seconds
-        self._limit_bytes = limit_bytes
+    path: Path
+    clock: Callable[[], float]
+    monotonic: Callable[[], float]
+    flush_count: int = 256
+    flush_seconds: float = 1.0
+    limit_bytes: int = 256 << 20
+
+    def __post_init__(self) -> None:
         self.trouble: Callable[[str], None] = lambda text: None
         """Called once when the disk refuses writes, and once when it accepts them again."""
         self.listeners: list[Callable[[LogLine], None]] = []
@@ -96,14 +89,14 @@ class EventLog:
         self._dropped_lines = 0
         self._standing_facts: dict[tuple[str, str], str] = {}
         """Log lines of the standing facts, by event name and subject."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _truncate_incomplete_line(path)
-        self._file = path.open("ab", buffering=0)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _truncate_incomplete_line(self.path)
+        self._file = self.path.open("ab", buffering=0)
 
     def record(self, event: Event) -> None:
         """Append an event, and pass it to the listeners. Lines are written once enough have gathered."""
-        now = self._monotonic()
-        unix_time = self._clock()
+        now = self.monotonic()
+        unix_time = self.clock()
         line = {"time": round(unix_time, 6), "monotonic": round(now, 6), "event": event.name, **event.fields}
         for listener in self.listeners:
             listener(LogLine(unix_time, now, event))
@@ -111,7 +104,7 @@ class EventLog:
             self._oldest_line_at = now
         self._lines.append(json.dumps(line, separators=(",", ":")))
         self._update_standing_facts(event, self._lines[-1])
-        if len(self._lines) >= self._flush_count or now - self._oldest_line_at >= self._flush_seconds:
+        if len(self._lines) >= self.flush_count or now - self._oldest_line_at >= self.flush_seconds:
             self.flush()
 
     def flush(self) -> None:
@@ -123,7 +116,7 @@ class EventLog:
         self._lines.clear()
         try:
             self._write()
-            if self._file.tell() >= self._limit_bytes:
+            if self._file.tell() >= self.limit_bytes:
                 self._start_new_file()
                 self._unwritten = self._continued_line()
                 self._write()
@@ -139,8 +132,8 @@ class EventLog:
     def _start_new_file(self) -> None:
         """Start a new file; if that fails, the old one remains in use. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):  # Moved before, when opening the new file failed.
-            self._path.replace(_old_path(self._path))
-        file = self._path.open("ab", buffering=0)
+            self.path.replace(_old_path(self.path))
+        file = self.path.open("ab", buffering=0)
         self._file.close()
         self._file = file
 
@@ -168,7 +161,7 @@ class EventLog:
         if not self._standing_facts:
             return b""
         facts = ",".join(self._standing_facts.values())
-        at, now = round(self._clock(), 6), round(self._monotonic(), 6)
+        at, now = round(self.clock(), 6), round(self.monotonic(), 6)
         return f'{{"time":{at},"monotonic":{now},"event":"{CONTINUED}","standing":[{facts}]}}\n'.encode()
 
     def _on_write_error(self, error: OSError) -> None:
@@ -181,9 +174,7 @@ class EventLog:
             self._unwritten = self._unwritten[:first_line_end] + self._unwritten[drop_end:]
         if not self._is_failing:
             self._is_failing = True
-            self.trouble(
-                f"{self._path}: cannot be written: {error.strerror}; training continues, events wait"
-            )
+            self.trouble(f"{self.path}: cannot be written: {error.strerror}; training continues, events wait")
 
     def _on_write_success(self) -> None:
         """After failed writes, log and report how many lines were lost."""
@@ -192,7 +183,7 @@ class EventLog:
             self._is_failing = False
             self._dropped_lines = 0
             self.record(LogRewritten(lost))
-            self.trouble(f"{self._path} is written again; events lost meanwhile: {lost}")
+            self.trouble(f"{self.path} is written again; events lost meanwhile: {lost}")
 
     def close(self) -> None:
         if not self._file.closed:

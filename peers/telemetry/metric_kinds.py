@@ -120,8 +120,7 @@ class Declare:
 
 
 class OptionalGauges:
-    """Gauges that appear with their first value, so that an unknown value has no series instead of a false
-    0."""
+    """Gauges that appear with their first value: an unknown one has no series instead of a false 0."""
 
     def __init__(self, declare: Declare, helps: Mapping[str, str]) -> None:
         """`helps` maps the gauges' names to their help texts."""

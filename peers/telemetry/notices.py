@@ -10,12 +10,10 @@ from peers.telemetry.event_log import LogLine
 from peers.telemetry.log_events import Applied
 
 QUIET_SECONDS = 30.0
-"""The same event with the same peer is printed once in this time; untrusted peers decide how often it
-happens."""
+"""The same event with the same peer is printed once in this time; untrusted peers decide how often."""
 MAX_REMEMBERED = 256
 ALONE = "alone"
-"""Printed once, until another peer of the stage has been there: some runs have one peer per stage on
-purpose."""
+"""Printed once, until another peer of the stage has been there: some runs want one peer per stage."""
 
 
 class NoticePrinter:

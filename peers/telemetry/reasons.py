@@ -239,6 +239,7 @@ RESYNCHRONISATIONS = Codes("The weights are fetched again", "", {
     "forked": Reason(
         "the group follows another branch, which wins", "normal after a partition", "warning"
     ),
+    "returned": Reason("the owner ordered a return to a snapshot", NOTHING, "warning"),
     "in_minority": Reason(
         "the group agrees on other weights; this peer's are wrong", f"{DOCTOR}: memory", "warning"
     ),

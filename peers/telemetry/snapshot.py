@@ -26,8 +26,7 @@ MAX_EVENTS = 256
 SHOWN_VERSIONS = 8
 ROLES = ("worker", "reducer", "bootstrap", "observer", "archivist", "other")
 STATES = ("joining", "training", "serving", "paused_by_owner", "ended", "paused", "leaving", "other", "gone")
-"""`joining` includes peers that connect; `serving` is a peer without a stage; `gone` is a peer that does not
-respond."""
+"""`joining` includes peers that connect; `serving` is a peer without a stage; `gone` does not respond."""
 IN_STEP = ("training", "paused_by_owner", "ended")
 """A peer of a run that its owner paused or ended still has the weights and rounds of its group."""
 HOLDING = ("joining", *IN_STEP, "suspect", "known")
@@ -44,8 +43,7 @@ class AnswerVerdict:
     by: str
     """Peer id of the one that compared."""
     what: Literal["gradients", "hidden states"]
-    """What it compared: the peer of the stage before compares gradients, that of the stage after hidden
-    states."""
+    """What it compared: the peer before compares gradients, that of the stage after hidden states."""
     differed: int
     """Number of comparisons in which they differed, of those `compared`."""
     compared: int
@@ -110,8 +108,7 @@ class StageRow:
 
 @dataclass(frozen=True, slots=True)
 class OldestCheckpoint:
-    """The newest checkpoint of the stage whose newest one is oldest: since then the whole model is on
-    disks."""
+    """The newest checkpoint of the stage whose newest is oldest: since then the model is on disks."""
 
     round: int
     at: float
@@ -310,13 +307,13 @@ class SwarmSnapshot:
     waits_for: tuple[int, ...] = ()
     """Stages without a peer for which microbatches wait."""
     warnings: tuple[str, ...] = ()
-    """Problems that keep the run or this peer's work from counting, one sentence each, with the command that
-    helps."""
+    """Problems that keep the run or this peer's work from counting, each with the command that helps."""
     checkpoint: OldestCheckpoint | None = None
     obstacles: tuple[Obstacle, ...] = ()
     """What keeps the run or single peers from training; for a snapshot of records."""
-    contributors: tuple[tuple[str, str, int, float], ...] = ()
-    """Tuples of peer, name, tokens and seconds of training, most tokens first."""
+    contributors: tuple[tuple[str, str, int, int, float], ...] = ()
+    """Tuples of peer, name, contributions confirmed by receipts, claimed tokens and seconds of training; most
+    confirmed contributions first."""
     doubts: tuple[str, ...] = ()
     """What others' records say against peers: one sentence for each peer or stage."""
     weight_conflicts: Mapping[int, int] = field(default_factory=dict)
@@ -362,8 +359,7 @@ Point = TypeVar("Point")
 
 @dataclass(slots=True)
 class Curve(Generic[Point]):
-    """A curve over any time in bounded memory: when full, every other point is dropped and the step
-    doubles."""
+    """A curve over any time in bounded memory: when full, every other point goes and the step doubles."""
 
     step_seconds: float = FIRST_STEP_SECONDS
     points: list[tuple[float, Point]] = field(default_factory=list)

@@ -18,13 +18,11 @@ from peers.worker.rounds.receipt_service import FILE_NAME, own_tokens, read, sum
 from peers.worker.watch.totals import PeerTotals
 
 YOUNG_SECONDS = 60.0
-"""Seconds of running below which a peer took part in few blocks of rounds; a link to a signer takes
-seconds."""
+"""Seconds of running below which a peer took part in few blocks; a link to a signer takes seconds."""
 
 
 def from_disk(state: Path) -> dict[str, Any]:
-    """Return the credit of a peer that is not running, from its state folder. Every receipt is verified
-    again."""
+    """Return the credit of a peer that is not running, from its state folder. Receipts are verified."""
     from protocols.signed.identity import IdentityError, load
 
     run, key = state / "run.json", state / "identity.key"

@@ -138,8 +138,7 @@ def draw(file: Path, curves: Mapping[str, Sequence[LossPoint]]) -> None:
 
 
 def write_tensorboard(folder: Path, curves: Mapping[str, Sequence[LossPoint]]) -> None:
-    """Write a TensorBoard event file for each curve; its steps are tokens. Raises UserError without
-    tensorboardX."""
+    """Write a TensorBoard event file for each curve; its steps are tokens. Raises UserError."""
     try:
         from tensorboardX import SummaryWriter
     except ModuleNotFoundError:

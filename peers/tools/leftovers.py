@@ -14,6 +14,7 @@ from pathlib import Path
 
 from peers.config.errors import UserError
 from peers.runtime.state_lock import is_held, lock_state_folder
+from peers.telemetry.event_log import LOG_FILE
 from protocols.daemon import temporary
 from protocols.signed.identity import IdentityError
 from protocols.signed.identity import load as load_identity
@@ -31,9 +32,10 @@ OF_A_STATE = {
     "totals.json": "",
     "people.json": "",
     "page.html": "",
-    "events.jsonl": "",
-    "events.jsonl.old": "",
+    LOG_FILE: "",
+    f"{LOG_FILE}.old": "",
     "order.bin": "",
+    "moderated-order.bin": "",
     "height.json": "",
     "lock": "",
     "control.sock": "",
@@ -54,7 +56,7 @@ IN = {
     "text": {"*.tokens": "", "*.part": "", ".*.part": "", "newest.json": ""},
 }
 """Names that peers write, by kind of folder."""
-SHOWS_A_STATE = (IDENTITY, "peer.yaml", "events.jsonl", "lock")
+SHOWS_A_STATE = (IDENTITY, "peer.yaml", LOG_FILE, "lock")
 
 
 @dataclass(slots=True)
@@ -209,8 +211,7 @@ def remove(found: Leftovers) -> list[str]:
 
 
 def remove_state(folder: Path) -> None:
-    """Remove the peer's files from a folder that this process made, and the folder. Raises UserError if the
-    disk refuses."""
+    """Remove the peer's files from a folder that this process made, and the folder. Raises UserError."""
     state = StateFolder(folder, running=False)
     _sort(folder, "state", state, (), Leftovers())
     _removed(state)

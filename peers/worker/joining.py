@@ -39,7 +39,7 @@ def join_rounds(
         )
 
     work = UpdateWork(
-        run_id=context.signed.run_id,
+        run_id=services.lineage.contribution_run(context.signed.run_id),
         stage=services.stage,
         identity=context.identity,
         stage_compute=part.compute,

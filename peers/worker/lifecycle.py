@@ -25,6 +25,8 @@ class Lifecycle:
         self.goodbye = "leaving"
         self.goes_to: int | None = None
         """The stage to which this peer moves, if any; the next worker serves it."""
+        self.hands_over = True
+        """Whether a leaving worker finishes its work and saves its weights."""
         self.leaving = asyncio.Event()
         self.behind = asyncio.Event()
         """Set while the group's state must be fetched again."""
@@ -39,8 +41,7 @@ class Lifecycle:
             self._presence.announce_now()
 
     def leave(self, drain_seconds: float | None, goodbye: str) -> None:
-        """Request the end. `drain_seconds` limits how long finishing may take; None keeps the limit of the
-        settings."""
+        """Request the end. `drain_seconds` limits how long finishing may take; None: as in the settings."""
         self.goes_to = None
         self.goodbye = goodbye
         if drain_seconds is not None:
@@ -52,6 +53,12 @@ class Lifecycle:
         """Request the end of this worker; the next one serves `stage`."""
         self.leave(None, "moving")
         self.goes_to = stage
+
+    def begin_again(self, stage: int) -> None:
+        """Request the end of this worker without handing anything over. The next one serves the same stage,
+        by the owner's newest orders."""
+        self.move(stage)
+        self.hands_over = False
 
     def resynchronise(self, request: FetchGroupState) -> bool:
         """Request to fetch the group's state again. Returns whether this is the first such request."""

@@ -19,7 +19,7 @@ from peers.worker.stage_services import StageServices
 from protocols.errors import WireError
 from protocols.messages.table import OrderUpdate
 from swarmnet.identifiers import PeerId
-from swarmnet.run.owner_orders import OwnerOrders, describe_changes
+from swarmnet.run.owner_orders import OwnerOrders, describe_news
 
 READ_TEXT = "read text again"
 
@@ -85,9 +85,7 @@ class OrderEnforcer:
         """Apply a new order of the run's owner: pass it on, part from excluded peers, set rates, and start or
         stop. `before` and `now` are the previous and the new order."""
         services, gatekeeper = self._services, self._orders.gatekeeper
-        reason = now.reason or "no reason given"
-        changes = "; ".join(describe_changes(before, now))
-        services.context.notify("order", f"new order: {changes} ({reason})")
+        services.context.notify("order", f"new order: {describe_news(before, now)}")
         for peer in services.linked():
             self._send_order(peer)
         self._bar()
@@ -98,6 +96,10 @@ class OrderEnforcer:
         except UserError as error:
             services.context.end_with(error)
             return
+        lineage = now.lineage(services.stage)
+        if lineage != services.lineage:
+            services.return_to(lineage)
+            return  # The next worker carries out the rest.
         services.round_service.roll_back(now.rolled_back())
         services.round_service.ordered(now.rates)
         self._ending.on_change()

@@ -1,7 +1,6 @@
 """The roles worker and reducer: find the run, then serve one stage after another until the peer is stopped.
 
-While the peer is paused it serves no stage. Nothing of the run is in memory, and the peer stays in the
-directory so that it can resume.
+While the peer is paused, nothing of the run is in memory, and it stays in the directory.
 """
 
 from __future__ import annotations
@@ -83,8 +82,7 @@ SAVE_SECONDS = 10.0
 
 
 class WorkerRole(Role):
-    """Role `worker`, or `reducer`: a worker that trains on nothing. Its weights outlive a session on disk
-    and in the swarm."""
+    """Role `worker`, or `reducer`, which trains on nothing. Weights outlive a session on disk or in peers."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -106,6 +104,7 @@ class WorkerRole(Role):
         self.upload = UploadWatch(lambda: process.config, self.story, process.notify)
         self.stage = None if config.stage == "auto" else config.stage
         self.moved = 0
+        self._orders: tuple[bytes, ...] = ()  # The previous worker held these.
         self.signed: SignedManifest | None = None
         self.model: Path | None = None
         """Folder of the model that the run starts from, if this machine has it."""
@@ -162,7 +161,7 @@ class WorkerRole(Role):
         p2pd = network.transport.daemon.pid
         watching = self.watch.run(lambda: (p2pd, *(self.processes.pids if self.processes else ())))
         process.notify("run", run_line(signed))
-        if self.never and (config.stage == "auto" or config.may_move):
+        if missing and self.never and (config.stage == "auto" or config.may_move):
             process.notify("no_text", f"this peer cannot serve the first stage: {missing}")
         beside = [
             asyncio.create_task(watching, name="limits"),
@@ -224,8 +223,7 @@ class WorkerRole(Role):
     # -- serving a stage ------------------------------------------------------------------------------
 
     async def _stage(self, signed: SignedManifest, network: Network) -> bool:
-        """Serve one stage. Returns True if the peer moves to another stage or is only paused, also when the
-        pause was cleared early. Returns False when it is stopped or the run has ended."""
+        """Serve one stage. Returns False if the peer is stopped or the run has ended, else True."""
         process = self.process
         compute = self._computing()
         report_memory_errors(asyncio.get_running_loop(), compute.failed)
@@ -279,11 +277,12 @@ class WorkerRole(Role):
             process.pulse.fault = lambda: None
             network.dht.linked = tuple  # It would keep the whole worker in memory while this peer is paused.
             self.running = NotRunning()
+            self._orders = tuple(worker.orders.book.documents)
             self._left = weakref.ref(worker)
             held = worker.stage if worker.stage >= 0 else self.stage  # Also set after its p2pd has died.
             goes_to = worker.lifecycle.goes_to
             self.stage = held if goes_to is None else goes_to
-            self.moved += goes_to is not None
+            self.moved += goes_to not in (None, held)
         if lost is not None:
             await self._report_lost(lost)
             return not process.stop.is_set()
@@ -361,8 +360,7 @@ class WorkerRole(Role):
             await asyncio.gather(work, begun, return_exceptions=True)
 
     def _part(self, manifest: Manifest, stage: int) -> StagePart:
-        """Return the part that computes the stage. Raises UserError if it does not fit into the allowed
-        memory."""
+        """Return the part that computes the stage. Raises UserError if it exceeds the allowed memory."""
         config = self.process.config
         every, allowed, limited = self._needs(manifest), self._allowed(), config.limits.memory is not None
         graphs = graphs_that_fit(every, stage, allowed, limited)
@@ -413,6 +411,7 @@ class WorkerRole(Role):
             allow_reinit=config.allow_reinit,
             start=self.model,
             orders=config.state / "order.bin",
+            heard_orders=self._orders,
             invite=config.invite_bytes,
             archive=config.archive,
             version=version("swarmnet"),

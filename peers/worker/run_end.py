@@ -112,7 +112,7 @@ class RunShutdown:
             return False
         rounds = service.rounds
         if services.stage > 0:
-            idle = rounds.open_round.tokens_of_group() == 0
+            idle = not rounds.open_round.has_tokens()
             if rounds.last is None and idle and await self._elsewhere.first_stage() >= last:
                 service.end_at(rounds.current - 1)
         elif rounds.past_last:

@@ -27,6 +27,8 @@ class RunOrders:
         self.book = OrderBook(
             signed=context.signed, kept=settings.orders, log_event=context.log_event, notify=context.notify
         )
+        for document in settings.heard_orders:
+            self.book.take(document)
         shown = prove_invite(settings.invite, context.signed.run_id, presence.identity.peer_id)
         self.gatekeeper = Gatekeeper(self.book, shown, presence.directory.now)
         self.text: MicrobatchSource | None = None
@@ -58,7 +60,7 @@ class RunOrders:
         )
         if self.book.order.sequence:
             now = "; ".join(describe_changes(NO_ORDER, self.book.order))
-            context.notify("order", f"the owner's newest order: {now}")
+            context.notify("order", f"the newest order: {now}")
 
     async def read_text(self) -> None:
         """Read the run's text; called for the first stage."""
@@ -66,6 +68,5 @@ class RunOrders:
         self.text = await self._load_text(self._withdrawn)
 
     async def keep_forever(self) -> None:
-        """Keep the order and the registry entry published in the directory, and read newer ones, until
-        cancelled."""
+        """Keep order and registry entry published in the directory, and read newer ones, until cancelled."""
         await keep_forever(self.book, self._context.presence.directory, self._context.log_event)

@@ -180,8 +180,7 @@ class ServedStage:
             self.lifecycle.enter("ended" if self.ending.has_ended else standing)
 
     def own_record(self, signed: SignedRecord) -> None:
-        """End if an earlier process uses this identity. Answer a later process's record with a new own
-        record."""
+        """End if an earlier process uses this identity. Answer a later one's record with a new own one."""
         services, context = self.services, self.services.context
         try:
             is_later = context.presence.judge_own(signed)
@@ -291,6 +290,7 @@ def claims_of(services: StageServices, load: HeartbeatLoad) -> Claims:
         uploads_seen=service.report_uploads(),
         vote_weights=_report_weights(services),
         avoids=pipeline.checks.trust.verdicts(MAX_VERDICTS),
+        receipts=services.receipts.newest(),
     )
 
 

@@ -26,6 +26,8 @@ class Settings:
     """Folder of checkpoints; None keeps nothing on disk."""
     orders: Path | None = None
     """File with the owner's newest order; None keeps none."""
+    heard_orders: tuple[bytes, ...] = ()
+    """The signed orders that the former worker of this process held, should that file not have them."""
     invite: bytes = b""
     """The owner's signed invite for this peer, where the run requires one."""
     archive: str = ""

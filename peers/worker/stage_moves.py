@@ -172,8 +172,7 @@ class StageMover:
             self._feed(Starving())
 
     def _feed(self, event: MoveEvent) -> None:
-        """Pass an event to the mover, and do what it returns: query, announce, withdraw, or leave for another
-        stage."""
+        """Pass an event to the mover, and do what it returns: query, announce, withdraw, or leave."""
         mover = self._mover
         if mover is None:
             return
@@ -241,8 +240,7 @@ class StageMover:
 
 
 def _lost(membership: Membership, peer: PeerId, stage: int) -> bool:
-    """Return whether a former neighbour of that stage is gone. A peer that moved is not: it now has another
-    stage."""
+    """Return whether a former neighbour of that stage is gone. A peer that moved is not."""
     known = membership.peers.get(peer)
     if known is None or known.linked or not known.failures or known.stage != stage:
         return False
@@ -252,8 +250,7 @@ def _lost(membership: Membership, peer: PeerId, stage: int) -> bool:
 def _linked(
     membership: Membership, lines: Mapping[PeerId, LinkBandwidth]
 ) -> Iterable[tuple[PeerId, ObservedPeer]]:
-    """Yield linked peers as seen by their heartbeats, which are newer; only records contain their
-    bandwidths."""
+    """Yield linked peers as seen by their newer heartbeats; only records contain their bandwidths."""
     for peer, known in membership.peers.items():
         if known.linked and not known.is_helper:
             rate = _rate(known.service_seconds)

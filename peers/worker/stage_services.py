@@ -6,6 +6,8 @@ until then `NoRounds` stands for them.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from peers.compute.stage_part import MakePart, StagePart
 from peers.network.discovery.claims import bandwidth_fields
 from peers.network.discovery.discovery import PeerDiscovery
@@ -18,10 +20,12 @@ from peers.state.checkpoint_writer import CheckpointWriter
 from peers.state.momentum_file import MomentumKeeper
 from peers.state.snapshot_service import SnapshotService, start_digest
 from peers.state.snapshot_store import Snapshots
+from peers.telemetry import log_events
 from peers.worker.inference.server import Inference
 from peers.worker.lifecycle import Lifecycle
 from peers.worker.pipeline.origin import MicrobatchSource
 from peers.worker.pipeline.pipeline_service import PipelineService
+from peers.worker.pipeline.return_pass import ReturnPass
 from peers.worker.rounds.digest_gossip import SignedDigests
 from peers.worker.rounds.no_rounds import NoRounds
 from peers.worker.rounds.operations import RoundSettled
@@ -32,6 +36,7 @@ from peers.worker.starting_state import StateRecovery
 from peers.worker.worker_context import WorkerContext
 from protocols.fields import RunSizes
 from swarmnet.identifiers import PeerId
+from swarmnet.lineage import Lineage
 from swarmnet.membership.membership import Membership
 from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.contributors import ContributorFilter
@@ -39,6 +44,7 @@ from swarmnet.rounds.events import ChainSigned, FetchGroupState
 from swarmnet.run.manifest import Manifest
 from swarmnet.snapshots.digest_votes import Statement
 
+Positioned = TypeVar("Positioned", bound=PipelineService)
 AUDITS_OF = b"swarmnet audits 1\0"
 """Signed together with the run's id, this gives a secret that is the same after a restart. It decides which
 results are audited."""
@@ -66,6 +72,8 @@ class StageServices:
         self.context = context
         self.lifecycle = lifecycle
         self.stage = stage
+        self.lineage = orders.book.order.lineage(stage)
+        """Which weights belong to the run's present history. An order that changes it restarts the worker."""
         self.router = router
         self.part = make_part(manifest, stage)
         self.round_service: RoundService | NoRounds = NoRounds()
@@ -81,15 +89,7 @@ class StageServices:
             stages=len(manifest.stages),
             notify=context.notify,
         )
-        self.digests = SignedDigests(
-            identity=context.identity,
-            signed=context.signed,
-            stage=stage,
-            neighbourhood=self.links,
-            wrong=self.resynchronise,
-            heard=self._heard_statement,
-            log_event=context.log_event,
-        )
+        self.digests = self._open_digests()
         self.receipts = Receipts(
             identity=context.identity,
             signed=context.signed,
@@ -152,6 +152,18 @@ class StageServices:
             upload=bandwidth_fields(context.settings.line)[0],
         )
 
+    def _open_digests(self) -> SignedDigests:
+        return SignedDigests(
+            identity=self.context.identity,
+            signed=self.context.signed,
+            stage=self.stage,
+            neighbourhood=self.links,
+            wrong=self.resynchronise,
+            heard=self._heard_statement,
+            log_event=self.context.log_event,
+            lineage=self.lineage,
+        )
+
     def _open_disk(self) -> CheckpointWriter:
         context = self.context
         return CheckpointWriter(
@@ -164,6 +176,7 @@ class StageServices:
             notify=context.notify,
             digests=self.digests,
             past=lambda until: self.round_service.past(until),
+            lineage=self.lineage,
         )
 
     def _open_momentum(self) -> MomentumKeeper:
@@ -191,13 +204,27 @@ class StageServices:
             kept=self.disk.chunks,
             progress=lambda: self.round_service.progress(),
             vouched=keepers.vouched,
+            lineage=self.lineage,
         )
 
     def _open_pipeline(self, text: MicrobatchSource | None) -> PipelineService:
         context = self.context
-        service = PipelineService(
+        service = self._pipeline_at(PipelineService, self.stage, text)
+        # A restarted peer keeps its identity and must not reuse names of microbatches, which other peers
+        # would take for duplicates. No peer starts a thousand in a second.
+        service.origin.next_counter = int(context.presence.directory.now() * 1000)
+        if self.stage == 0 and context.manifest.is_u_shaped:
+            self._pipeline_at(ReturnPass, context.manifest.path_rules().last, None).attach(service)
+        return service
+
+    def _pipeline_at(
+        self, kind: type[Positioned], position: int, text: MicrobatchSource | None
+    ) -> Positioned:
+        """Return the part in the pipeline at a position of the paths: this stage, or the way back to it."""
+        context = self.context
+        return kind(
             manifest=context.manifest,
-            stage=self.stage,
+            stage=position,
             compute=context.compute,
             part=self.part,
             neighbourhood=self.links,
@@ -210,10 +237,6 @@ class StageServices:
             log_event=context.log_event,
             line=context.settings.line,
         )
-        # A restarted peer keeps its identity and must not reuse names of microbatches, which other peers
-        # would take for duplicates. No peer starts a thousand in a second.
-        service.origin.next_counter = int(context.presence.directory.now() * 1000)
-        return service
 
     def _open_inference(self) -> Inference:
         context = self.context
@@ -252,6 +275,14 @@ class StageServices:
         if self.lifecycle.resynchronise(request):
             self.pipeline_service.serving = False
             self.context.notify("behind", f"fetches the state again: {request.reason}")
+
+    def return_to(self, lineage: Lineage) -> None:
+        """End this worker, because the owner ordered a return to the target of `lineage`. The next worker
+        begins with it as a newcomer does."""
+        round = lineage.target[0] if lineage.target is not None else -1
+        reason = f"the owner ordered a return to round {round}"
+        self.context.log_event(log_events.Resync("returned", [], reason, round + 1))
+        self.lifecycle.begin_again(self.stage)
 
     def settled(self, settled: RoundSettled) -> None:
         """Called on the event loop when a round has settled."""

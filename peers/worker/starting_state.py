@@ -119,7 +119,9 @@ class StateRecovery:
                     self.notify("weights", f"no other peer of this stage is there: starts from {source}")
                 return own
             if alone:
-                await self._wait_again("the run starts from a model that no peer here has", own, group)
+                target = self.disk.lineage.target
+                lacking = f"the owner ordered a return to round {target[0]}" if target else "the run starts"
+                await self._wait_again(f"{lacking} from a model that no peer here has", own, group)
                 continue
             apart = update is None and clock.time() >= agreed_until and not self._trains(group)
             try:
@@ -169,7 +171,7 @@ class StateRecovery:
 
     async def _waits_for_weights(self, own: Weights | None, update: RoundService | None) -> bool:
         """Return whether this peer, which would start from the seed, has waited a moment instead."""
-        begins = (own is None or own.settled_round < 0) and update is None
+        begins = (own is None or own.settled_round < 0) and update is None and not self.disk.lineage.era
         if not begins or not await self.elsewhere():
             return False
         await asyncio.sleep(AGAIN_SECONDS)

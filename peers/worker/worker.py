@@ -40,8 +40,7 @@ STEP_SECONDS = 60.0
 
 
 class Worker:
-    """One worker. `run()` returns after `leave()` was called and its work is done, or raises the error that
-    ended it."""
+    """One worker. `run()` returns after `leave()` and its work, or raises the error that ended it."""
 
     def __init__(
         self, context: WorkerContext, load_text: LoadText, make_part: MakePart = build_stage_part
@@ -195,9 +194,10 @@ class Worker:
         if recovery.is_trained():
             return
         if url and folder is not None:
-            restoring = Restoring(url, context.signed, context.notify)
-            layout, damaged = services.part.state, services.disk.damaged
-            await restoring.bring(folder, self.stage, layout, recovery.is_trained, damaged)
+            restoring = Restoring(url, context.signed, context.notify, services.lineage)
+            layout, unused = services.part.state, {*services.disk.damaged, *services.disk.given_up}
+            await restoring.bring(folder, self.stage, layout, recovery.is_trained, unused)
+            self.orders.book.take_archived(restoring.orders, restoring.url)
             recovery.restore()
         await recovery.keepers.reach()
 
@@ -209,6 +209,7 @@ class Worker:
         weights = await until_left(
             leaving, services.recovery.weights(service, lambda: self.lifecycle.request)
         )
+        services.disk.set_given_up_aside()
         await services.disk.chunks.remove()  # A peer that leaves during a download resumes it another time.
         given_up = self.lifecycle.take_request()
         self.elsewhere.why = ""
@@ -293,8 +294,11 @@ class Worker:
 
     async def _drain(self, services: StageServices) -> None:
         """Finish microbatches, contribute the gathered tokens, wait until a neighbour has the contribution,
-        save."""
+        save. After an order to return to a snapshot, only save that, if it is here."""
         service = services.round_service
+        if not self.lifecycle.hands_over:
+            await services.disk.save_target(services.snapshots, self.orders.book.order.lineage(self.stage))
+            return
         if not service.has_weights:
             return
         self.lifecycle.enter("leaving")

@@ -226,8 +226,7 @@ class FrameReader:
         return self._unfinished_bytes + len(self._collected)
 
     def feed(self, data: bytes) -> list[Received]:
-        """Return the messages that `data` completes. Raises Malformed or TooLarge, also on every later
-        call."""
+        """Return the messages that `data` completes. Raises Malformed or TooLarge, now and later."""
         return list(self.take(data))
 
     def take(self, data: bytes) -> Iterator[Received]:

@@ -83,8 +83,7 @@ class MemoryDirectory:
         return self._remembered.at(run, stage, self.now())
 
     async def put_manifest(self, run: RunId, signed_manifest: bytes, deadline_seconds: float) -> bool:
-        """Store a signed manifest. Returns False if this peer reaches no other. WireError if it is
-        invalid."""
+        """Store a signed manifest. False if this peer reaches no other; WireError if it is invalid."""
         open_manifest(signed_manifest, run)
         await asyncio.sleep(0)
         self._network.manifests[run] = signed_manifest
@@ -132,7 +131,6 @@ class MemoryDirectory:
         return self._reaches_others()
 
     async def opinions(self, run: RunId, kind: OpinionKind, deadline_seconds: float) -> list[SignedOpinion]:
-        """Return the opinions in force."""
         await asyncio.sleep(0)
         return opinions_in_force(self._network.opinions.values(), run, kind, self.now())
 

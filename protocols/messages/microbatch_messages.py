@@ -24,7 +24,8 @@ from protocols.fields import (
 
 class Act(Message, frozen=True, tag=10):
     """Forward a microbatch to the next stage. Body: hidden states, then labels as int32 [B, T]. If boundaries
-    are narrow, the body carries sequences and labels together (swarmnet/model/carried_text.py)."""
+    are narrow, the body carries sequences and labels together, and in a U-shaped run neither
+    (swarmnet/model/carried_text.py)."""
 
     kind: ClassVar[str] = "activation"
     priority: ClassVar[int] = 2
@@ -43,8 +44,7 @@ class Act(Message, frozen=True, tag=10):
 
 
 class Grad(Message, frozen=True, tag=11):
-    """The gradient of the hidden states, sent back to the previous stage. Body: in the form of the hidden
-    states."""
+    """The gradient of the hidden states, sent back to the previous stage. Body: like the hidden states."""
 
     kind: ClassVar[str] = "gradient"
     priority: ClassVar[int] = 1

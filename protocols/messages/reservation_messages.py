@@ -77,8 +77,7 @@ class ReservationReply(Message, frozen=True, tag=18):
 
 
 class HoldTime(Message, frozen=True, tag=19):
-    """How long the sender had the microbatch; sent before `Grad`. The rest of the round trip was network
-    time."""
+    """How long the sender had the microbatch; sent before `Grad`. The rest was network time."""
 
     origin: Name
     counter: Number

@@ -25,11 +25,11 @@ from protocols.fields import (
 )
 from protocols.signed.envelope import ENVELOPE_BYTES
 from protocols.signed.identity import SIGNATURE_BYTES
-from protocols.signed.signed_receipts import RECEIPT_LIMIT
+from protocols.signed.signed_receipts import SEALED_BYTES
 from protocols.signed.slices import head_bytes
 
 MAX_STATEMENTS = 256
-"""Maximum number of statements in one message; each takes 164 bytes."""
+"""Maximum number of statements in one message; each takes 164 bytes, or 172 after a return."""
 
 
 class ContributionRef(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -95,8 +95,7 @@ class GetContributions(Message, frozen=True, tag=22):
 
 
 def contribution_bytes(run: RunSizes) -> int:
-    """Return the size in bytes of a signed contribution. A contribution is a peer's compressed update of a
-    round."""
+    """Return the size in bytes of a signed contribution, a peer's compressed update of a round."""
     return ENVELOPE_BYTES + run.payload_bytes
 
 
@@ -134,8 +133,7 @@ class GetIds(Message, frozen=True, tag=24):
 
 
 class GetChain(Message, frozen=True, tag=25):
-    """Request the settled sets up to round `last`, because the branches differ. The answer is
-    `ChainResponse`."""
+    """Request the settled sets up to round `last`, as branches differ. The answer is `ChainResponse`."""
 
     kind: ClassVar[str] = "update"
     last: RoundNumber
@@ -154,18 +152,17 @@ class ChainResponse(Message, frozen=True, tag=26):
 
 class Statements(Message, frozen=True, tag=27):
     """Signed statements about settled weights, made by the sender or by other peers. Each is an envelope
-    around the chain value after a round (12 bytes) and the digest of the settled weights (32)."""
+    around the chain value after a round (12 or 20 bytes) and the digest of the settled weights (32)."""
 
     kind: ClassVar[str] = "update"
-    statements: list[Annotated[bytes, Meta(max_length=164)]]
+    statements: list[Annotated[bytes, Meta(max_length=172)]]
 
 
 class ReceiptMessage(Message, frozen=True, tag=70):
-    """Signed statement about those of the receiver's contributions that the sender saw settle. It needs no
-    reply."""
+    """Signed statement about the receiver's contributions that the sender saw settle. It needs no reply."""
 
     kind: ClassVar[str] = "update"
-    receipt: Annotated[bytes, Meta(max_length=120 + RECEIPT_LIMIT)]
+    receipt: Annotated[bytes, Meta(max_length=SEALED_BYTES)]
     """An envelope around a `ReceiptBody` (protocols/signed/signed_receipts.py). The envelope's round is
     the last round."""
 

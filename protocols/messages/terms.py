@@ -1,6 +1,4 @@
-"""Limits on what a receiver accepts: the largest body of each kind of message, and which peers may send
-bodies.
-"""
+"""Limits on what a receiver accepts: the largest body of each kind, and which peers may send bodies."""
 
 from __future__ import annotations
 
@@ -16,8 +14,7 @@ Bodies = Mapping[type[Message], int]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a receiver accepts. From a peer that has not sent `Hello`, it accepts only headers, for a few
-    seconds."""
+    """What a receiver accepts. Before a peer's `Hello`, it accepts only headers, for a few seconds."""
 
     bodies: Bodies
     greeted: Callable[[PeerId], bool] = lambda peer: True

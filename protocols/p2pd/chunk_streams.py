@@ -14,6 +14,7 @@ import asyncio
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from protocols.daemon.hivemind_imports import StreamInfo
 from protocols.daemon.p2pd import DAEMON_ERRORS, Daemon, DaemonOptions
@@ -111,23 +112,17 @@ class ChunkService:
             writer.transport.abort()
 
 
+@dataclass(eq=False, kw_only=True)
 class ChunkCarriers:
     """The newcomer's side: fetches chunks from holders, over one stream per holder and carrier."""
 
-    def __init__(
-        self,
-        *,
-        carriers: Carriers,
-        daemons: Sequence[Daemon],
-        arrived: Arrived,
-        progressed: Progressed,
-        resolve: Resolve,
-    ) -> None:
-        self._carriers = carriers
-        self._daemons = daemons
-        self._arrived = arrived
-        self._progressed = progressed
-        self._resolve = resolve
+    carriers: Carriers
+    daemons: Sequence[Daemon]
+    arrived: Arrived
+    progressed: Progressed
+    resolve: Resolve
+
+    def __post_init__(self) -> None:
         self._requests: dict[PeerId, asyncio.Queue[tuple[bytes, int]]] = {}
         """Maps each holder to the requests (digest, index) that are not sent yet."""
         self._fetchers: list[asyncio.Task[None]] = []
@@ -159,7 +154,7 @@ class ChunkCarriers:
 
     @property
     def requests_per_holder(self) -> int:
-        return len(self._daemons) * ASKED_PER_STREAM
+        return len(self.daemons) * ASKED_PER_STREAM
 
     def ask(self, holder: PeerId, addresses: Sequence[str], digest: bytes, index: int) -> None:
         """Request a chunk of the snapshot `digest` from a holder. `arrived` is called exactly once for it.
@@ -168,7 +163,7 @@ class ChunkCarriers:
         if queue is None:
             queue = asyncio.Queue()
             self._requests[holder] = queue
-            for daemon in self._daemons:
+            for daemon in self.daemons:
                 fetching = self._fetch(daemon, holder, tuple(addresses), queue)
                 self._fetchers.append(asyncio.create_task(fetching, name=f"carrier {holder}"))
         queue.put_nowait((digest, index))
@@ -194,7 +189,7 @@ class ChunkCarriers:
                 in_flight += new_requests
                 try:
                     if stream is None:
-                        await daemon.connect(holder, await self._resolve(addresses), DIAL_SECONDS)
+                        await daemon.connect(holder, await self.resolve(addresses), DIAL_SECONDS)
                         stream = await daemon.open_stream(holder, CHUNKS_PROTOCOL, DIAL_SECONDS)
                     reader, writer = stream
                     writer.write(b"".join(_REQUEST.pack(*request) for request in new_requests))
@@ -205,9 +200,9 @@ class ChunkCarriers:
                         writer.transport.abort()
                     stream = None
                     while in_flight:
-                        self._arrived(holder, *in_flight.popleft(), None)
+                        self.arrived(holder, *in_flight.popleft(), None)
                 else:  # Chunks come in the order of the requests.
-                    self._arrived(holder, *in_flight.popleft(), chunk)
+                    self.arrived(holder, *in_flight.popleft(), chunk)
         finally:
             if stream is not None:
                 writer.transport.abort()
@@ -221,7 +216,7 @@ class ChunkCarriers:
         while length:
             parts.append(await reader.readexactly(min(PART_BYTES, length)))
             length -= len(parts[-1])
-            self._progressed(holder)
+            self.progressed(holder)
         return b"".join(parts) or None
 
     async def close(self) -> None:
@@ -229,4 +224,4 @@ class ChunkCarriers:
         for fetcher in self._fetchers:
             fetcher.cancel()
         await asyncio.gather(*self._fetchers, return_exceptions=True)
-        await self._carriers.close()
+        await self.carriers.close()

@@ -20,6 +20,7 @@ import asyncio
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass
 from typing import Protocol
 
 from protocols.errors import Backlog, Malformed, WireError
@@ -76,29 +77,24 @@ class SubflowOwner(Protocol):
         """Called when the stream has ended. `error` is set if the other side violated the protocol."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Subflow:
-    """One stream that we opened, with its queued frames and the messages in flight."""
+    """One stream that we opened, with its queued frames and the messages in flight. Start to send and to read
+    acknowledgements. `acknowledged` is True if the receiver acknowledges messages. `carrier` owns the
+    connection; None means this peer's own libp2p connection."""
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        stream: Stream,
-        acknowledged: bool,
-        owner: SubflowOwner,
-        upload: Upload | None,
-        carrier: PeerId | None = None,
-    ) -> None:
-        """Start to send and to read acknowledgements. `acknowledged` is True if the receiver acknowledges
-        messages. `carrier` owns the connection; None means this peer's own libp2p connection."""
-        self.carrier = carrier
-        self._upload = upload
+    name: InitVar[str]
+    stream: InitVar[Stream]
+    acknowledged: bool
+    owner: SubflowOwner
+    upload: Upload | None
+    carrier: PeerId | None = None
+
+    def __post_init__(self, name: str, stream: Stream) -> None:
         self._piece_awaiting_turn = b""
         """The piece that waits until the upload limit lets it pass; empty if none waits."""
         self._reader, self._stream = stream
         self._stream.transport.set_write_buffer_limits(high=2 * PIECE_BYTES)
-        self._acknowledged = acknowledged
-        self._owner = owner
         self._clock = asyncio.get_running_loop().time
         self.writer = FrameWriter()
         self.on_its_way = 0
@@ -123,7 +119,7 @@ class Subflow:
     def post(self, message: Message, body: Body) -> int:
         """Queue a message, count it as in flight if it will be acknowledged, and return its wire bytes."""
         outgoing = self.writer.add(message, body)
-        if self._acknowledged:
+        if self.acknowledged:
             if not self._posted:
                 self.last_progress = self._clock()
             self._posted[outgoing] = self._clock()
@@ -133,7 +129,7 @@ class Subflow:
 
     def load(self) -> int:
         """Return the bytes queued or in flight, which go before a message posted now."""
-        return self.on_its_way if self._acknowledged else self.writer.queued_bytes
+        return self.on_its_way if self.acknowledged else self.writer.queued_bytes
 
     def stalled(self) -> bool:
         """Return True if messages are in flight and none was acknowledged for `STALLED_SECONDS`."""
@@ -152,25 +148,25 @@ class Subflow:
                 if piece is None:
                     self._work.clear()
                     piece = await self._wait_for_piece()
-                if self._upload is not None:
+                if self.upload is not None:
                     self._piece_awaiting_turn = piece  # If the link closes now, `close` writes it.
-                    await self._upload.turn(len(piece), priority_of(piece))
+                    await self.upload.turn(len(piece), priority_of(piece))
                     self._piece_awaiting_turn = b""
                 self._stream.write(piece)
                 async with asyncio.timeout(WRITE_SECONDS):
                     await self._stream.drain()
         except TimeoutError:
-            self._owner.broke(self, f"it takes nothing since {WRITE_SECONDS:g} s", None)
+            self.owner.broke(self, f"it takes nothing since {WRITE_SECONDS:g} s", None)
         except (OSError, RuntimeError) as error:
-            self._owner.broke(self, f"the stream broke ({error or type(error).__name__})", None)
+            self.owner.broke(self, f"the stream broke ({error or type(error).__name__})", None)
 
     def _take_piece(self) -> bytes | None:
         """Take the next piece from the queue, or return None if the queue is empty. If the piece ends a
         message, that message is noted as written."""
         piece = self.writer.next_piece()
-        if piece is not None and self._acknowledged and self.writer.ended is not None:
+        if piece is not None and self.acknowledged and self.writer.ended is not None:
             self._written.append(self.writer.ended)
-        self._owner.taken()
+        self.owner.taken()
         return piece
 
     async def _wait_for_piece(self) -> bytes:
@@ -188,7 +184,7 @@ class Subflow:
             while data := await self._reader.read(_READ_BYTES):
                 if self._closing is not None:  # This side has ended the stream, so nothing counts any more.
                     continue
-                if not self._acknowledged:
+                if not self.acknowledged:
                     raise Malformed("bytes on a one-way stream")
                 self._acknowledge(data)
             self._other_side_ended("it ended")
@@ -201,7 +197,7 @@ class Subflow:
         """Handle that the other side ended the stream. If this side had ended it before, close it without a
         report; otherwise report it to the link."""
         if self._closing is None:
-            self._owner.broke(self, reason, error)
+            self.owner.broke(self, reason, error)
         else:
             self._closing.cancel()
             self._stream.transport.abort()
@@ -223,7 +219,7 @@ class Subflow:
         for _ in range(new_count):
             outgoing = self._written.popleft()
             self.on_its_way -= outgoing.whole
-            self._owner.acknowledged(outgoing, self.last_progress - self._posted.pop(outgoing))
+            self.owner.acknowledged(outgoing, self.last_progress - self._posted.pop(outgoing))
 
     def close(self, polite: bool) -> None:
         """End the stream. If `polite` and no message is half sent, send a closing frame and leave it to the

@@ -9,6 +9,7 @@ message must arrive. A sender that violates a limit is refused: the caller gets 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import InitVar, dataclass
 
 from protocols.daemon.p2pd import DAEMON_ERRORS
 from protocols.errors import Backlog, Malformed, WireError
@@ -37,28 +38,23 @@ _READ_BYTES = 256 * 1024
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
+@dataclass(eq=False, kw_only=True)
 class StreamReader:
     """Reads one stream and delivers its messages to the receiver in `slot`, which is empty once the receiver
-    was replaced. `inflow` parses messages and counts the bytes that are not delivered."""
+    was replaced. `inflow` parses messages and counts the bytes that are not delivered. Prepare to read.
+    `introduced` is True if the sender is already known. Otherwise a message and `Hello` must come within
+    `FIRST_MESSAGE_SECONDS`."""
 
-    def __init__(
-        self,
-        *,
-        intake: Intake,
-        slot: ReceiverSlot,
-        peer: PeerId,
-        lane: Lane,
-        stream: Stream,
-        introduced: bool = False,
-    ) -> None:
-        """Prepare to read. `introduced` is True if the sender is already known. Otherwise a message and
-        `Hello` must come within `FIRST_MESSAGE_SECONDS`."""
-        self.intake = intake
-        self.slot = slot
-        self.peer = peer
-        self.lane = lane
+    intake: Intake
+    slot: ReceiverSlot
+    peer: PeerId
+    lane: Lane
+    stream: InitVar[Stream]
+    introduced: InitVar[bool] = False
+
+    def __post_init__(self, stream: Stream, introduced: bool) -> None:
         self.reader, self.writer = stream
-        self.inflow = intake.open(peer, slot, self.writer.transport.abort)
+        self.inflow = self.intake.open(self.peer, self.slot, self.writer.transport.abort)
         self.clock = asyncio.get_running_loop().time
         self.first_message_until = float("inf") if introduced else self.clock() + FIRST_MESSAGE_SECONDS
         self.idle_until = self.clock() + IDLE_SECONDS

@@ -238,8 +238,7 @@ async def measure(
 
 
 async def _measure_download(reader: asyncio.StreamReader, count: int, samples: list[ReceivedSample]) -> None:
-    """Read `count` bytes from the helper, and append a sample after each read. Raises EOFError if the stream
-    ends before."""
+    """Read `count` bytes from the helper, and append a sample after each read. Raises EOFError."""
     clock = asyncio.get_running_loop().time
     received = 0
     while received < count:

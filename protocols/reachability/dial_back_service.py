@@ -89,23 +89,17 @@ def may_dial(ip: IP, asker: IP | None) -> bool:
     return ip == asker or (ip.version == 6 and ip in ip_network((asker, OWN_BITS), strict=False))
 
 
+@dataclass(eq=False, kw_only=True)
 class DialBackService:
-    """Answers dial-back requests on streams that others open."""
+    """Answers dial-back requests on streams that others open. `peer` is this peer. `dials` dials addresses
+    from a new process, and `able` returns True if it can. `names` resolves a name."""
 
-    def __init__(
-        self,
-        *,
-        peer: PeerId,
-        dials: Dials = dial,
-        able: Callable[[], bool] = can_dial,
-        names: LookUp = look_up,
-    ) -> None:
-        """Create the service. `peer` is this peer. `dials` dials addresses from a new process, and `able`
-        returns True if it can. `names` resolves a name."""
-        self._peer = peer
-        self._dials = dials
-        self._able = able
-        self._look_up = names
+    peer: PeerId
+    dials: Dials = dial
+    able: Callable[[], bool] = can_dial
+    names: LookUp = look_up
+
+    def __post_init__(self) -> None:
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._work: asyncio.Task[tuple[DialOutcome, ...]] | None = None
         """The task that dials for the request being served; None if none is."""
@@ -145,9 +139,9 @@ class DialBackService:
         writer.write(encode(Greeting(challenge, remote_address if asker_ip is not None else "")))
         request = await read_part(reader, DialBackRequest, STEP_SECONDS)
         peer, addresses = PeerId(request.peer), request.addresses
-        if not verify(peer, statement(challenge, self._peer, peer, addresses), request.signature):
+        if not verify(peer, statement(challenge, self.peer, peer, addresses), request.signature):
             return
-        if not self._able():
+        if not self.able():
             answer = DialBackResponse("unable", ())
         elif not self._admit(asker_ip):
             answer = DialBackResponse("busy", ())
@@ -190,7 +184,7 @@ class DialBackService:
             if place is None:
                 refusals[address] = "only an IP or a name with a TCP port is dialled back"
                 continue
-            hosts = await self._look_up(place.host) if place.named else [place.host]
+            hosts = await self.names(place.host) if place.named else [place.host]
             ips = [ip for ip in map(ip_of, hosts) if ip is not None]
             allowed = [ip for ip in ips if may_dial(ip, asker)]
             if allowed:
@@ -202,7 +196,7 @@ class DialBackService:
         targets = tuple(dict.fromkeys(resolved.values()))
         outcomes: dict[str, DialOutcome] = {}
         if targets:
-            outcomes = {outcome.address: outcome for outcome in await self._dials(peer, targets)}
+            outcomes = {outcome.address: outcome for outcome in await self.dials(peer, targets)}
         dialled = []
         for address in addresses:
             if address in refusals:

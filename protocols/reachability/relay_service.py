@@ -135,12 +135,10 @@ class RelayService:
 
     @property
     def slots(self) -> int:
-        """Number of reserved slots."""
         return len(self._slots)
 
     @property
     def circuits(self) -> int:
-        """Number of open circuits."""
         return len(self.table)
 
     async def accept(

@@ -87,8 +87,7 @@ class Identity:
         return cls(Ed25519PrivateKey.from_private_bytes(seed.ljust(32, b"\0")))
 
     def sign(self, statement: bytes) -> bytes:
-        """Return the 64-byte signature. The caller must put a domain prefix into `statement` (envelope.py,
-        records.py)."""
+        """Return the 64-byte signature. `statement` must have a domain prefix (envelope.py, records.py)."""
         return self._key.sign(statement)
 
     def seed_bytes(self) -> bytes:
@@ -96,7 +95,6 @@ class Identity:
         return self._key.private_bytes_raw()
 
     def file_bytes(self) -> bytes:
-        """Return the contents of the identity file."""
         return _PRIVATE_KEY + self._key.private_bytes_raw() + self.public_key
 
 

@@ -60,12 +60,10 @@ class Moderation:
 
     @property
     def missing(self) -> int:
-        """Number of signatures that are missing."""
         return self.moderators.needed - len(self.signers)
 
 
 def joint_id(moderators: Moderators) -> PeerId:
-    """Return the joint id of these moderators."""
     return peer_id_of(hashlib.sha256(b"swarmnet moderators 1\0" + _describe(moderators)).digest())
 
 

@@ -84,8 +84,7 @@ class SignedOpinion:
 def seal_opinion(
     identity: Identity, run_id: RunId, document: OpinionDocument, now_seconds: float
 ) -> SignedOpinion:
-    """Sign an opinion at `now_seconds`, the swarm's time. Raises TooLarge or Malformed if others would refuse
-    it."""
+    """Sign an opinion at `now_seconds`, the swarm's time. Raises TooLarge or Malformed."""
     # An opinion belongs to no stage (-1) and no round (0).
     sequence = int(now_seconds * 1e6)
     payload = msgspec.msgpack.encode(document)
@@ -94,8 +93,7 @@ def seal_opinion(
 
 
 def open_opinion(content: bytes) -> SignedOpinion:
-    """Verify a stored opinion. The caller must check its age. Raises Malformed, TooLarge, WrongRun or
-    BadSignature."""
+    """Verify a stored opinion, not its age. Raises Malformed, TooLarge, WrongRun or BadSignature."""
     run_id = RunId(content[:RUN_ID_BYTES].hex())
     limit = OPINION_LIMIT - RUN_ID_BYTES - ENVELOPE_BYTES
     envelope = open_envelope(content[RUN_ID_BYTES:], run_id, EnvelopeKind.OPINION, limit)

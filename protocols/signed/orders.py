@@ -19,6 +19,7 @@ from protocols.signed.envelope import (
 )
 from protocols.signed.identity import Identity, public_key_bytes
 from swarmnet.identifiers import PeerId, RunId
+from swarmnet.lineage import Return
 from swarmnet.run.mixtures import LARGEST_WEIGHT, MAX_MIXTURES, MAX_SOURCES, MixtureChange
 from swarmnet.run.owner_orders import ORDER_LIMIT, REASON_LIMIT, Ban, OwnerOrders, Withdrawal
 from swarmnet.run.rates import LARGEST_FACTOR, MAX_RATES, RateChange
@@ -31,6 +32,9 @@ Text = Annotated[str, Meta(max_length=REASON_LIMIT)]
 Sha256 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 InviteId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Factor = Annotated[int, Meta(ge=1, le=LARGEST_FACTOR)]
+StoredRound = Annotated[int, Meta(ge=0, lt=2**32)]
+"""A round that has a snapshot."""
+HexDigest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
 Shares = Annotated[
@@ -62,6 +66,9 @@ class OrderDocument(Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """Whether bans by moderators do not count. A shorter array may end before it."""
     rollbacks: tuple[Name, ...] = ()
     """Banned peers whose contributions leave the open rounds. A shorter array may end before them."""
+    returned: tuple[Number, tuple[tuple[StoredRound, HexDigest], ...]] | None = None
+    """A return to snapshots: its number, and the round and digest of each stage's snapshot. A shorter array
+    may end before it."""
 
 
 _decoder: msgspec.msgpack.Decoder[OrderDocument] = msgspec.msgpack.Decoder(OrderDocument)
@@ -101,6 +108,7 @@ def seal_order(identity: Identity, run_id: RunId, order: OwnerOrders) -> SignedO
         mixtures=tuple((change.from_round, change.weights) for change in order.mixtures),
         dismissed=order.dismissed,
         rollbacks=tuple(ban.peer for ban in order.bans if ban.rolls_back),
+        returned=(order.returned.number, order.returned.points) if order.returned is not None else None,
     )
     payload = _encode(document)
     size = len(payload) + ENVELOPE_BYTES
@@ -115,14 +123,12 @@ def _encode(document: OrderDocument) -> bytes:
     """Encode an order. Older programs refuse an array that has fields added later, so the array ends before
     those that the order does not use."""
     fields: list[object] = msgspec.to_builtins(document, builtin_types=(bytes,))
-    if not document.rollbacks:
+    for value in (document.returned, document.rollbacks, document.dismissed, document.mixtures):
+        if value:
+            return msgspec.msgpack.encode(fields)
         del fields[-1]
-        if not document.dismissed:
-            del fields[-1]
-            if not document.mixtures:
-                del fields[-1]
-                if not document.rates and document.ends is None:
-                    del fields[-2:]
+    if not document.rates and document.ends is None:
+        del fields[-2:]
     return msgspec.msgpack.encode(fields)
 
 
@@ -160,5 +166,6 @@ def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> Signe
         ends=document.ends,
         mixtures=tuple(MixtureChange(first, weights) for first, weights in document.mixtures),
         dismissed=document.dismissed,
+        returned=Return(*document.returned) if document.returned is not None else None,
     )
     return SignedOrder(order, envelope.sender, bytes(data))

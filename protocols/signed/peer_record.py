@@ -1,5 +1,4 @@
-"""The signed record in which a peer describes itself in the DHT. It is a hint until the peer itself
-answers."""
+"""The signed record in which a peer describes itself in the DHT. A hint until the peer answers."""
 
 from __future__ import annotations
 
@@ -8,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from protocols.fields import Invite, Name, Number, NumberOrNone, RoundNumber, StageNumber
+from protocols.signed.signed_receipts import SEALED_BYTES
 from swarmnet.optimizer.agreement.weight_report import REPORT_BYTES as WEIGHTS_BYTES
 from swarmnet.rounds.upload_meter import MAX_REPORTS, REPORT_BYTES
 
@@ -25,8 +25,11 @@ Loss = Annotated[float, Meta(ge=0.0, le=1e6)]
 ExpertGroup = Annotated[int, Meta(ge=-1, lt=256)]
 UploadReports = Annotated[bytes, Meta(max_length=MAX_REPORTS * REPORT_BYTES)]
 WeightsReport = Annotated[bytes, Meta(max_length=WEIGHTS_BYTES)]
+SealedReceipt = Annotated[bytes, Meta(max_length=SEALED_BYTES)]
 MAX_VERDICTS = 8
 """Maximum number of peers in a record that its peer avoids."""
+MAX_RECEIPTS = 4
+"""Maximum number of receipts in a record. Each takes 200 bytes, beside 400 of the record (measured)."""
 TOLD_GROUPS = 64
 """Maximum number of expert groups in a record; each takes at most five bytes."""
 
@@ -84,8 +87,7 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     text_shards: Number = 0
     """Number of shards of the run's text that the peer has, if it reads the text in epochs; otherwise 0."""
     text_shards_read: Number = 0
-    """Number of shards read to their end, in all epochs. Divided by `text_shards` it gives the number of
-    epochs."""
+    """Number of shards read to their end, in all epochs. Divided by `text_shards`: epochs."""
     up_bytes_per_second: Number = 0
     """Upload bandwidth that the peer allows or measured; 0 if unknown. It can only lower what
     `tokens_per_second` counts for."""
@@ -104,3 +106,6 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     avoids: Annotated[tuple[tuple[Name, Number, Number], ...], Meta(max_length=MAX_VERDICTS)] = ()
     """Peers of a neighbouring stage that the peer avoided because their answers differed, until they earned
     their trust back: peer id, comparisons that differed, comparisons."""
+    receipts: Annotated[tuple[SealedReceipt, ...], Meta(max_length=MAX_RECEIPTS)] = ()
+    """The newest receipts for the peer's contributions, oldest first, one for each block of rounds. Other
+    peers have signed them (signed_receipts.py): of a record's values, only these are more than claims."""

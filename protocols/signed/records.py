@@ -92,8 +92,7 @@ def _encode(record: PeerRecord) -> bytes:
 
 
 def open_record(data: bytes, run_id: RunId) -> SignedRecord:
-    """Verify a record and decode it. The caller must check its age. Raises Malformed, TooLarge, WrongRun or
-    BadSignature."""
+    """Verify a record, not its age, and decode it. Raises Malformed, TooLarge, WrongRun or BadSignature."""
     envelope = open_envelope(data, run_id, EnvelopeKind.RECORD, RECORD_BYTES - ENVELOPE_BYTES)
     msgpack_guard.check(envelope.payload, RECORD_BYTES)
     try:

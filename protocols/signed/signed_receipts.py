@@ -10,13 +10,15 @@ from msgspec import Struct
 from protocols.errors import Malformed
 from protocols.fields import Body, Count, Name, NumberOrNone, RoundNumber
 from protocols.signed import msgpack_guard
-from protocols.signed.envelope import EnvelopeKind, open_envelope, seal
+from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelope, seal
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.rounds.receipt_rules import Receipt, ReceiptError, check
 
 RECEIPT_LIMIT = 128
 """Maximum size in bytes of a receipt's payload: 52 for a peer id and at most 36 for four numbers."""
+SEALED_BYTES = ENVELOPE_BYTES + RECEIPT_LIMIT
+"""Maximum size in bytes of a receipt in its envelope."""
 
 
 class ReceiptBody(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="receipt"):

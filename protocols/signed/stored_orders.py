@@ -27,8 +27,7 @@ def open_any_order(data: bytes, run_id: RunId) -> SignedOrder:
 
 
 def open_order_of(manifest: Manifest, run_id: RunId, data: bytes) -> SignedOrder:
-    """Verify an order of the run's owner or of its moderators. Raises Malformed, TooLarge, WrongRun or
-    BadSignature."""
+    """Verify an order of the owner or moderators. Raises Malformed, TooLarge, WrongRun or BadSignature."""
     if data[:1] == bytes([MODERATED]):
         return open_complete(data, run_id, manifest.moderators)
     return open_order(data, run_id, manifest.owner)
@@ -59,7 +58,6 @@ def is_stored_order(content: bytes) -> bool:
 
 
 def open_stored_order(content: bytes) -> tuple[RunId, SignedOrder]:
-    """Verify a stored order and return its run and the order. Raises Malformed, TooLarge, WrongRun or
-    BadSignature."""
+    """Verify a stored order. Returns its run and it. Raises Malformed, TooLarge, WrongRun or BadSignature."""
     run_id = RunId(content[:RUN_ID_BYTES].hex())
     return run_id, open_any_order(content[RUN_ID_BYTES:], run_id)

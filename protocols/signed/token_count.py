@@ -10,8 +10,7 @@ _HAS_TOKENS = 1 << 63
 
 
 def encode_tokens(tokens: int | None, round: int) -> int:
-    """Return the envelope's sequence. If `tokens` is None (not known), it is the round, as in earlier
-    programs."""
+    """Return the envelope's sequence: the round if `tokens` is None, as in earlier programs."""
     return round if tokens is None else _HAS_TOKENS | min(tokens, _HAS_TOKENS - 1)
 
 

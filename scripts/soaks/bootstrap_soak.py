@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import socket
 import sys
 import tempfile
@@ -20,23 +19,17 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from peers.config.run_file import publish
+from model_sizes import model_keys
+from processes import publish_run
+
 from peers.lab.processes.demo import LOOPBACK
 from peers.lab.processes.local_processes import DemoPeer, start
 from peers.telemetry import event_log
-from protocols.signed.identity import load_or_create
 
 RUN: dict[str, Any] = {
     "name": "bootstrap away",
     "stages": [1],
-    "model": {
-        "num_hidden_layers": 1,
-        "hidden_size": 32,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "intermediate_size": 64,
-    },
+    "model": model_keys(width=32, layers=1, heads=2, kv_heads=2, inner=64),
     "data": {"seq_len": 32, "micro_batch_size": 2},
     "rounds": {"global_batch_tokens": 4096, "snapshot_interval": 8},
 }
@@ -74,9 +67,7 @@ def events(peer: DemoPeer, name: str) -> list[event_log.LogLine]:
 def make_run(folder: Path) -> Path:
     """Publish the run in a new folder, which is returned."""
     folder.mkdir(parents=True)
-    file = folder / "run.yaml"
-    file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in RUN.items()))
-    publish(file, load_or_create(folder / "owner.key"), folder / "run.json")
+    publish_run(folder, RUN)
     return folder
 
 

@@ -26,16 +26,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
+from model_sizes import model_keys
+from processes import publish_run
 from torch import Tensor
 
-from peers.config.run_file import publish
 from peers.data.documents import held_out_text
 from peers.lab.processes.demo import LOOPBACK
 from peers.lab.processes.local_processes import DemoPeer, start
 from peers.state.checkpoint_file import Model, newest
 from peers.telemetry import event_log
 from peers.tools.model.evaluate import Score, bits_per_byte
-from protocols.signed.identity import load_or_create
 from swarmnet.model.decoder import forward
 
 STAGES = (2, 1, 1, 1, 1, 2)
@@ -43,14 +43,7 @@ STAGES = (2, 1, 1, 1, 1, 2)
 RUN: dict[str, Any] = {
     "name": "quality",
     "stages": list(STAGES),
-    "model": {
-        "num_hidden_layers": sum(STAGES),
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "head_dim": 16,
-        "intermediate_size": 192,
-    },
+    "model": model_keys(width=64, layers=sum(STAGES), heads=4, kv_heads=4, inner=192),
     "data": {"seq_len": 64, "micro_batch_size": 2},
     "rounds": {"global_batch_tokens": 512},
 }
@@ -111,9 +104,7 @@ class Swarm:
             "skip_ratio": self.arm.skip_ratio, "full_path_warmup_rounds": int(rounds * self.arm.first),
             "full_path_fraction": self.arm.share,
         }  # fmt: skip
-        file = self.folder / "run.yaml"
-        file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))
-        publish(file, load_or_create(self.folder / "owner.key"), self.folder / "run.json")
+        publish_run(self.folder, run)
 
     async def begin(self, without: Collection[int] = ()) -> None:
         self.boot = await start(self.folder, "boot", {"role": "bootstrap", "run": "run.json", **LOOPBACK})

@@ -170,7 +170,6 @@ class Requests:
         return self._advance(now)
 
     def drop(self, key: int, now: float) -> list[Effect]:
-        """Cancel a request."""
         request = self._requests.pop(key, None)
         if request is not None:
             self._release(request)

@@ -6,7 +6,8 @@ stage then needs the tokens of the hidden states, and labels are those tokens sh
 therefore [B, T + 1]: each sequence, and the one token that follows it. A token has as few bytes as the
 vocabulary needs, least significant first.
 
-A label may be `IGNORE_INDEX` where the run's text has tokens that are only context.
+A label may be `IGNORE_INDEX` where the run's text has tokens that are only context. In a U-shaped run nothing
+travels: the peer that knows the text computes the loss.
 
 No input is trusted: `decode` refuses a wrong length and tokens outside the vocabulary.
 """
@@ -55,6 +56,8 @@ class TextCodec:
     def encode(self, tokens: Tensor, labels: Tensor) -> CarriedText:
         """Encode the text of a new microbatch from its tokens and labels, both int64 [B, T]. Labels travel as
         int32. With narrow boundaries the tokens travel instead, and the last label of each sequence."""
+        if not self.size:
+            return CarriedText(b"", labels)
         if not self._is_narrow:
             return CarriedText(labels.to(torch.int32).numpy().tobytes(), labels)
         windows = torch.cat((tokens, labels[:, -1:]), dim=1).numpy().astype("<i4")
@@ -68,6 +71,8 @@ class TextCodec:
         sequences, tokens = self._sequences, self._tokens
         if len(data) != self.size:
             raise HiddenError(f"{len(data)} bytes of tokens, {sequences} x {tokens} take {self.size}")
+        if not self.size:
+            return CarriedText(data, torch.empty(0, dtype=torch.int64))
         if not self._is_narrow:
             labels = self._checked(np.frombuffer(data, "<i4"), "labels").view(sequences, tokens)
             return CarriedText(data, labels)

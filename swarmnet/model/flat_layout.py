@@ -188,7 +188,6 @@ def layout_of(shapes: Mapping[str, tuple[int, ...]]) -> Layout:
 
 
 def trained_layout(manifest: Manifest, stage: int) -> Layout:
-    """Return the layout of the trained parameters of a stage."""
     return _layout(manifest, stage, trained=True)
 
 

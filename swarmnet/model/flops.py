@@ -46,5 +46,5 @@ def operations_per_token(manifest: Manifest, stage: int) -> int:
     if shape.boundary.kind == "shared-subspace" and span.has_embedding:
         projections += 1
     projected = projections * shape.boundary.width * shape.hidden_size
-    queries = (span.stop - span.first) * shape.num_attention_heads * shape.head_dim
+    queries = len(span.layers) * shape.num_attention_heads * shape.head_dim
     return matrices + PER_PROJECTION * projected + PER_QUERY_AND_TOKEN * queries * manifest.data.seq_len

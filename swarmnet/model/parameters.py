@@ -129,7 +129,7 @@ def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]
         shapes[FINAL_NORM] = (shape.hidden_size,)
         if not shape.tie_word_embeddings:
             shapes[HEAD] = (shape.vocab_size, shape.hidden_size)
-    return shapes
+    return shapes if span.end is None else shapes | parameter_shapes(shape, span.end)
 
 
 def _feed_forward_shapes(shape: ModelShape, output_width: int) -> dict[str, tuple[int, ...]]:

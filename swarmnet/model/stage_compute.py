@@ -89,6 +89,8 @@ class StageCompute:
         sets. `weights` is this device's part if several hold the stage; None if `device` holds all of it."""
         self._shape = shape
         self._span = span
+        self._last_span = span.end or span
+        """The layers before the loss: those of `finish`."""
         self._layout = layout
         self._frozen_layout = frozen
         self._values_per_token = shape.crossing
@@ -147,10 +149,12 @@ class StageCompute:
         inputs = tokens_BT
         if not self._span.has_embedding:
             inputs = torch.zeros(sequences, tokens, self._values_per_token)
-        if self._span.has_head:
-            self.finish("warm up", inputs, tokens_BT, tokens_BT)
-        else:
+        if not self._span.has_head:
             self.backward("warm up", self.forward("warm up", inputs, tokens_BT=tokens_BT))
+        if self._last_span.has_head:
+            if self._span.end is not None:
+                inputs = torch.zeros(sequences, tokens, self._values_per_token)
+            self.finish("warm up", inputs, tokens_BT, tokens_BT)
         self.use_gradient(lambda _gradient: None)  # Discards the sum.
 
     def forward(
@@ -162,11 +166,11 @@ class StageCompute:
         Raises StageError if the inputs do not fit the model, the result is not finite, or `key` is open."""
         if key in self._graphs:
             raise StageError(f"microbatch {key} is already open in this stage")
-        version, inputs = self._check_inputs(key, inputs)
+        version, inputs = self._check_inputs(key, inputs, self._span)
         tokens_BT = self._check_tokens(key, inputs, tokens_BT)
         sequences = len(inputs)
         rows = self._weights.rows(sequences)
-        inputs = self._local_leaf(inputs, rows)  # From here on only the sequences of this device.
+        inputs = _local_leaf(inputs, rows, self._span)  # From here on only the sequences of this device.
         tokens_BT = _local_tokens(tokens_BT, rows)
         with torch.set_grad_enabled(not self._recomputes_stage):
             output_BTD = self._weights.run(version, inputs, tokens_BT, branch_scale, rows)
@@ -179,17 +183,20 @@ class StageCompute:
     def finish(
         self, key: Hashable, inputs: Tensor, labels_BT: Tensor, tokens_BT: Tensor | None = None
     ) -> LastStageResult:
-        """Compute forward pass, loss and backward pass of the last stage. Returns the loss and the gradient
-        at the inputs; no graph is kept. Raises StageError if the inputs or labels do not fit the model, or if
-        the loss or a gradient is not finite or too large."""
-        version, inputs = self._check_inputs(key, inputs)
+        """Compute forward pass, loss and backward pass of the last stage, or of the model's last layers if
+        the stage has both ends. Returns the loss and the gradient at the inputs; no graph is kept. Raises
+        StageError if the inputs or labels do not fit the model, or if the loss or a gradient is not finite or
+        too large."""
+        version, inputs = self._check_inputs(key, inputs, self._last_span)
         labels_BT = self._check_labels(key, labels_BT, inputs)
         tokens_BT = self._check_tokens(key, inputs, tokens_BT)
         rows = self._weights.rows(len(inputs))
         labels_BT = labels_BT[rows.sequences]  # From here on only the sequences of this device.
-        inputs, tokens_BT = self._local_leaf(inputs, rows), _local_tokens(tokens_BT, rows)
+        inputs, tokens_BT = _local_leaf(inputs, rows, self._last_span), _local_tokens(tokens_BT, rows)
         with torch.enable_grad():
-            logits_BTV = self._weights.run(version, inputs, tokens_BT, branch_scale=1.0, rows=rows)
+            logits_BTV = self._weights.run(
+                version, inputs, tokens_BT, branch_scale=1.0, rows=rows, end=self._span.end
+            )
             loss = functional.cross_entropy(
                 logits_BTV.flatten(0, 1), labels_BT.flatten(), reduction="sum", ignore_index=IGNORE_INDEX
             )
@@ -270,13 +277,14 @@ class StageCompute:
             raise StageError(f"microbatch {key}: gradient not finite, or too large to be summed")
         return input_gradient if rows.count else None
 
-    def _check_inputs(self, key: Hashable, inputs: Tensor) -> tuple[object, Tensor]:
-        """Check inputs, which may come from an untrusted peer. Returns the newest version of the weights, and
-        the inputs on the weights' device. Raises StageError if dtype, shape or tokens do not fit."""
+    def _check_inputs(self, key: Hashable, inputs: Tensor, span: Span) -> tuple[object, Tensor]:
+        """Check inputs of the layers `span`, which may come from an untrusted peer. Returns the newest
+        version of the weights, and the inputs on the weights' device. Raises StageError if dtype, shape or
+        tokens do not fit."""
         version = self._weights.version
         if version is None:
             raise ValueError("publish weights first")
-        if self._span.has_embedding:
+        if span.has_embedding:
             kind, fits = "int64 tokens [B, T]", inputs.dtype == torch.int64 and inputs.dim() == 2
         else:
             kind = f"float32 hidden states [B, T, {self._values_per_token}]"
@@ -289,7 +297,7 @@ class StageCompute:
                 f"microbatch {key}: {sequences} sequences of {tokens} tokens; "
                 f"the model takes 1 to {self._shape.max_position_embeddings} tokens"
             )
-        if self._span.has_embedding:
+        if span.has_embedding:
             self._require_vocabulary(key, "inputs", inputs)
         return version, inputs.detach().to(self._weights.device)
 
@@ -301,11 +309,6 @@ class StageCompute:
             )
         self._require_vocabulary(key, "labels", labels_BT.masked_fill(labels_BT == IGNORE_INDEX, 0))
         return labels_BT.to(self._weights.device)
-
-    def _local_leaf(self, inputs: Tensor, rows: Rows) -> Tensor:
-        """Return the sequences that this device computes, as a leaf of the graph."""
-        local_inputs = inputs[rows.sequences]
-        return local_inputs if self._span.has_embedding else local_inputs.detach().requires_grad_()
 
     def _check_tokens(self, key: Hashable, inputs: Tensor, tokens_BT: Tensor | None) -> Tensor | None:
         """Check the tokens of hidden states after a narrow boundary, and return them on the inputs' device.
@@ -337,6 +340,12 @@ class StageCompute:
 def copied(weights: Tensor) -> Tiles:
     """Return the argument of `StageCompute.publish` for weights in one tensor."""
     return [(0, weights)]
+
+
+def _local_leaf(inputs: Tensor, rows: Rows, span: Span) -> Tensor:
+    """Return the sequences that this device computes, as a leaf of the graph."""
+    local_inputs = inputs[rows.sequences]
+    return local_inputs if span.has_embedding else local_inputs.detach().requires_grad_()
 
 
 def _local_tokens(tokens_BT: Tensor | None, rows: Rows) -> Tensor | None:

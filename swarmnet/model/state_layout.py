@@ -62,7 +62,6 @@ def behind(first: Layout, second: Layout) -> Layout:
 
 
 def state_layout(manifest: Manifest, stage: int) -> Layout:
-    """Return the state layout of a stage of the run."""
     settled = state_of(trained_layout(manifest, stage), manifest.sync)
     return behind(settled, frozen_layout(manifest, stage))
 

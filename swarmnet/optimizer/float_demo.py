@@ -24,11 +24,10 @@ from torch import Tensor
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout, Plane
-from swarmnet.optimizer.device_groups.device_group import DeviceGroup
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
-from swarmnet.optimizer.momentum import Momentum, how_of
-from swarmnet.optimizer.step import SignStep, sign_step
-from swarmnet.optimizer.tiling import TILE_CHUNKS, cut_of, plane_of
+from swarmnet.optimizer.momentum import CoefficientMethod
+from swarmnet.optimizer.step import ContributionTally, SignStep
+from swarmnet.optimizer.tiling import TILE_CHUNKS, plane_of
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
 
@@ -75,53 +74,24 @@ class Float32:
 FLOAT32 = Float32()
 
 
-class FloatMethod:
+class FloatMethod(CoefficientMethod):
     """Sync method `demo` for one peer of one stage, or a variant of it with another codec."""
-
-    own = held = reduced = None
 
     def __init__(
         self, manifest: Manifest, layout: Layout, device: torch.device, *, codec: ValueCodec = FLOAT32
     ) -> None:
-        sync = manifest.sync
-        self._manifest = manifest
-        self._sync = sync
-        self.state = layout
-        self._device = device
-        self._whole = layout
-        self._cut = cut_of(sync.chunking, layout)
-        self._layout = self._cut.layout
-        layout = self._layout
+        super().__init__(manifest, layout, device)
+        self._sync = manifest.sync
         self._target_tokens = manifest.rounds.global_batch_tokens
-        self._transforms, self._selections = how_of(sync, self._cut, device)
-        self._momentum = Momentum(
-            layout=layout,
-            transforms=self._transforms,
-            decay=sync.momentum,
-            clip=sync.max_grad_norm,
-            device=device,
-        )
         self._codec = codec
         self.lookahead_accuracy = codec.lookahead_accuracy
         self.sections = [(each.index_bits, 8 * codec.bytes_of(1, each.kept)) for each in self._selections]
-        pairs = list(zip(layout.planes, self._selections, strict=True))
+        pairs = list(zip(self._layout.planes, self._selections, strict=True))
         self.votes = sum(plane.chunks * selection.kept for plane, selection in pairs)
         self.payload_bytes = sum(
             packed_bytes(plane.chunks, selection.index_bits) + codec.bytes_of(plane.chunks, selection.kept)
             for plane, selection in pairs
         )
-
-    def use_device_group(self, company: DeviceGroup) -> None:
-        """Use collectives of several devices for the norms of blocks."""
-        self._momentum.clip.device_group = company
-
-    @property
-    def gradient_norm(self) -> float | None:
-        return self._momentum.gradient_norm
-
-    @property
-    def momentum_norm(self) -> float | None:
-        return self._momentum.norm()
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
         # Twice the tokens count twice, in this round and in what is sent later.
@@ -144,9 +114,6 @@ class FloatMethod:
 
     def tally(self, round: int) -> FloatTally:
         return FloatTally(method=self, layout=self._layout, device=self._device, round=round)
-
-    def lookahead(self, round: int, factor: int = WHOLE, contributors: int = 1) -> SignStep:
-        return self.step_of(self._momentum.signs(round), round, factor)
 
     def values_of(self, payload: bytes) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield indices, int64 [C, K], and values, float32 [C, K], of each plane. Raises ContributionError if
@@ -171,8 +138,7 @@ class FloatMethod:
             start = stop
 
     def signs_of(self, plane: int, sums_CN: Tensor, senders_CN: Tensor) -> Tensor:
-        """Return the signs, int8 [C, N], of the inverse transform of the mean over each coefficient's
-        senders."""
+        """Return the signs, int8 [C, N], of the inverse transform of the mean over coefficients' senders."""
         mean_CN = sums_CN / senders_CN.clamp(min=1)
         largest_C1 = mean_CN.abs().amax(dim=1, keepdim=True)
         scale_C1 = torch.where(largest_C1 > 0, 2.0**MEAN_BITS / largest_C1, torch.zeros_like(largest_C1))
@@ -180,38 +146,21 @@ class FloatMethod:
         inverse_CN = self._transforms[plane].exact_inverse(rounded_CN, rounded_CN.shape[1] * 2**MEAN_BITS)
         return torch.sign(inverse_CN).to(torch.int8)
 
-    def step_of(self, signs: Tensor, round: int, factor: int) -> SignStep:
-        """Return the step with these signs at the learning rate of `round`."""
-        return sign_step(self._cut.flat(signs), self._whole, self._manifest, round, factor)
 
-
-class FloatTally:
+class FloatTally(ContributionTally[list[tuple[Tensor, Tensor]]]):
     """The decoded contributions of one round. They are summed when a step is requested."""
 
     def __init__(self, *, method: FloatMethod, layout: Layout, device: torch.device, round: int) -> None:
+        super().__init__(round)
         self._method = method
         self._layout = layout
         self._device = device
-        self._round = round
-        self._contributions: dict[PeerId, list[tuple[Tensor, Tensor]]] = {}
 
-    def add(self, peer: PeerId, payload: bytes) -> None:
-        if peer in self._contributions:
-            raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
-        self._contributions[peer] = [
+    def _checked(self, peer: PeerId, payload: bytes) -> list[tuple[Tensor, Tensor]]:
+        return [
             (indices_CK.to(self._device), values_CK.to(self._device))
             for indices_CK, values_CK in self._method.values_of(payload)
         ]
-
-    def remove(self, peer: PeerId) -> None:
-        del self._contributions[peer]
-
-    @property
-    def contributors(self) -> int:
-        return len(self._contributions)
-
-    def rest(self) -> None:
-        """Do nothing: only the set is kept."""
 
     def step(self, factor: int = WHOLE) -> SignStep:
         signs = torch.empty(self._layout.size, dtype=torch.int8, device=self._device)
@@ -223,17 +172,13 @@ class FloatTally:
                 signs_CN[tile] = self._method.signs_of(index, sums_CN, senders_CN)
         return self._method.step_of(signs, self._round, factor)
 
-    def vote_agreement(self, me: PeerId) -> None:
-        """Return None: these contributions contain no votes."""
-
     def _sums(self, index: int, plane: Plane, tile: slice) -> tuple[Tensor, Tensor]:
-        """Return float64 sums and counts [C, N] of a plane's chunks in `tile`, added in the order of peer
-        ids."""
+        """Return float64 sums and counts [C, N] of a plane's chunks in `tile`, in the order of peer ids."""
         chunks = len(range(plane.chunks)[tile])
         sums_CN = torch.zeros(chunks, plane.chunk, dtype=torch.float64, device=self._device)
         senders_CN = torch.zeros_like(sums_CN)
-        for peer in sorted(self._contributions):
-            indices_CK, values_CK = (part[tile] for part in self._contributions[peer][index])
+        for peer in sorted(self._kept):
+            indices_CK, values_CK = (part[tile] for part in self._kept[peer][index])
             values_CK = values_CK.to(torch.float64)
             # Indices are distinct within a peer's chunk, so each element takes one addition per peer.
             sums_CN.scatter_add_(1, indices_CK, values_CK)

@@ -28,9 +28,8 @@ from swarmnet.optimizer.reduced_votes import ReducedVotes
 from swarmnet.optimizer.secure_sums.masked_votes import MaskedVotes
 from swarmnet.optimizer.sign_muon import SignMuon
 from swarmnet.optimizer.sign_votes import VoteMethod
-from swarmnet.optimizer.step import Step
+from swarmnet.optimizer.step import RoundAggregate, Step
 from swarmnet.optimizer.tiling import Tile, all_tiles
-from swarmnet.optimizer.vote_agreement import VoteAgreement
 from swarmnet.rounds.result_table import Contributor, Draw, Table
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
@@ -51,32 +50,6 @@ __all__ = [
 ]
 
 
-class RoundAggregate(Protocol):
-    """The contributions of one round. They are added and removed in any order; only the set matters."""
-
-    def add(self, peer: PeerId, payload: bytes) -> None:
-        """Add a contribution. Raises ContributionError if it is invalid, without any change, and ValueError
-        if `peer` is in the set."""
-
-    def remove(self, peer: PeerId) -> None:
-        """Remove the contribution of `peer`. Raises KeyError if it is not in the set."""
-
-    def step(self, factor: int = WHOLE) -> Step:
-        """Return the step, in units of `fixed_point.UNIT`. It is bit-equal for equal sets and factors
-        (`run/rates.py`)."""
-
-    @property
-    def contributors(self) -> int:
-        """Number of peers whose contributions are in the set."""
-
-    def rest(self) -> None:
-        """Free caches. Called when the round is applied, because its set rarely changes afterwards."""
-
-    def vote_agreement(self, me: PeerId) -> VoteAgreement | None:
-        """Return how the group's votes compare with this peer's; None if it has no votes in the set or they
-        are forgotten."""
-
-
 class LocalOptimizer(Protocol):
     """The additional interface of methods with local steps."""
 
@@ -91,19 +64,16 @@ class LocalOptimizer(Protocol):
         """
 
     def encode_delta(self, round: int, peer: PeerId) -> bytes:
-        """Return the payload of this round, from the delta so far. `Method.contribute` is a step followed by
-        this."""
+        """Return this round's payload, from the delta so far. `Method.contribute` is a step and then this."""
 
     def offload_optimizer_state(self) -> None:
-        """Keep the moments in host memory between steps, for GPUs with little memory. Called before the first
-        step."""
+        """Keep the moments in host memory between steps, for small GPUs. Called before the first step."""
 
     def applied(self, round: int) -> None:
         """Record that the group's weights include all rounds up to this one."""
 
     def add_to(self, weights_CN: Tensor, tile: Tile) -> None:
-        """Add this peer's deltas that the group's weights do not include to a tile of these weights, float32
-        [C, N]."""
+        """Add this peer's deltas that are not in the group's weights to a tile of them, float32 [C, N]."""
 
 
 def should_flush_partial_step(gathered: int, stepped: int, tokens: int) -> bool:
@@ -116,8 +86,7 @@ def should_flush_partial_step(gathered: int, stepped: int, tokens: int) -> bool:
 
 
 def add_own(own: LocalOptimizer, weights: Tensor, layout: Layout, applied_round: int) -> None:
-    """Add a peer's local deltas to the group's weights after `applied_round`, float32 [layout.size], in
-    place."""
+    """Add a peer's deltas to the group's weights after `applied_round`, float32 [layout.size], in place."""
     own.applied(applied_round)
     for tile in all_tiles(layout, weights.device):
         own.add_to(tile.of(weights), tile)
@@ -145,16 +114,14 @@ class ReducedMethod(Protocol):
         """Raise ContributionError, with the reason, if no honest peer can have sent `data`."""
 
     def reduce(self, slices: Mapping[int, Mapping[Contributor, bytes]]) -> bytes:
-        """Return the result of checked slices, given by shard; at least one. It is a function of the slices
-        alone."""
+        """Return the result of checked slices by shard, at least one. It depends on the slices alone."""
 
     def follows(self, result: bytes, shard: int, slices: Mapping[Contributor, bytes]) -> bool:
         """Return whether `slices` give what the result contains for this shard. False if a slice is invalid.
         Raises ContributionError if the result is invalid."""
 
     def table(self, result: bytes) -> Table:
-        """Return the contributors in a result. Raises ContributionError if no honest peer can have sent
-        it."""
+        """Return the contributors in a result. Raises ContributionError if no honest peer can send it."""
 
     def head(self, result: bytes) -> tuple[Table, int]:
         """Return the contributors in a result, and the length of its head. The rest of the result may be

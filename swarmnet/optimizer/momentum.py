@@ -18,10 +18,14 @@ import torch
 from torch import Tensor
 
 from swarmnet.model.flat_layout import Layout
+from swarmnet.optimizer.device_groups.device_group import DeviceGroup
 from swarmnet.optimizer.mean_gradient import BlockClip
 from swarmnet.optimizer.sparsify import Selection, selection_of
-from swarmnet.optimizer.tiling import ChunkLayout, plane_of, tiles_of
+from swarmnet.optimizer.step import SignStep, sign_step
+from swarmnet.optimizer.tiling import ChunkLayout, cut_of, plane_of, tiles_of
 from swarmnet.optimizer.transform import Transform, transform_of
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.rates import WHOLE
 from swarmnet.run.schema import Sync
 
 MIN_STRENGTH = 1e-8
@@ -36,7 +40,6 @@ def how_of(sync: Sync, cut: ChunkLayout, device: torch.device) -> tuple[list[Tra
 
 
 def selections_of(sync: Sync, cut: ChunkLayout) -> list[Selection]:
-    """Return the selection of each plane."""
     return [
         selection_of(sync.selection, plane.chunk, sync.topk_per_chunk, cut.shrinks)
         for plane in cut.layout.planes
@@ -154,3 +157,45 @@ class Momentum:
         if sent is None:
             return (None for _ in tiles_of(momentum_CN))
         return zip(tiles_of(sent.indices), tiles_of(sent.values), strict=True)
+
+
+class CoefficientMethod:
+    """Base of `demo-sign` and `demo`: parts of the transformed momentum are sent, and steps are signs."""
+
+    own = held = reduced = None
+
+    def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
+        sync = manifest.sync
+        self._manifest = manifest
+        self.state = layout
+        self._device = device
+        self._whole = layout
+        self._cut = cut_of(sync.chunking, layout)
+        self._layout = self._cut.layout
+        self._transforms, self._selections = how_of(sync, self._cut, device)
+        self._momentum = Momentum(
+            layout=self._layout,
+            transforms=self._transforms,
+            decay=sync.momentum,
+            clip=sync.max_grad_norm,
+            device=device,
+        )
+
+    def use_device_group(self, company: DeviceGroup) -> None:
+        """Use collectives of several devices for the norms of blocks."""
+        self._momentum.clip.device_group = company
+
+    @property
+    def gradient_norm(self) -> float | None:
+        return self._momentum.gradient_norm
+
+    @property
+    def momentum_norm(self) -> float | None:
+        return self._momentum.norm()
+
+    def lookahead(self, round: int, factor: int = WHOLE, contributors: int = 1) -> SignStep:
+        return self.step_of(self._momentum.signs(round), round, factor)
+
+    def step_of(self, signs: Tensor, round: int, factor: int) -> SignStep:
+        """Return the step with these signs at the learning rate of `round`."""
+        return sign_step(self._cut.flat(signs), self._whole, self._manifest, round, factor)

@@ -38,8 +38,7 @@ A step on the matrix itself multiplies the equivalent of 2 L / S + 1."""
 def matrix_batches(
     matrices: Sequence[Entry], device: torch.device, group: DeviceGroup
 ) -> Iterator[Sequence[Entry]]:
-    """Yield matrices of one shape that `polar_factors` takes together, in the same order on all devices of a
-    group."""
+    """Yield matrices of one shape for `polar_factors`, in the same order on all devices of a group."""
     numbers = CPU_BATCH_NUMBERS if device.type == "cpu" else BATCH_NUMBERS
     for shape, of_shape in groupby(sorted(matrices, key=group.shape), group.shape):
         same, count = list(of_shape), max(1, numbers // prod(shape))

@@ -84,8 +84,7 @@ class CountCode:
 
 @lru_cache(MAX_CONTRIBUTORS)
 def count_code(most: int) -> CountCode:
-    """Return the code of counts up to `most` with the fewest bytes for each, and of those with the shortest
-    words."""
+    """Return the code of counts up to `most` with the fewest bytes for each, then the shortest words."""
     codes = []
     for word_bytes in range(1, WORD_BYTES + 1):
         digits = 0

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 
 import torch
 from torch import Tensor
@@ -55,43 +55,35 @@ class _OpenRound:
     """Factor on its learning rate (`run/rates.py`)."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Replica:
-    """Settled weights, open rounds and live weights of one stage."""
+    """Settled weights, open rounds and live weights of one stage. `units` is the settled state after
+    `settled_round` (-1: the start), int32 [method.state.size]. `frozen` are parameters that never change,
+    int32 in host memory, stored after it. `merging` merges experts when a round settles."""
 
-    def __init__(
-        self,
-        *,
-        layout: Layout,
-        method: Method,
-        units: Tensor,
-        settled_round: int = -1,
-        frozen: Tensor | None = None,
-        merging: ExpertMerging | None = None,
-    ) -> None:
-        """`units` is the settled state after `settled_round` (-1: the start), int32 [method.state.size].
+    layout: Layout
+    method: Method
+    units: InitVar[Tensor]
+    settled_round: int = -1
+    frozen: InitVar[Tensor | None] = None
+    merging: ExpertMerging | None = None
 
-        `frozen` are parameters that never change, int32 in host memory, stored after it. `merging` merges
-        experts when a round settles.
-        """
-        size = method.state.size
+    def __post_init__(self, units: Tensor, frozen: Tensor | None) -> None:
+        size = self.method.state.size
         if units.shape != (size,) or units.dtype != torch.int32:
             raise ReplicaError(f"weights are {units.dtype} {tuple(units.shape)}, not int32 ({size},)")
-        self._layout = layout
-        self._method = method
-        self._merging = merging
         self._settled = units.clone()
-        self._weights = self._settled[: layout.size]
-        beside = self._settled[layout.size :] if size > layout.size else None
+        self._weights = self._settled[: self.layout.size]
+        beside = self._settled[self.layout.size :] if size > self.layout.size else None
         """What is settled besides weights: a momentum or a ledger, never both."""
-        self._ledger = method.ledger if isinstance(method, KeepsLedger) else None
+        self._ledger = self.method.ledger if isinstance(self.method, KeepsLedger) else None
         self._beside = beside
         self._momentum = beside if self._ledger is None else None
         if self._ledger is not None and beside is not None:
             self._ledger.load(beside.cpu().numpy())
         self._frozen = frozen if frozen is not None and len(frozen) else None
         self._open: dict[int, _OpenRound] = {}
-        self.settled_round = settled_round
-        self.applied_round = settled_round
+        self.applied_round = self.settled_round
         """The newest round in the live weights."""
         self.corrections = 0
         """How often the step of an applied round has changed, and with it the live weights."""
@@ -162,16 +154,15 @@ class Replica:
         open_round = self._open.get(round)
         if open_round is None or open_round.applied is None:
             raise ReplicaError(f"round {round} cannot settle before it is applied")
-        add_step(self._weights, open_round.applied, self._layout, self._momentum)
-        if self._merging is not None:
-            self._merging.merge(self._weights, round)
-        if self._method.held is not None:
-            self._method.held.settled(round)
+        add_step(self._weights, open_round.applied, self.layout, self._momentum)
+        if self.merging is not None:
+            self.merging.merge(self._weights, round)
+        if self.method.held is not None:
+            self.method.held.settled(round)
         del self._open[round]
         self.settled_round = round
+        open_round.tally.settle(chain)
         if self._ledger is not None and self._beside is not None:
-            assert isinstance(open_round.tally, Weighable), "of a method with a ledger"
-            open_round.tally.record(chain)
             self._beside.copy_(torch.from_numpy(self._ledger.numbers()))
             for number, later in self._open.items():
                 if later.applied is not None and self._weigh(number, later):
@@ -211,11 +202,11 @@ class Replica:
         """
         self._compute_corrections()
         applied = [each.applied for _, each in sorted(self._open.items()) if each.applied is not None]
-        lead = self.lookahead(self._method) if ahead else None
-        own = self._method.own
+        lead = self.lookahead(self.method) if ahead else None
+        own = self.method.own
         if own is not None:
             own.applied(self.applied_round)
-        for tile in all_tiles(self._layout, self._weights.device):
+        for tile in all_tiles(self.layout, self._weights.device):
             units_CN = tile.of(self._weights).clone()
             momentum_CN = None if self._momentum is None else tile.of(self._momentum).clone()
             for step in applied:
@@ -241,7 +232,7 @@ class Replica:
         if round <= self.settled_round:
             raise ReplicaError(f"round {round} is settled: its set is closed")
         if round not in self._open:
-            self._open[round] = _OpenRound(self._method.tally(round))
+            self._open[round] = _OpenRound(self.method.tally(round))
         return self._open[round]
 
     def _weigh(self, round: int, open_round: _OpenRound) -> bool:

@@ -12,6 +12,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.optimizer.local_steps.expert_steps import ExpertShardSteps
 from swarmnet.optimizer.local_steps.local_steps import LocalSteps
 from swarmnet.optimizer.sign_muon import SignMuon
+from swarmnet.optimizer.step import ContributionTally
 from swarmnet.rounds.result_table import (
     ContributionError,
     Contributor,
@@ -66,8 +67,7 @@ class ResultParts(ABC):
 
     @abstractmethod
     def check(self, payload: bytes) -> None:
-        """Raise ContributionError, with the reason, if no honest reducer can have sent the result
-        `payload`."""
+        """Raise ContributionError, with the reason, if no honest reducer can have sent `payload`."""
 
     @abstractmethod
     def check_slice(self, shard: int, data: bytes) -> None:
@@ -119,39 +119,27 @@ class ResultParts(ABC):
         return table, found
 
 
-class ResultTally:
+class ResultTally(ContributionTally[tuple[bytes, Table]]):
     """The results of one round. Subclasses combine them when a step is requested."""
 
     def __init__(self, method: ResultParts, round: int) -> None:
+        super().__init__(round)
         self._reduced = method
-        self._round = round
-        self._results: dict[PeerId, tuple[bytes, Table]] = {}
 
-    def add(self, peer: PeerId, payload: bytes) -> None:
-        if peer in self._results:
-            raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
+    def _checked(self, peer: PeerId, payload: bytes) -> tuple[bytes, Table]:
         self._reduced.check(payload)
-        self._results[peer] = payload, self._reduced.head(payload)[0]
-
-    def remove(self, peer: PeerId) -> None:
-        del self._results[peer]
+        return payload, self._reduced.head(payload)[0]
 
     @property
     def contributors(self) -> int:
         """Number of peers in the largest shard of a result."""
         return max(
-            (len(peers) for _, table in self._results.values() for peers in table.shards.values()), default=0
+            (len(peers) for _, table in self._kept.values() for peers in table.shards.values()), default=0
         )
-
-    def rest(self) -> None:
-        """Do nothing: only the set is kept."""
-
-    def vote_agreement(self, me: PeerId) -> None:
-        """Return None: a result does not say how a single peer voted."""
 
     def _members(self) -> Mapping[PeerId, tuple[bytes, Table]]:
         """Return the results that may count."""
-        return self._results
+        return self._kept
 
     def _counted(self) -> Iterator[tuple[bytes, Set[int]]]:
         """Yield each result with the shards in which it counts."""

@@ -51,7 +51,7 @@ from swarmnet.optimizer.mean_gradient import BlockClip
 from swarmnet.optimizer.polar_factor import matrix_batches, polar_factors
 from swarmnet.optimizer.sign_votes import Votes, VoteTally
 from swarmnet.optimizer.sparsify import coin_flips, seed_of
-from swarmnet.optimizer.step import RateRange, SignStep, StepSum, rate_units
+from swarmnet.optimizer.step import RateRange, RoundAggregate, SignStep, StepSum, rate_units
 from swarmnet.optimizer.tiling import plane_of, tiles_of
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.method_config import MUON_RMS
@@ -123,7 +123,7 @@ class SignMuon:
         for _ in self.votes_of(payload):
             pass
 
-    def tally(self, round: int) -> VoteTally:
+    def tally(self, round: int) -> RoundAggregate:
         if self.ledger is None:
             return VoteTally(method=self, layout=self.voted, device=self._device, round=round)
         return WeighedTally(

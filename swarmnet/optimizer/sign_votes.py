@@ -19,11 +19,10 @@ from torch import Tensor
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
-from swarmnet.optimizer.device_groups.device_group import DeviceGroup
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
-from swarmnet.optimizer.momentum import Momentum, Sent, how_of, selections_of
+from swarmnet.optimizer.momentum import CoefficientMethod, Sent, selections_of
 from swarmnet.optimizer.sparsify import Selection, coin_flips, seed_of
-from swarmnet.optimizer.step import SignStep, sign_step
+from swarmnet.optimizer.step import ContributionTally, SignStep
 from swarmnet.optimizer.tiling import cut_of, plane_of, tiles_of
 from swarmnet.optimizer.vote_agreement import VoteAgreement, vote_agreement
 from swarmnet.run.manifest import Manifest
@@ -59,45 +58,17 @@ class VoteSizes:
         )
 
 
-class VoteMethod:
+class VoteMethod(CoefficientMethod):
     """Sync method `demo-sign` for one peer of one stage."""
 
-    own = held = reduced = None
     lookahead_accuracy = 0.75
     """Votes have no size, so the own momentum predicts only a part of the step."""
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
-        sync = manifest.sync
-        self._manifest = manifest
+        super().__init__(manifest, layout, device)
         self._run_id = manifest.run_id()
-        self.state = layout
-        self._device = device
-        self._whole = layout
-        self._cut = cut_of(sync.chunking, layout)
-        self._layout = self._cut.layout
-        layout = self._layout
-        self._transforms, self._selections = how_of(sync, self._cut, device)
-        self._momentum = Momentum(
-            layout=layout,
-            transforms=self._transforms,
-            decay=sync.momentum,
-            clip=sync.max_grad_norm,
-            device=device,
-        )
-        sizes = VoteSizes.from_selections(layout, self._selections)
+        sizes = VoteSizes.from_selections(self._layout, self._selections)
         self.sections, self.payload_bytes, self.votes = sizes.sections, sizes.payload_bytes, sizes.votes
-
-    def use_device_group(self, company: DeviceGroup) -> None:
-        """Use collectives of several devices for the norms of blocks."""
-        self._momentum.clip.device_group = company
-
-    @property
-    def gradient_norm(self) -> float | None:
-        return self._momentum.gradient_norm
-
-    @property
-    def momentum_norm(self) -> float | None:
-        return self._momentum.norm()
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
         self.accumulate(gradient, tokens)
@@ -149,12 +120,8 @@ class VoteMethod:
     def tally(self, round: int) -> VoteTally:
         return VoteTally(method=self, layout=self._layout, device=self._device, round=round)
 
-    def lookahead(self, round: int, factor: int = WHOLE, contributors: int = 1) -> SignStep:
-        return self.step_of(self._momentum.signs(round), round, factor)
-
     def votes_of(self, payload: bytes) -> Iterator[Votes]:
-        """Yield the votes of each plane. Raises ContributionError if no honest peer can have sent
-        `payload`."""
+        """Yield the votes of each plane. Raises ContributionError if no honest peer sends them."""
         if len(payload) != self.payload_bytes:
             raise ContributionError(f"payload of {len(payload)} bytes where {self.payload_bytes} belong")
         start = 0
@@ -174,17 +141,12 @@ class VoteMethod:
         return [Votes(each.indices, torch.sign(each.values).to(torch.int8)) for each in taken]
 
     def sent(self, round: int) -> list[Sent] | None:
-        """Return what this peer's contribution to `round` took from each plane; None if it is not the newest
-        one."""
+        """Return what this peer's contribution to `round` took from each plane; None if not the newest."""
         return self._momentum.sent(round)
 
     def invert(self, plane: int, sums_CN: Tensor, voters: int) -> Tensor:
         """Return the exact inverse transform of the vote sums of `voters` peers."""
         return self._transforms[plane].exact_inverse(sums_CN, max(1, voters) * self._selections[plane].kept)
-
-    def step_of(self, signs: Tensor, round: int, factor: int) -> SignStep:
-        """Return the step with these signs at the learning rate of `round`."""
-        return sign_step(self._cut.flat(signs), self._whole, self._manifest, round, factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +175,7 @@ class VotingMethod(Protocol):
     """What a tally of votes needs from its method."""
 
     def votes_of(self, payload: bytes) -> Iterator[Votes]:
-        """Yield the votes of each plane. Raises ContributionError if no honest peer can have sent
-        `payload`."""
+        """Yield the votes of each plane. Raises ContributionError if no honest peer sends them."""
 
     def own_votes(self, round: int) -> list[Votes] | None:
         """Return this peer's votes of `round` in each plane; None if they are not the newest ones."""
@@ -227,41 +188,33 @@ class VotingMethod(Protocol):
         """Return the step with these signs, int8 [layout.size of the tally], at the rate of `round`."""
 
 
-class VoteTally:
-    """The votes of one round, and until it is applied their sums. These are int16, because no group has 32768
-    peers."""
+class VoteTally(ContributionTally[bytes]):
+    """The votes of one round, and until it is applied their int16 sums: no group has 32768 peers."""
 
     def __init__(self, *, method: VotingMethod, layout: Layout, device: torch.device, round: int) -> None:
         """`layout` has a plane for each plane of the votes."""
+        super().__init__(round)
         self._method = method
         self._layout = layout
         self._device = device
-        self._round = round
-        self._payloads: dict[PeerId, bytes] = {}
         self._sums: Tensor | None = None
 
-    def add(self, peer: PeerId, payload: bytes) -> None:
-        if peer in self._payloads:
-            raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
+    def _checked(self, peer: PeerId, payload: bytes) -> bytes:
         votes = list(self._method.votes_of(payload))
         weight = self.weight(peer)
         if weight:
             self._count(votes, weight, self._summed())
-        self._payloads[peer] = payload
+        return payload
 
     def remove(self, peer: PeerId) -> None:
-        payload, weight = self._payloads[peer], self.weight(peer)
+        payload, weight = self._kept[peer], self.weight(peer)
         if weight:
             self._count(self._method.votes_of(payload), -weight, self._summed())
-        del self._payloads[peer]
+        super().remove(peer)
 
     def weight(self, peer: PeerId) -> int:
         """Return how many votes a contribution of `peer` counts for."""
         return 1
-
-    @property
-    def contributors(self) -> int:
-        return len(self._payloads)
 
     def rest(self) -> None:
         """Free the sums, which are computed again if needed."""
@@ -269,7 +222,7 @@ class VoteTally:
 
     def step(self, factor: int = WHOLE) -> SignStep:
         signs = torch.empty(self._layout.size, dtype=torch.int8, device=self._device)
-        voters = sum(map(self.weight, self._payloads))
+        voters = sum(map(self.weight, self._kept))
         for index, plane in enumerate(self._layout.planes):
             targets, sums = tiles_of(plane_of(signs, plane)), tiles_of(plane_of(self._summed(), plane))
             for target_CN, sums_CN in zip(targets, sums, strict=True):
@@ -279,7 +232,7 @@ class VoteTally:
 
     def vote_agreement(self, me: PeerId) -> VoteAgreement | None:
         # The votes are remembered as they were taken: decoding the payload would cost ten times as much.
-        sent = self._method.own_votes(self._round) if me in self._payloads else None
+        sent = self._method.own_votes(self._round) if me in self._kept else None
         if sent is None:
             return None
         found = VoteAgreement(0, 0, 0)
@@ -291,7 +244,7 @@ class VoteTally:
         """Return the sums of all votes, int16 [layout.size]."""
         if self._sums is None:
             self._sums = torch.zeros(self._layout.size, dtype=torch.int16, device=self._device)
-            for peer, payload in self._payloads.items():
+            for peer, payload in self._kept.items():
                 self._count(self._method.votes_of(payload), self.weight(peer), self._sums)
         return self._sums
 

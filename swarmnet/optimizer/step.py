@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from swarmnet.identifiers import PeerId
 from swarmnet.model.fixed_point import learning_rate_units
 from swarmnet.model.flat_layout import Layout
 from swarmnet.model.parameters import residual_init_scale
 from swarmnet.optimizer.tiling import Tile, all_tiles, empty_padding
+from swarmnet.optimizer.vote_agreement import VoteAgreement
 from swarmnet.run.manifest import Manifest, learning_rate
 from swarmnet.run.rates import WHOLE, scaled
+
+Kept = TypeVar("Kept")
 
 
 class Step(Protocol):
@@ -22,6 +26,68 @@ class Step(Protocol):
     def add_to(self, units_CN: Tensor, tile: Tile, momentum_CN: Tensor | None = None) -> None:
         """Change the weights of a tile, int32 [C, N], in place. If the group settles a momentum
         (`model/state_layout.py`), it is updated too and must be that of the round before. None: from zero."""
+
+
+class RoundAggregate(Protocol):
+    """The contributions of one round. They are added and removed in any order; only the set matters."""
+
+    def add(self, peer: PeerId, payload: bytes) -> None:
+        """Add a contribution. Raises ContributionError if it is invalid, without any change, and ValueError
+        if `peer` is in the set."""
+
+    def remove(self, peer: PeerId) -> None:
+        """Remove the contribution of `peer`. Raises KeyError if it is not in the set."""
+
+    def step(self, factor: int = WHOLE) -> Step:
+        """Return the step, in `fixed_point.UNIT`s. It is bit-equal for equal sets and factors."""
+
+    @property
+    def contributors(self) -> int:
+        """Number of peers whose contributions are in the set."""
+
+    def settle(self, chain: bytes) -> None:
+        """Note that the round has settled with this set. `chain` is the chain of settled sets after it."""
+
+    def rest(self) -> None:
+        """Free caches. Called when the round is applied, because its set rarely changes afterwards."""
+
+    def vote_agreement(self, me: PeerId) -> VoteAgreement | None:
+        """Return how the group's votes compare with this peer's; None without votes in the set."""
+
+
+class ContributionTally(Generic[Kept]):
+    """The part of a `RoundAggregate` that keeps contributions. Subclasses say what of each, and sum them when
+    a step is requested."""
+
+    def __init__(self, round: int) -> None:
+        self._round = round
+        self._kept: dict[PeerId, Kept] = {}
+
+    def add(self, peer: PeerId, payload: bytes) -> None:
+        if peer in self._kept:
+            raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
+        self._kept[peer] = self._checked(peer, payload)
+
+    def _checked(self, peer: PeerId, payload: bytes) -> Kept:
+        """Return what is kept of a new contribution. Raises ContributionError if it is invalid."""
+        raise NotImplementedError
+
+    def remove(self, peer: PeerId) -> None:
+        del self._kept[peer]
+
+    @property
+    def contributors(self) -> int:
+        return len(self._kept)
+
+    def settle(self, chain: bytes) -> None:
+        """Do nothing: the settled weights are all that remains of a round."""
+
+    def rest(self) -> None:
+        """Do nothing: only the set is kept."""
+
+    def vote_agreement(self, me: PeerId) -> VoteAgreement | None:
+        """Return None: what is kept does not say how a single peer voted."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,8 +225,7 @@ def plane_of(flat: Tensor, plane: Plane) -> Tensor:
 
 
 def rows_of(plane: Plane, shard: int, shards: int) -> slice:
-    """Return the chunks of a plane that belong to one of `shards` shards; none for some shards of a small
-    plane."""
+    """Return the chunks of a plane in one of `shards` shards; none for some shards of a small plane."""
     return slice(plane.chunks * shard // shards, plane.chunks * (shard + 1) // shards)
 
 

@@ -26,8 +26,7 @@ class VoteAgreement:
 
 
 def vote_agreement(votes: Tensor, sums: Tensor, weight: int = 1) -> VoteAgreement:
-    """Compare votes (+1, -1; 0: none) with `sums`, which include them with this weight. Returns the
-    counts."""
+    """Compare votes (+1, -1; 0: none) with `sums`, which include them at this weight. Return counts."""
     product = votes * (sums - weight * votes)
     agreed, opposed = int(torch.count_nonzero(product > 0)), int(torch.count_nonzero(product < 0))
     return VoteAgreement(agreed, opposed, product.numel() - agreed - opposed)

@@ -371,6 +371,8 @@ def choose_move(
     others = replace(view, intents=tuple(intent for intent in view.intents if intent.peer != me))
     capacities, _ = apply_announced_moves(others, rules, download_seconds)
     excluded = rules.never | (view.stuck - on_disk)
+    if len(excluded) == len(capacities):
+        return None
     # Empty stages whose weights are on this peer's disk come before the poorest ones.
     restorable = [place for place in sorted(on_disk - rules.never) if capacities[place] <= 0]
     poorest = min((value for place, value in enumerate(capacities) if place not in excluded), default=1.0)
@@ -425,8 +427,8 @@ def move_rules(
 
 def stage_work(manifest: Manifest) -> tuple[float, ...]:
     """Return the multiplications per token of each stage, in units of one decoder layer. A layer counts its
-    matrices, and attention to half of the sequence. The last stage also counts the output head. An embedding
-    lookup costs nothing."""
+    matrices, and attention to half of the sequence. The stage with the output head counts it, too. An
+    embedding lookup costs nothing."""
     model = manifest.model
     heads = model.num_attention_heads * model.head_dim
     projections = model.hidden_size * (2 * heads + 2 * model.num_key_value_heads * model.head_dim)
@@ -434,5 +436,5 @@ def stage_work(manifest: Manifest) -> tuple[float, ...]:
     feed_forward = 3 * model.hidden_size * model.active_feed_forward
     layer = projections + attention + feed_forward
     work = [float(layers) for layers in manifest.stages]
-    work[-1] += model.hidden_size * model.vocab_size / layer
+    work[0 if manifest.is_u_shaped else -1] += model.hidden_size * model.vocab_size / layer
     return tuple(work)

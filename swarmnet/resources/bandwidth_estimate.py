@@ -77,7 +77,6 @@ def gossip_per_peer(manifest: Manifest) -> float:
 
 
 def contribution_bytes(manifest: Manifest, stage: int) -> float:
-    """Estimate the bytes of one contribution."""
     sizes = sizes_of(trained_layout(manifest, stage), manifest.model.experts)
     return manifest.sync.config.contribution_bytes(sizes)
 

@@ -14,8 +14,7 @@ class IdleRules:
     """Thresholds and delays of the decision."""
 
     busy_cores: float = 0.5
-    """Number of cores used by other processes from which on the machine is in use. An idle desktop uses 0.05
-    to 0.2."""
+    """Cores used by other processes from which on the machine is in use. An idle desktop uses 0.05 to 0.2."""
     quiet_cores: float = 0.3
     """Number of cores below which the machine may be idle again."""
     busy_gpu: float = 0.1

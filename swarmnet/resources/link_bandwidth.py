@@ -54,8 +54,12 @@ def crossing(stage: int, stages: int, act_bytes: float, grad_bytes: float) -> Cr
 
 
 def crossings(manifest: Manifest) -> tuple[Crossing, ...]:
-    """Return the traffic per microbatch at each stage."""
+    """Return the traffic per microbatch at each stage. In a U-shaped run every stage sends and receives
+    both."""
     stages = len(manifest.stages)
+    if manifest.is_u_shaped:
+        both = crossing(1, 3, manifest.body_bytes, manifest.gradient_bytes)  # A middle stage.
+        return (both,) * stages
     return tuple(
         crossing(stage, stages, manifest.body_bytes, manifest.gradient_bytes) for stage in range(stages)
     )

@@ -127,7 +127,8 @@ def spread_over(
     """Return the needs if a stage is split over several devices. GPUs have their own memory (`needs.process`
     is 0): the result is for one of them. CPU devices share the host's: the result is for all together.
     `remote_devices` are on other hosts. Each device at times also holds two copies of a whole layer and of
-    the tables (all parameters outside layers), and their gradient."""
+    the tables (all parameters outside layers), and their gradient. Matrices that `low-rank` gathers take
+    less: at most two at once, in float32, of the several in a layer, and at other times."""
     layout = trained_layout(manifest, needs.stage)
     layers: dict[str, int] = {}
     tables = 0

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from swarmnet.identifiers import ContributionId, PeerId
+from swarmnet.lineage import DIGEST_BYTES
 from swarmnet.rounds.events import OpenSet, Reference
-from swarmnet.rounds.history import DIGEST_BYTES, Chain, Fork, SettledSet, first_difference, link
+from swarmnet.rounds.history import Chain, Fork, SettledSet, first_difference, link
 from swarmnet.run.rates import WHOLE
 from swarmnet.run.schema import Rounds
 

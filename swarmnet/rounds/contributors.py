@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import InitVar, dataclass
 from math import inf
 
 from swarmnet.identifiers import ContributionId, PeerId
@@ -207,29 +208,24 @@ class UnknownContributors:
                 del self._named_alone[holders[0]]
 
 
+@dataclass(eq=False, kw_only=True)
 class SetAdmission:
     """Decides which contributions may enter the sets of the open rounds, and keeps those that may not yet.
 
     A contribution may enter if it has weight, or if half of the peers in sight hold it. The set also needs
-    room for it."""
+    room for it.
 
-    def __init__(
-        self,
-        *,
-        me: PeerId,
-        has_weight: HasWeight,
-        is_member: Callable[[PeerId], bool],
-        rounds: Mapping[int, RoundSet],
-        neighbours: Container[PeerId],
-        open_round: CurrentRound,
-    ) -> None:
-        """`rounds`: the sets of the open rounds; `open_round` knows the size of the group."""
-        self.has_weight = has_weight
+    `rounds`: the sets of the open rounds; `open_round` knows the size of the group."""
+
+    me: PeerId
+    has_weight: HasWeight
+    is_member: InitVar[Callable[[PeerId], bool]]
+    rounds: Mapping[int, RoundSet]
+    neighbours: Container[PeerId]
+    open_round: CurrentRound
+
+    def __post_init__(self, is_member: Callable[[PeerId], bool]) -> None:
         self.waiting = UnknownContributors(is_member)
-        self._me = me
-        self._rounds = rounds
-        self._neighbours = neighbours
-        self._open_round = open_round
         self.convicted: dict[PeerId, int] = {}
         """Peers that are proven faulty, and the first round in which half cannot make theirs count."""
         self.accepted_by_half = QuorumAccepted()
@@ -265,11 +261,11 @@ class SetAdmission:
 
     def _has_room(self, round: int, contributor: PeerId) -> bool:
         """Return whether the set may grow by a contribution of `contributor`. Linked peers find more room."""
-        is_linked = contributor in self._neighbours
-        most = MAX_CONTRIBUTORS if is_linked else max_contributors(self._open_round.peers)
+        is_linked = contributor in self.neighbours
+        most = MAX_CONTRIBUTORS if is_linked else max_contributors(self.open_round.peers)
         return self._count_others(round, contributor) < most - 1
 
     def _count_others(self, round: int, contributor: PeerId) -> int:
         """Return how many peers have a contribution in the set, without this peer and `contributor`."""
-        held = self._rounds[round].held if round in self._rounds else {}
-        return len(held) - (contributor in held) - (self._me in held)
+        held = self.rounds[round].held if round in self.rounds else {}
+        return len(held) - (contributor in held) - (self.me in held)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.history import SettledSet
-from swarmnet.rounds.result_table import ReducerClass, Table
+from swarmnet.rounds.result_table import ReducerClass, Table, TagKey
 from swarmnet.run.rates import Rates
 
 
@@ -97,8 +97,7 @@ class ProgressArrived:
 
 @dataclass(frozen=True, slots=True)
 class ChainSigned:
-    """`peer` has signed that its chain has this value after `round`. The caller verified it; any peer may
-    relay."""
+    """`peer` has signed that its chain has this value after `round`. Verified; any peer may relay."""
 
     peer: PeerId
     round: int
@@ -198,6 +197,13 @@ class GroupSizeChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class VotesWeighed:
+    """A round has settled, and these contributors' votes have weight or none by now (open_round.py)."""
+
+    votes: Mapping[TagKey, bool]
+
+
+@dataclass(frozen=True, slots=True)
 class RatesOrdered:
     """The run's owner has changed the learning rate. `rates` lists all factors that apply now."""
 
@@ -269,6 +275,7 @@ Event = (
     | NeighbourJoined
     | NeighbourLeft
     | GroupSizeChanged
+    | VotesWeighed
     | RatesOrdered
     | RollbackOrdered
     | EndOrdered

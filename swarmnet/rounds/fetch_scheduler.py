@@ -190,8 +190,7 @@ class FetchScheduler:
         return self._due
 
     def _waits_for_helper(self, peer: PeerId, reference: Reference) -> bool:
-        """Return whether a helper should hold a contribution that `peer` has announced before this peer
-        fetches it."""
+        """Return whether a helper should hold a contribution of `peer` before this peer fetches it."""
         if peer in self.helpers or not any(helper in self._neighbours for helper in self.helpers):
             return False
         return not (peer == reference.peer and self._me in choose_some(peer, self.helpers, 1))

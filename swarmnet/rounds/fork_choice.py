@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Literal
 
 from swarmnet.identifiers import PeerId
+from swarmnet.lineage import era_of
 from swarmnet.membership.membership import SILENT_SECONDS
 from swarmnet.rounds.contribution_sets import DEPARTURE_GRACE_SECONDS, NeighbourView, kept_rounds
 from swarmnet.rounds.events import (
@@ -177,8 +178,12 @@ class ForkChoice:
 
     def progress(self, event: ProgressArrived, now: float) -> list[Effect]:
         """Update a neighbour's view from its Progress. Returns what to request or sign because of a fork. If
-        this peer is too far behind to catch up by sets, returns the effect of fetching the group's state."""
+        this peer is too far behind to catch up by sets, returns the effect of fetching the group's state. A
+        neighbour of another era does not count: only orders decide between eras (swarmnet/lineage.py)."""
         view = self.neighbours[event.peer]
+        if era_of(event.anchor) != era_of(self.chain.value):
+            self.awaited.pop(event.peer, None)
+            return []
         if event.round != view.round:
             began_next = event.round == view.round + 1
             view.tokens_before = view.tokens if began_next else 0

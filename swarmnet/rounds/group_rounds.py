@@ -85,7 +85,7 @@ class GroupRounds:
         self.agreement = FinalityRules(rules, self.same_branch_peers, joins=True)
         self.applied = settled
         self.open_round = CurrentRound(
-            rules=rules, number=settled + 1, same_branch_peers=self.same_branch_peers, now=now
+            rules=rules, me=me, number=settled + 1, same_branch_peers=self.same_branch_peers, now=now
         )
         self.contributed: set[int] = set()
         self.pending: set[int] = set()
@@ -155,7 +155,7 @@ class GroupRounds:
         return not (self.agreement.joins or self._is_behind())
 
     def _is_behind(self) -> bool:
-        return self.agreement.are_ahead(lambda view: view.settled > self.applied)
+        return self.agreement.are_ahead(lambda _, view: view.settled > self.applied)
 
     def handle(self, event: events.Event, now: float) -> list[events.Effect]:
         """Handle an event. Returns what must be done, in order."""
@@ -204,6 +204,8 @@ class GroupRounds:
                 self._adopt_rates(rates, now)
             case events.RollbackOrdered(peers):
                 self._roll_back(peers, now)
+            case events.VotesWeighed(votes):
+                self.open_round.weigh(votes)
             case events.EndOrdered(last):
                 self.last = last
             case events.ProcessSuspended(seconds):
@@ -225,7 +227,7 @@ class GroupRounds:
         times = [self.gossip.next_deadline(), self.pulls.next_deadline(), self.offers.next_deadline()]
         if self.reducing is not None:
             times.append(self.reducing.next_deadline())
-        if self.open_round.tokens_of_group() and self._may_close():
+        if self.open_round.has_tokens() and self._may_close():
             times.append(self.open_round.next_deadline())
         for number in (self.applied + 1, self.settled + 1):  # The rounds to apply and to settle next.
             state = self.rounds.get(number)
@@ -440,7 +442,7 @@ class GroupRounds:
         """Return whether it is too late to contribute: sealed or settled, here or by half in sight."""
         if number <= self.settled or (number in self.rounds and self.rounds[number].sealed):
             return True
-        return self.agreement.are_ahead(lambda view: view.has_sealed(number))
+        return self.agreement.are_ahead(lambda _, view: view.has_sealed(number))
 
     def _close_left_rounds(self, now: float) -> None:
         """Close the rounds that enough neighbours have left, but stay within `kept_rounds` of the settled."""
@@ -544,8 +546,7 @@ class GroupRounds:
             self.reducing.forget_until(number)
         references = tuple(reference for _, reference in sorted(state.held.items()))
         self.offers.settled(number, references)
-        recent = (self.history.get(number - age) for age in range(self.rules.window))
-        self.open_round.contributors = max(self.offers.count_contributors(each) for each in recent if each)
+        self.open_round.settled(self.offers.contributor_tags(state))
         self._effects.append(events.SettleRound(number, references, self.chain.value))
         self.gossip.changed(URGENT_SECONDS)
 
@@ -553,9 +554,8 @@ class GroupRounds:
         return self.reducing is None or self.reducing.knows(self.current)
 
     def _close_if_due(self, now: float) -> None:
-        if (self.open_round.full(now) and self._may_close()) or (
-            self.open_round.must_close and self._knows_draw()
-        ):
+        is_due = self.open_round.full(now) and self._may_close()
+        if is_due or (self.open_round.must_close and self._knows_draw()):
             self._close(now)
 
     def _may_close(self) -> bool:

@@ -20,16 +20,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from swarmnet.lineage import DIGEST_BYTES, era_of
+
 KEPT_LINKS = 4096
 """Newest links of the chain that are kept at least. A fork can be traced back so far (15 bytes a round)."""
 REMEMBERED_ROUNDS = 1024
 """Rounds of the chain that survive a restart: 41 KB of a checkpoint. Disks rarely differ by more."""
 AHEAD_ROUNDS = 16
 """A lead that two halves of a group do not gain over each other in the second that healing takes."""
-DIGEST_BYTES = 12
-"""Length of the digests of sets and of chain values. With 8 bytes, a peer that makes contributions at will
-finds two sets with one digest after 2^32 tries, within a round. The 2^48 tries for 12 bytes are hours of a
-GPU. With 16 bytes, `KEPT_LINKS` rounds would not fit into one message."""
 START = b"\0" * DIGEST_BYTES
 """The chain value before the first round."""
 
@@ -44,8 +42,10 @@ class SettledSet:
 
 
 def link(before: bytes, settled: SettledSet) -> bytes:
-    """Return the chain value after a round: SHA-256 over the previous value, count and digest, truncated."""
-    return hashlib.sha256(before + settled.count.to_bytes(4, "big") + settled.digest).digest()[:DIGEST_BYTES]
+    """Return the chain value after a round: SHA-256 over the previous value, count and digest, truncated, and
+    the name of the era."""
+    hashed = hashlib.sha256(before + settled.count.to_bytes(4, "big") + settled.digest).digest()
+    return hashed[:DIGEST_BYTES] + era_of(before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +128,7 @@ class Chain:
         return Earlier(before, tuple(self.part(first, until)))
 
     def part(self, first: int, last: int) -> list[SettledSet]:
-        """Return the sets of the rounds first..last, as far as they have settled; none if `first` is not
-        known any more."""
+        """Return the sets of the rounds first..last, as far as settled; none if `first` is forgotten."""
         start = first - self.base - 1
         return self.sets[start : last - self.base] if start >= 0 else []
 

@@ -2,16 +2,27 @@
 
 *Same-branch peers* are the neighbours whose history of settled rounds agrees with this peer's. The caller
 (group_rounds.py) decides whether a round may close at all.
+
+Keys are free, so any number of peers can report tokens, and contribute. Where votes weigh by agreement, only
+peers whose votes have weight count here, so that the others close no round earlier. All count while too few
+are known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Collection, Mapping, Set
 
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView
+from swarmnet.rounds.result_table import TagKey, tag_key, tag_of
 from swarmnet.rounds.settlement import FinalityRules
 from swarmnet.run.schema import Rounds
+
+MIN_CONTRIBUTORS = 5
+"""With fewer contributors, liars cannot be told from honest peers, so all weigh the same."""
+Votes = Mapping[TagKey, bool]
+"""Whether the votes of each known contributor have weight. Empty if all votes count in full."""
 
 
 class CurrentRound:
@@ -19,11 +30,18 @@ class CurrentRound:
 
     `number` is the round. `tokens` counts the tokens whose gradients this peer has added for it. `peers` is
     the known size of the group, this one included. `all_in_sight` is true if it is linked to the whole group.
-    `contributors` is the number of peers that contributed to a round that settled lately; 0 before the first.
+    `contributors` is the number of peers whose votes count and that contributed to a round that settled
+    lately; 0 before the first.
     """
 
     def __init__(
-        self, *, rules: Rounds, number: int, same_branch_peers: Mapping[PeerId, NeighbourView], now: float
+        self,
+        *,
+        rules: Rounds,
+        me: PeerId,
+        number: int,
+        same_branch_peers: Mapping[PeerId, NeighbourView],
+        now: float,
     ) -> None:
         self.rules = rules
         self.number = number
@@ -33,10 +51,47 @@ class CurrentRound:
         self.all_in_sight = True
         self.must_close = False
         """True if this peer leaves: it contributes the gathered gradient as soon as the round may close."""
+        self._me = me
+        self._votes: Votes = {}
+        self._recent: deque[frozenset[bytes]] = deque(maxlen=rules.window)
+        """The tags of the contributors to the rounds that settled last."""
         self._same_branch_peers = same_branch_peers
+        self._in_sight: Set[PeerId] | None = None
+        """The neighbours for which `_counting` holds; None if it holds for none."""
+        self._counting: frozenset[PeerId] = frozenset()
         self._opened_at = now
         self._left_at = float("inf")
         """When a neighbour was first seen in a later round; infinite if none is."""
+
+    def weigh(self, votes: Votes) -> None:
+        """Adopt whose votes have weight after the newest settled round."""
+        self._votes = votes
+        self._in_sight = None
+        self._count_contributors()
+
+    def settled(self, contributors: frozenset[bytes]) -> None:
+        """Record the contributors to the round that has just settled, by their tags."""
+        self._recent.append(contributors)
+        self._count_contributors()
+
+    def _count_contributors(self) -> None:
+        self.contributors = max((len(self._with_votes(tags)) for tags in self._recent), default=0)
+
+    def _with_votes(self, tags: Collection[bytes]) -> Collection[bytes]:
+        """Return those whose votes have weight. All count if fewer than `MIN_CONTRIBUTORS` are known, or none
+        of these has weight, as when votes are counted (`AgreementLedger.marks`)."""
+        found = [(tag, vote) for tag in tags if (vote := self._votes.get(tag_key(tag))) is not None]
+        voting = [tag for tag, has_weight in found if has_weight]
+        return voting if voting and len(found) >= MIN_CONTRIBUTORS else tags
+
+    def _that_count(self) -> Collection[PeerId]:
+        """Return the peers in sight whose tokens count. This peer is among them if its own do."""
+        in_sight = self._same_branch_peers.keys()
+        if self._in_sight != in_sight:
+            self._in_sight = frozenset(in_sight)
+            peers = {tag_of(peer): peer for peer in (self._me, *in_sight)}
+            self._counting = frozenset(peers[tag] for tag in self._with_votes(peers))
+        return self._counting
 
     @property
     def active_peers(self) -> int:
@@ -44,8 +99,7 @@ class CurrentRound:
         are not linked here only as many count as contributed lately."""
         if not self.contributors:
             return self.peers
-        linked = 1 + len(self._same_branch_peers)
-        return min(self.peers, max(linked, self.contributors))
+        return min(self.peers, max(len(self._that_count()), self.contributors))
 
     @property
     def share(self) -> int:
@@ -58,22 +112,30 @@ class CurrentRound:
 
         Reported token counts are unverified, so no neighbour counts for more than half of a round. One
         neighbour alone can then make an idle peer follow it (`is_left`), but cannot close a round."""
-        linked = 1 + len(self._same_branch_peers)
+        counting = self._that_count()
+        linked = len(counting)
         most_of_one = -(-self.rules.global_batch_tokens // 2)  # Rounded up.
         active_peers = max(linked, self.active_peers)
         if not self.all_in_sight:  # The sum is scaled up below, so the limit is scaled down.
             most_of_one = -(-most_of_one * linked // active_peers)
-        tokens_in_sight = self.tokens
+        tokens_in_sight = self.tokens if self._me in counting else 0
         # This runs with every message: a loop is twice as fast as a sum.
-        for view in self._same_branch_peers.values():
+        for peer, view in self._same_branch_peers.items():
             tokens = view.tokens_for(self.number)
-            tokens_in_sight += tokens if tokens < most_of_one else most_of_one
+            if tokens and peer in counting:
+                tokens_in_sight += tokens if tokens < most_of_one else most_of_one
         return tokens_in_sight if self.all_in_sight else tokens_in_sight * active_peers // linked
 
     def full(self, now: float) -> bool:
         """Return whether the group has the round's tokens, or has some tokens and the round's time is up."""
-        tokens = self.tokens_of_group()
-        return tokens >= self.rules.global_batch_tokens or (tokens > 0 and now >= self.next_deadline())
+        if self.tokens_of_group() >= self.rules.global_batch_tokens:
+            return True
+        return now >= self.next_deadline() and self.has_tokens()
+
+    def has_tokens(self) -> bool:
+        """Return whether any peer in sight has tokens for this round, whether they count or not."""
+        views = self._same_branch_peers.values()
+        return self.tokens > 0 or any(view.tokens_for(self.number) > 0 for view in views)
 
     def is_left(self, agreement: FinalityRules, contributed: bool, now: float) -> bool:
         """Return whether enough neighbours are in a later round for this peer to follow.
@@ -82,7 +144,7 @@ class CurrentRound:
         round's tokens, or if it has been ahead for a while. One peer can then neither drive the others
         through empty rounds nor leave idle peers behind. `contributed`: a signed contribution to this round
         exists, which proves that the round is over. Without it, this peer waits longer."""
-        if not any(map(self._has_left, self._same_branch_peers.values())):
+        if not any(self._has_left(peer, view) for peer, view in self._same_branch_peers.items()):
             self._left_at = float("inf")
             return False
         self._left_at = min(self._left_at, now)
@@ -93,8 +155,8 @@ class CurrentRound:
             has_half_of_tokens or now >= self._left_at + wait_seconds or agreement.are_ahead(self._has_left)
         )
 
-    def _has_left(self, view: NeighbourView) -> bool:
-        return view.round > self.number
+    def _has_left(self, peer: PeerId, view: NeighbourView) -> bool:
+        return view.round > self.number and peer in self._that_count()
 
     def go_on(self, now: float) -> None:
         """Begin the next round. `tokens` is not reset: the caller sets it to 0 when it contributes, and what

@@ -32,7 +32,7 @@ from swarmnet.rounds.events import (
 )
 from swarmnet.rounds.fork_choice import ForkChoice
 from swarmnet.rounds.history import Chain, Earlier
-from swarmnet.rounds.result_table import Draw, Table, counting
+from swarmnet.rounds.result_table import Draw, Table, counting, tag_of
 from swarmnet.run.schema import Rounds
 
 ASK_SECONDS = 1.0
@@ -266,9 +266,11 @@ class OwnContributions:
                 tags.update(contributor.peer for contributor in table.contributors)
         return frozenset(tags)
 
-    def count_contributors(self, state: RoundSet) -> int:
-        """Return how many peers contributed to a set, as far as they are known."""
-        return len(state.held if self.draw is None else self.contributors(state.held.values()))
+    def contributor_tags(self, state: RoundSet) -> frozenset[bytes]:
+        """Return the tags of the peers that contributed to a set, as far as they are known."""
+        if self.draw is None:
+            return frozenset(map(tag_of, state.held))
+        return self.contributors(state.held.values())
 
     def settled(self, round: int, references: tuple[Reference, ...]) -> None:
         """Record the settled set of a round on this branch. Beyond `MAX_REFERENCES` references in all, the

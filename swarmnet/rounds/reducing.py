@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView
@@ -87,29 +88,23 @@ class SeedSearch:
         return self._ask_at
 
 
+@dataclass(eq=False, kw_only=True)
 class ReductionSchedule:
-    """The reducing of one peer: draws, slices that have arrived, and rounds to sum."""
+    """The reducing of one peer: draws, slices that have arrived, and rounds to sum. `chain` is this peer's
+    chain of settled sets, which seeds the draws of later rounds."""
 
-    def __init__(
-        self,
-        *,
-        rules: Rounds,
-        draw: Draw,
-        me: PeerId,
-        same_branch_peers: Mapping[PeerId, NeighbourView],
-        chain: Chain,
-    ) -> None:
-        """`chain` is this peer's chain of settled sets, which seeds the draws of later rounds."""
-        self.rules = rules
-        self.draw = draw
-        self.me = me
-        self._chain = chain
-        self._search = SeedSearch(draw, same_branch_peers, chain)
-        self.members: frozenset[PeerId] = frozenset((me,))
+    rules: Rounds
+    draw: Draw
+    me: PeerId
+    same_branch_peers: Mapping[PeerId, NeighbourView]
+    chain: Chain
+
+    def __post_init__(self) -> None:
+        self._search = SeedSearch(self.draw, self.same_branch_peers, self.chain)
+        self.members: frozenset[PeerId] = frozenset((self.me,))
         """The known active peers of the group, this one included. Reducers are drawn among them."""
         self.classes: Mapping[PeerId, ReducerClass] = {}
         """What members offer as reducers."""
-        self._same_branch_peers = same_branch_peers
         self._avoided: dict[PeerId, tuple[int, int]] = {}
         """Avoided members: the first round in which each is drawn again, and for how many rounds."""
         self._sent: dict[int, tuple[ContributionId, tuple[PeerId, ...]]] = {}
@@ -146,7 +141,7 @@ class ReductionSchedule:
         """Return the request for older settled sets to send now, at most one. It is needed if the seed of
         the draw for `round` is older than this peer's chain."""
         branch_peer = self._search.to_ask(round, now)
-        return [RequestChain(branch_peer, self._chain.base)] if branch_peer is not None else []
+        return [RequestChain(branch_peer, self.chain.base)] if branch_peer is not None else []
 
     def reducers(self, round: int) -> tuple[PeerId, ...]:
         """Return the reducer of each shard of a round. Requires `knows(round)`."""
@@ -305,11 +300,11 @@ class ReductionSchedule:
 
     def _all_arrived(self, round: int) -> bool:
         """Return whether each expected peer has sent its slices of a round, or a notice that it has none."""
-        unheard = self.members.union(self._same_branch_peers) - self._responded[round]
+        unheard = self.members.union(self.same_branch_peers) - self._responded[round]
         return not any(self._is_awaited(peer, round) for peer in unheard)
 
     def _is_awaited(self, peer: PeerId, round: int) -> bool:
         """Return whether slices or a notice of that peer are still expected. They are not if it is catching
         up, or has settled the round."""
-        view = self._same_branch_peers.get(peer)
+        view = self.same_branch_peers.get(peer)
         return view is None or (view.in_step and view.settled < round)

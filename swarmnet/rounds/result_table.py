@@ -62,6 +62,14 @@ def tag_of(peer: PeerId) -> bytes:
     return hashlib.sha256(peer.encode()).digest()[:TAG_BYTES]
 
 
+TagKey = tuple[int, ...]
+
+
+def tag_key(tag: bytes) -> TagKey:
+    """Return a peer's tag as four numbers of 30 bits, which floats of a checkpoint hold exactly."""
+    return tuple(number >> 2 for number in struct.unpack(">4I", tag))
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Contributor:
     """A peer whose slices are in a result."""
@@ -307,7 +315,6 @@ class Draw:
 
 
 def draw_of(manifest: Manifest) -> Draw:
-    """Return the draw of a run."""
     rules = manifest.rounds
     return Draw(bytes.fromhex(manifest.run_id()), rules.snapshot_interval, manifest.sync.shards, rules.window)
 

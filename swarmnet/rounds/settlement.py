@@ -38,18 +38,20 @@ class FinalityRules:
     """True until this peer has caught up with its group. Neighbours that are catching up too then have no say
     against those that are ahead: two newcomers would outvote the only peer that has trained."""
 
-    def are_ahead(self, is_ahead: Callable[[NeighbourView], bool]) -> bool:
+    def are_ahead(self, is_ahead: Callable[[PeerId, NeighbourView], bool]) -> bool:
         """Return whether this peer believes the neighbours that report to be ahead: half of the peers in
         sight, or any one while it `follows`. `is_ahead` tells whether a neighbour reports so."""
-        reports = [(view.in_step, is_ahead(view)) for view in self.same_branch_peers.values()]
+        views = self.same_branch_peers.items()
+        reports = [(view.in_step, is_ahead(peer, view)) for peer, view in views]
         ahead = sum(reported for _, reported in reports)
         counted = sum(in_step or reported or not self.joins for in_step, reported in reports)
         return ahead > 0 if self.follows else 2 * ahead >= 1 + counted
 
     def is_half(self, saying: Iterable[bool]) -> bool:
-        """Return whether the neighbours that report something are at least half of the peers in sight.
-        `saying`: for each neighbour, whether it reports so. A single one may report anything."""
-        return 2 * sum(saying) >= 1 + len(self.same_branch_peers)
+        """Return whether the neighbours that report something are at least half of these and this peer.
+        `saying`: for each neighbour that counts, whether it reports so. A single one may report anything."""
+        said = tuple(saying)
+        return 2 * sum(said) >= 1 + len(said)
 
     def adopted_digest(self, number: int, state: RoundSet, now: float) -> bytes | None:
         """Return the digest of the set that this peer must adopt for a round; None if it settles the round by
@@ -74,7 +76,7 @@ class FinalityRules:
 
     def _settled_by_enough(self, number: int) -> bool:
         """Return whether the neighbours that have settled the round are believed at once."""
-        return self.are_ahead(lambda view: view.settled >= number)
+        return self.are_ahead(lambda _, view: view.settled >= number)
 
     def _digest_settled_most(self, number: int, state: RoundSet) -> bytes:
         """Return the most frequent digest among neighbours that have settled the round; of equally frequent

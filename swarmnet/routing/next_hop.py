@@ -2,7 +2,8 @@
 
 A microbatch passes the stages of the pipeline from peer to peer. Its header lists the stages that it has
 visited. `NextHop` is the interface that decides which peers may be next. `Straight` implements it for runs in
-which every microbatch visits all stages. `Skipping` (`skipping.py`) is for runs that skip stages.
+which every microbatch visits all stages, and `Returning` for the last stage of a U-shaped run. `Skipping`
+(`skipping.py`) is for runs that skip stages.
 """
 
 from __future__ import annotations
@@ -102,3 +103,17 @@ class Straight:
 
     def forget(self, key: MicrobatchId) -> None:
         pass
+
+
+class Returning(Straight):
+    """The last stage of a U-shaped run: a microbatch goes on to its origin, and to no other owner."""
+
+    def candidates(self, key: MicrobatchId | None, tried: Collection[PeerId] = ()) -> Collection[PeerId]:
+        owners = self.live(0)
+        return owners if key is None else [key.origin] if key.origin in owners else []
+
+    def header_for(self, key: MicrobatchId, stage: int) -> PathHeader:
+        return super().header_for(key, self.rules.last if stage == 0 else stage)
+
+    def missing(self) -> tuple[int, ...]:
+        return ()  # An origin that left takes its microbatches with it.

@@ -20,8 +20,7 @@ default."""
 
 
 def canonical_json(keys: object) -> bytes:
-    """Return the JSON of a dataclass: all keys except `ADDED` ones at their default, sorted, without
-    spaces."""
+    """Return a dataclass's JSON: all keys except `ADDED` ones at their default, sorted, without spaces."""
     return json.dumps(_plain_data(keys), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 

@@ -28,7 +28,6 @@ class LossLaw:
     """Largest number of peers to which the law was fitted."""
 
     def ratio(self, peers: float, bits: float) -> float:
-        """Return the loss of `peers` peers that send `bits` bits for each weight in the whole run, divided by
-        AdamW's."""
+        """Return the loss of `peers` peers that send `bits` bits per weight in the run, over AdamW's."""
         sent = min(max(bits, 1.0), MOST_BITS)
         return self.scale * pow(max(peers, 1.0), self.peers_exponent) / pow(sent, self.bits_exponent)

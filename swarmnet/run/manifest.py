@@ -21,8 +21,7 @@ class Manifest(RunKeys):
     """All keys of one run, and the values that follow from several of them."""
 
     def canonical(self) -> bytes:
-        """Return the canonical JSON: all keys except `ADDED` ones at their default, sorted, without
-        spaces."""
+        """Return canonical JSON: all keys except `ADDED` ones at their default, sorted, without spaces."""
         return canonical_json(self)
 
     def run_id(self) -> RunId:
@@ -35,8 +34,7 @@ class Manifest(RunKeys):
 
     @property
     def hidden_shape(self) -> tuple[int, int, int]:
-        """Shape [B, T, D] of a microbatch's hidden states between two stages, or [B, T, R] at narrow
-        boundaries."""
+        """Shape of a microbatch's hidden states between stages: [B, T, D], or [B, T, R] at narrow ones."""
         return self.data.micro_batch_size, self.data.seq_len, self.model.crossing
 
     @property
@@ -49,8 +47,11 @@ class Manifest(RunKeys):
         """Bytes of the tokens that are sent to the next stage with a microbatch's hidden states.
 
         With full boundaries these are int32 labels, which only the last stage reads. With narrow ones, every
-        stage needs the tokens of each sequence and the token after it, in `token_bytes` each.
+        stage needs the tokens of each sequence and the token after it, in `token_bytes` each. None are sent
+        in a U-shaped run.
         """
+        if self.is_u_shaped:
+            return 0
         if not self.model.boundary.is_narrow:
             return LABEL_BYTES * self.microbatch_tokens
         tokens = self.microbatch_tokens + self.data.micro_batch_size
@@ -58,7 +59,6 @@ class Manifest(RunKeys):
 
     @property
     def effective_gradient_codec(self) -> Codec:
-        """Codec of the gradients."""
         return self.activation_codec if self.gradient_codec == "same" else self.gradient_codec
 
     @property
@@ -69,41 +69,69 @@ class Manifest(RunKeys):
     @property
     def compares_answers(self) -> bool:
         """Whether answers of several peers to one microbatch are compared. Where stages may be skipped, two
-        peers rarely send a microbatch to the same next stage."""
-        return self.compared_fraction > 0.0 and not self.path_rules().skips
+        peers rarely send a microbatch to the same next stage. In a U-shaped run it returns to one peer."""
+        return self.compared_fraction > 0.0 and not self.path_rules().skips and not self.is_u_shaped
+
+    @property
+    def is_u_shaped(self) -> bool:
+        """Whether stage 0 has both ends of the model (U-shaped split learning, arXiv:1812.00564), so that
+        microbatches return to their origin (docs/decisions/0051-owners-hold-both-ends.md)."""
+        return self.data.u_shaped_layers > 0
 
     def neighbour_stages(self, stage: int) -> tuple[int, ...]:
         """Return the stages whose peers exchange microbatches directly with peers of `stage`. These are the
-        two adjacent stages, and farther ones if microbatches may skip stages."""
+        two adjacent stages, and farther ones if microbatches may skip stages. In a U-shaped run the first and
+        the last stage are adjacent, too."""
         reach = self.path_rules().reach
-        near = range(max(0, stage - reach), min(len(self.stages), stage + reach + 1))
-        return tuple(other for other in near if other != stage)
+        near = set(range(max(0, stage - reach), min(len(self.stages), stage + reach + 1)))
+        ends = {0, len(self.stages) - 1}
+        if self.is_u_shaped and stage in ends:
+            near |= ends
+        return tuple(sorted(near - {stage}))
 
     def path_rules(self) -> PathRules:
-        """Return the rules for the paths of microbatches."""
+        """Return the rules for the paths of microbatches. In a U-shaped run a path ends one position after
+        the last stage: back in stage 0."""
         paths = self.paths
         return PathRules.of(
-            stages=len(self.stages),
+            stages=len(self.stages) + self.is_u_shaped,
             skip_ratio=paths.skip_ratio,
             full_path_warmup_rounds=paths.full_path_warmup_rounds,
             full_path_fraction=paths.full_path_fraction,
         )
 
     def span(self, stage: int) -> Span:
-        """Return the slice of the model that `stage` holds."""
-        first = sum(self.stages[:stage])
-        is_last = stage == len(self.stages) - 1
-        return Span(first, stop=first + self.stages[stage], has_embedding=stage == 0, has_head=is_last)
+        """Return the slice of the model that `stage` holds. In a U-shaped run stage 0 has a second one, and
+        the position after the last stage is that one alone."""
+        if not self.is_u_shaped:
+            first = sum(self.stages[:stage])
+            is_last = stage == len(self.stages) - 1
+            return Span(first, stop=first + self.stages[stage], has_embedding=stage == 0, has_head=is_last)
+        layers, returned = self.model.num_hidden_layers, self.data.u_shaped_layers
+        end = Span(layers - returned, stop=layers, has_embedding=False, has_head=True)
+        if stage == len(self.stages):
+            return end
+        if stage == 0:
+            return Span(0, self.stages[0] - returned, has_embedding=True, has_head=False, end=end)
+        first = sum(self.stages[:stage]) - returned
+        return Span(first, stop=first + self.stages[stage], has_embedding=False, has_head=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The slice of the model that one stage holds: layers [first, stop)."""
+    """The slice of the model that one stage holds: layers [first, stop), and those of `end`."""
 
     first: int
     stop: int
     has_embedding: bool
     has_head: bool
+    end: Span | None = None
+    """The model's last layers and head, if the stage has both ends of the model."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """All layers of the stage, those of `end` as well."""
+        return (*range(self.first, self.stop), *(self.end.layers if self.end is not None else ()))
 
 
 def learning_rate(sync: Sync, round: int) -> float:

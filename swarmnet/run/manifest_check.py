@@ -13,6 +13,7 @@ from math import inf
 from swarmnet.run.boundary_settings import contradictions
 from swarmnet.run.manifest import Manifest, ManifestError
 from swarmnet.run.method_config import Problem
+from swarmnet.run.private_rules import private_rows
 from swarmnet.run.schema import (
     BYTES,
     MAX_MODERATORS,
@@ -20,7 +21,6 @@ from swarmnet.run.schema import (
     STANDARD_LIBRARY,
     WIRE_VERSION,
     Data,
-    DocumentPrivacy,
     Experts,
     Lora,
     ModelShape,
@@ -47,10 +47,6 @@ MAX_PATTERNS, MAX_PATTERN_CHARACTERS, MAX_LAYERS = 16, 128, 1024
 """Limits of `sync.trainable` and of a model that uses it, so that matching an untrusted manifest is cheap."""
 MAX_STRETCH = 1e6
 """Maximum of the factors of `model.rope_scaling`: larger ones are typing errors."""
-MAX_EPSILON = 100.0
-"""Maximum of `data.privacy.epsilon`: more protects nothing, so it is a typing error."""
-MAX_PRIVATE_EPOCHS = 1000
-"""Maximum of `data.privacy.epochs`: the noise grows with their root."""
 MAX_STAGES = 4096
 """Maximum number of stages: peers read the records of every stage."""
 MAX_BODY_BYTES = 32 << 20
@@ -59,7 +55,6 @@ are acknowledged and refuses more. A microbatch of 2,048 tokens of width 4096 ta
 
 
 def is_sha256(text: str) -> bool:
-    """Return whether a text is a SHA-256 in hexadecimal."""
     return len(text) == 64 and set(text) <= HEXADECIMAL
 
 
@@ -84,7 +79,7 @@ def check(manifest: Manifest) -> None:
         *_expert_merging_rows(model),
         *_initial_weights_rows(manifest),
         *_sync_rows(manifest.sync),
-        *_private_rows(manifest),
+        *private_rows(manifest),
         *((True, problem) for problem in between_stages),
     ]
     for is_wrong, message in problems:
@@ -164,7 +159,7 @@ def _model_kind_rows(manifest: Manifest, model: ModelShape) -> list[Problem]:
             "token-anchored; set attention_bias: false, or leave those out",
         ),
         (
-            model.tie_word_embeddings and len(manifest.stages) > 1,
+            model.tie_word_embeddings and len(manifest.stages) > 1 and not manifest.is_u_shaped,
             f"model.tie_word_embeddings: true needs one stage, and there are {len(manifest.stages)}: the "
             "embedding lies in the first and the head in the last. Set it to false (a tied initial model is "
             f"untied by copying), or set stages: [{model.num_hidden_layers}]",
@@ -481,69 +476,6 @@ def _data_rows(data: Data) -> list[Problem]:
             "data.sources: each needs a name of its own; two have the same",
         ),
     ]
-
-
-def _private_rows(manifest: Manifest) -> list[Problem]:
-    """Return the rules about `data.private` and `data.privacy`."""
-    data, privacy = manifest.data, manifest.data.privacy
-    facts = [(each.shared == "peers", each.index, each.sha256, each.bytes, each.documents, each.files)
-             for each in data.sources]  # fmt: skip
-    rows: list[Problem] = [
-        (
-            len(manifest.stages) > 1,
-            f"data.private: with {len(manifest.stages)} stages, hidden states and labels of the text would "
-            f"go to other peers; set stages: [{manifest.model.num_hidden_layers}]",
-        ),
-        (
-            len(data.sources) != 1 or data.sources[0].path == STANDARD_LIBRARY,
-            "data.private: each peer file names one text of its owner; write one source such as "
-            "{name: own, path: own}",
-        ),
-        (
-            any(any(each) for each in facts),
-            "data.private: no peer names or hashes a private text; leave index, sha256, bytes, documents, "
-            "files and shared out of data.sources",
-        ),
-        (
-            manifest.sync.weights == "agreement",
-            "data.private: sync.weights: agreement compares peers, and an owner of unlike text would lose "
-            "weight; set sync.weights: equal or tokens",
-        ),
-        (
-            bool(data.tokenizer_sha256),
-            "data.private: a private run shares no text and no tokenizer; leave data.tokenizer_sha256 out",
-        ),
-    ]
-    noise: list[Problem] = [
-        (not data.private, "data.privacy: protects private text only; set data.private: true"),
-        (
-            not 0 < privacy.epsilon <= MAX_EPSILON
-            or not 0 < privacy.delta < 1
-            or not 0 < privacy.max_norm < inf,
-            f"data.privacy: epsilon is {privacy.epsilon:g}, delta {privacy.delta:g}, max_norm "
-            f"{privacy.max_norm:g}; epsilon must lie above 0, up to {MAX_EPSILON:g}, delta in (0, 1), and "
-            "max_norm above 0",
-        ),
-        (
-            not 1 <= privacy.epochs <= MAX_PRIVATE_EPOCHS,
-            f"data.privacy.epochs is {privacy.epochs}; it must lie in 1 to {MAX_PRIVATE_EPOCHS}",
-        ),
-        (
-            data.format != "text",
-            f"data.privacy: documents of data.format: {data.format} are not excerpted; set format: text",
-        ),
-        (
-            manifest.model.experts.num_experts > 0,
-            "data.privacy: works without model.experts only, whose load would show what a document is about; "
-            "leave model.experts out",
-        ),
-    ]
-    secure = (
-        manifest.sync.secure_owners > 0 and not (data.private and manifest.access == "invite"),
-        "sync.secure_owners: works in a private run by invite only, because one person's keys could be all "
-        "other owners; set data.private: true and access: invite",
-    )
-    return [secure, *(rows if data.private else []), *(noise if privacy != DocumentPrivacy() else [])]
 
 
 def _sync_rows(sync: Sync) -> list[Problem]:

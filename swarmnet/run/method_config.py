@@ -45,8 +45,6 @@ class MethodConfig:
     """What the method sends and applies, as a sentence after its name for the documentation."""
     value_bits: int = 1
     """Bits of each value in a contribution."""
-    not_divisible: str = ""
-    """Why the method cannot run where a stage is divided among devices; empty if it can."""
     small_model_rate: float = 0.0
     """Learning rate for a small model. 0: the default of `sync.learning_rate`."""
 
@@ -95,7 +93,6 @@ class MethodConfig:
         return []
 
     def contribution_bytes(self, sizes: StageSizes) -> float:
-        """Estimate the bytes of one contribution."""
         return sizes.trained * self.value_bits / 8
 
     def result_bytes(self, size: int) -> float:

@@ -1,7 +1,8 @@
 """Orders of a run's owner: one complete document per run, of which the newest is valid.
 
-No order changes what a group has settled, so the time of arrival does not matter. Most orders stop new
-microbatches, links or documents. A roll-back takes contributions out of rounds that have not settled. A
+All orders but one leave what a group has settled, so the time of arrival does not matter. Most orders stop
+new microbatches, links or documents. A roll-back takes contributions out of rounds that have not settled. A
+return gives up what was settled after given snapshots (swarmnet/lineage.py). A
 learning rate is part of the sets that a group settles afterwards (`rates.py`). An end is a round after which
 the group makes no contributions.
 
@@ -18,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from swarmnet.identifiers import PeerId
+from swarmnet.lineage import NO_RETURN, Lineage, Return
 from swarmnet.run.mixtures import LARGEST_WEIGHT, MAX_MIXTURES, MAX_SOURCES, MixtureChange, Mixtures
 from swarmnet.run.rates import LARGEST_FACTOR, MAX_RATES, RateChange, Rates, in_words
 
@@ -77,10 +79,16 @@ class OwnerOrders:
     """Changes of the sources' shares; at most MAX_MIXTURES."""
     dismissed: bool = False
     """Whether bans by moderators do not count."""
+    returned: Return | None = None
+    """The newest return to snapshots; None if there is none."""
 
     def banned(self, peer: PeerId) -> Ban | None:
         """Return the ban of a peer; None if it is not banned."""
         return next((ban for ban in self.bans if ban.peer == peer), None)
+
+    def lineage(self, stage: int) -> Lineage:
+        """Return which weights of a stage belong to the run's present history."""
+        return self.returned.lineage(stage) if self.returned is not None else NO_RETURN
 
     def rolled_back(self) -> frozenset[PeerId]:
         """Return the peers whose contributions leave the open rounds."""
@@ -197,6 +205,13 @@ def mixture(
     return replace(held, reason=reason, mixtures=(*held.mixtures, change)[-MAX_MIXTURES:])
 
 
+def return_to(held: OwnerOrders, points: tuple[tuple[int, str], ...], reason: str) -> OwnerOrders:
+    """Return the orders by which each stage goes back to a snapshot: `points` has its round and digest."""
+    _check_change(reason)
+    number = 1 + (held.returned.number if held.returned is not None else 0)
+    return replace(held, reason=reason, returned=Return(number, points))
+
+
 def end(held: OwnerOrders, last_round: int, reason: str) -> OwnerOrders:
     """Return the orders that end the run: no contribution is made for any round after `last_round`."""
     _check_change(reason, held.ends == last_round, f"the run ends at round {last_round} already")
@@ -226,6 +241,13 @@ def _check_change(reason: str, pointless: bool = False, why: str = "") -> None:
         raise OrderError(f"a reason is one line of at most {REASON_LIMIT} characters")
 
 
+def describe_news(old: OwnerOrders, new: OwnerOrders) -> str:
+    """Return the differences of the orders `new` from `old` as a line for users. The reason is that of the
+    newest order; it is left out if older bans by moderators arrived late."""
+    changes = "; ".join(describe_changes(old, new))
+    return changes if new.sequence == old.sequence else f"{changes} ({new.reason or 'no reason given'})"
+
+
 def describe_changes(old: OwnerOrders, new: OwnerOrders) -> list[str]:
     """Return the differences of the orders `new` from `old` as lines for users: one per difference. If there
     is none, one line says this."""
@@ -250,6 +272,8 @@ def describe_changes(old: OwnerOrders, new: OwnerOrders) -> list[str]:
     lines += [f"the invite {invite} is revoked" for invite in new.revoked if invite not in old.revoked]
     lines += [_describe_rate(rate) for rate in new.rates if rate not in old.rates]
     lines += [_describe_mixture(change) for change in new.mixtures if change not in old.mixtures]
+    if new.returned is not None and new.returned != old.returned:
+        lines.append(f"the run returns to snapshots: {new.returned.describe()}")
     if new.ends != old.ends:
         lines.append(f"round {new.ends} is the last one" if new.ends is not None else "the run does not end")
     return lines or ["nothing changes"]

@@ -303,7 +303,10 @@ class Data:
     in with `format: messages`."""
     private: bool = field(default=False, metadata={ADDED: True})
     """Each peer trains on a text of its own, which never leaves its machine: no peer compares, names, hashes
-    or sends it. Needs one stage and one source without facts (docs/private.md)."""
+    or sends it. Needs one source without facts, and one stage unless U-shaped (docs/private.md)."""
+    u_shaped_layers: int = field(default=0, metadata={ADDED: True})
+    """With `private: true`: so many of the model's last layers, and the head, belong to stage 0, which only
+    owners serve. Others serve the rest without labels. `0`: off."""
     privacy: DocumentPrivacy = field(default=DocumentPrivacy(), metadata={ADDED: True})
     """Clip and noise the gradients of documents, with `private: true`."""
 
@@ -451,7 +454,6 @@ class Sync:
 
     @property
     def config(self) -> MethodConfig:
-        """Configuration of the method."""
         return METHOD_CONFIGS[self.method].read(self.keys)
 
     @property

@@ -59,7 +59,6 @@ class CoefficientConfig(MethodConfig):
         return self.coefficient_bytes(sizes.trained)
 
     def coefficient_bytes(self, parameters: int) -> float:
-        """Estimate the bytes of the coefficients of `parameters` parameters."""
         index_bits = {"group": log2(CHUNK / self.topk_per_chunk), "top-k": log2(CHUNK)}[self.selection]
         return parameters / CHUNK * self.topk_per_chunk * (self.value_bits + index_bits) / 8
 
@@ -153,8 +152,7 @@ class SignMuonConfig(MethodConfig):
         return size / self.fragments * COUNT_BITS / 8
 
     def kept_bytes(self, sizes: StageSizes, open_rounds: int, is_small: bool) -> int:
-        """Estimate the bytes of the open rounds, with the own votes and the results in them. Each covers a
-        fragment."""
+        """Estimate the bytes of the open rounds, with own votes and results. Each covers a fragment."""
         results = self.result_bytes(sizes.all) * open_rounds if self.topology == "sharded-reduce" else 0
         signs = MethodConfig.kept_bytes(self, sizes, 2 * open_rounds, is_small)
         return ceil(signs / self.fragments + results)

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 from archive_scene import RUN, Scene
+from processes import publish_run
 
-from peers.config.run_file import publish
 from peers.state.archive import Archive
 from peers.state.archive_store import open_store
 from peers.tools.owner.run_facts import from_archive
 from peers.tools.owner.training_report import summary
-from protocols.signed.identity import load_or_create
 
 pytestmark = [pytest.mark.loopback, pytest.mark.soak, pytest.mark.timeout(600)]
 
@@ -68,9 +67,7 @@ def the_report_names_everything(place: Path) -> None:
 async def test_a_run_outlives_all_its_peers_in_an_archive(tmp_path):
     for name in ("first", "second"):
         (tmp_path / f"{name}.txt").write_text(f"the {name} text. " * 3000)
-    file = tmp_path / "run.yaml"
-    file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in RUN.items()))
-    signed, _ = publish(file, load_or_create(tmp_path / "owner.key"), tmp_path / "run.json")
+    signed, _ = publish_run(tmp_path, RUN)
     text = {name: f"{name}.txt" for name in ("first", "second")}
     scene, archive = Scene(tmp_path), tmp_path / "archive"
     try:

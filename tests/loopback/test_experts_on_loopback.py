@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from archive_scene import Scene
+from model_sizes import model_keys
 from public_models import logits
 
 from peers.lab.processes import demo_report
@@ -21,17 +22,17 @@ pytestmark = [pytest.mark.loopback, pytest.mark.soak, pytest.mark.timeout(600)]
 RUN = {
     "name": "mixed",
     "stages": [1, 1],
-    "model": {
-        "num_hidden_layers": 2,
-        "hidden_size": 32,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "intermediate_size": 32,
-        "qk_norm": True,
-        "max_position_embeddings": 64,
-        "experts": {"num_experts": 4, "top_k": 2, "groups": 2},
-    },
+    "model": model_keys(
+        width=32,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        inner=32,
+        head_dim=16,
+        qk_norm=True,
+        max_position_embeddings=64,
+        experts={"num_experts": 4, "top_k": 2, "groups": 2},
+    ),
     "data": {"seq_len": 32, "micro_batch_size": 2},
     "rounds": {"global_batch_tokens": 512, "snapshot_interval": 4, "finality_timeout_seconds": 2},
     "sync": {"method": "local-steps", "learning_rate": 0.01, "warmup_rounds": 1, "inner_batch_tokens": 64},

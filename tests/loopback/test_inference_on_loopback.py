@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from model_sizes import model_keys
+from processes import publish_run
 
-from peers.config.run_file import publish
 from peers.lab.processes.demo import LOOPBACK
 from peers.lab.processes.local_processes import DemoPeer, start
-from protocols.signed.identity import load_or_create
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(600)]
 
 RUN = {
     "name": "visited",
     "stages": [1, 1],
-    "model": {
-        "num_hidden_layers": 2,
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "head_dim": 16,
-        "intermediate_size": 128,
-    },
+    "model": model_keys(width=64, layers=2, heads=4, kv_heads=4, inner=128),
     "data": {"seq_len": 64, "micro_batch_size": 4},
     "rounds": {"global_batch_tokens": 2048, "snapshot_interval": 2},
 }
@@ -70,9 +62,7 @@ async def settled(peers: list[DemoPeer], rounds: int) -> None:
 
 
 async def test_a_visitor_streams_a_text_and_scores_the_model_of_a_real_swarm(tmp_path: Path):
-    file = tmp_path / "run.yaml"
-    file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in RUN.items()))
-    publish(file, load_or_create(tmp_path / "owner.key"), tmp_path / "run.json")
+    publish_run(tmp_path, RUN)
     boot = await start(tmp_path, "boot", {"role": "bootstrap", "run": "run.json", **LOOPBACK})
     peers: list[DemoPeer] = []
     try:

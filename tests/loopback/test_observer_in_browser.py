@@ -9,8 +9,7 @@ import asyncio
 import re
 from dataclasses import replace
 
-import pytest
-from browser import CHROMIUM, Browser
+from browser import Browser, in_browser
 from observed import NOON, Crowd, record
 from swarm import TINY_MODEL, expert_manifest, sign, tiny_manifest
 from swarm_scene import RUN, Scene
@@ -26,17 +25,12 @@ from peers.stageless.observer.snapshot_of_records import snapshot_of
 from peers.stageless.observer.swarm_metrics import SwarmMetrics
 from peers.telemetry.snapshot import OwnerOrdersView, Pause
 from swarmnet.identifiers import PeerId
-from swarmnet.optimizer.agreement.weight_report import encode_report, short_tag, tag_key
-from swarmnet.rounds.result_table import tag_of
+from swarmnet.optimizer.agreement.weight_report import encode_report, short_tag
+from swarmnet.rounds.result_table import tag_key, tag_of
 from swarmnet.run.owner_orders import Ban, OwnerOrders, Withdrawal
 from swarmnet.run.schema import Data, TextSource
 
-pytestmark = [
-    pytest.mark.loopback,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: apt install chromium)"),
-]
+pytestmark = in_browser(600)
 
 OWN = "127.0.0.1:9410"
 PROMISED_SECONDS = 15.0
@@ -279,7 +273,7 @@ async def test_a_run_that_its_owner_holds_says_so_with_the_reason_and_whom_to_as
             assert await browser.js(stage_shows(0, 2)), "who is held holds its stage"
             assert (
                 await browser.js(
-                    "document.querySelectorAll('img:not([src=\"join.svg\"]), #held b b, dd b').length"
+                    "document.querySelectorAll('img[src]:not([src=\"join.svg\"]), #held b b, dd b').length"
                 )
                 == 0
             )
@@ -374,6 +368,8 @@ async def test_peers_that_others_doubt_are_named_with_the_reason_and_the_weight_
             await browser.until("document.querySelectorAll('#rows tr').length === 9")
             weights = await browser.js("[...$('rows').rows].map(row => row.cells[7].textContent)")
             assert sorted(weights) == ["100 %"] * 4 + ["13 %", "new", "–", "–", "–"]
-            assert await browser.js("document.querySelectorAll('img:not([src=\"join.svg\"])').length") == 0
+            assert (
+                await browser.js("document.querySelectorAll('img[src]:not([src=\"join.svg\"])').length") == 0
+            )
             await browser.look_at_all_sizes("doubted")
             assert browser.complaints == []

@@ -87,3 +87,34 @@ async def test_two_moderators_ban_a_peer_by_a_line_that_they_pass_on_and_lift_th
         line = await typed("unban", third.peer_id, "--sign-only", "--key", keys[1])
         await typed("publish", await typed("sign", line, "--key", keys[0]))
         assert third.peer_id not in await scene.swarmnet("orders", run, *there)
+
+
+async def test_a_run_returns_to_the_snapshots_that_its_peers_have(tmp_path):
+    async with owned(tmp_path, "returned") as (scene, worker):
+        peers = [
+            await scene.peer(f"worker-{number}", {**worker, "stage": stage})
+            for number, stage in enumerate((0, 1))
+        ]
+        await scene.until(
+            lambda: min(max(scene.settled(peer), default=0) for peer in peers) > 12, "they settle"
+        )
+        with pytest.raises(AssertionError, match="stage 0 has no snapshot of round 2 or before"):
+            await order(scene, "return", 2, "--yes")
+        said = await order(scene, "return", 1_000_000, "--reason", "a bug", "--yes")
+        assert "cost   stage 1: to round " in said
+        assert "the run returns to snapshots: stage 0 to round " in said
+        points = [
+            int(text.split()[0].strip(","))
+            for text in said.partition("snapshots: ")[2].split("to round ")[1:3]
+        ]
+        await scene.until(
+            lambda: (
+                all(any("in step with its stage, at round" in line for line in peer.said) for peer in peers)
+                and all(any("returns to snapshots" in line for line in peer.said) for peer in peers)
+            ),
+            "they return",
+        )
+        until = max(points) + 40
+        await scene.until(lambda: min(max(scene.settled(peer)) for peer in peers) > until, "they train on")
+        shown = await scene.swarmnet("orders", tmp_path / "run.json", "--bootstrap", peers[0].addresses[0])
+        assert f"returned   stage 0 to round {points[0]}, stage 1 to round {points[1]}" in shown

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from archive_scene import Scene
+from model_sizes import model_keys
 from public_models import FAMILIES, LLAMA, logits, published, reduced, save
 
 from peers.lab.processes import demo_report
@@ -24,16 +25,9 @@ RUN = {
     "data": {"seq_len": 32, "micro_batch_size": 2},
     "rounds": {"global_batch_tokens": 512, "snapshot_interval": 4, "finality_timeout_seconds": 2},
 }  # fmt: skip
-SHAPE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 64,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 64,
-}
+SHAPE = model_keys(
+    width=32, layers=3, heads=4, kv_heads=2, inner=64, rms_norm_eps=1e-6, max_position_embeddings=64
+)
 
 
 def digests(peer) -> dict[int, str]:

@@ -10,9 +10,8 @@ from random import Random
 from typing import Any
 
 import torch
-from swarm import Swarm, sign, tiny_manifest
+from swarm import Swarm, announcer, sign, tiny_manifest
 
-from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import Claims
 from peers.network.orders.order_book import OrderBook
 from peers.network.ports import OpenToAll
@@ -65,14 +64,7 @@ async def archived(
     transport, directory = swarm.network.transport(me), swarm.network.directory(me)
     archive = Archive(open_store(place))
     quiet = lambda *_, **__: None  # noqa: E731 - what is noted is not looked at
-    presence = RecordAnnouncer(
-        signed=swarm.signed,
-        identity=identity,
-        transport=transport,
-        directory=directory,
-        version="1",
-        log_event=quiet,
-    )
+    presence = announcer(swarm.signed, identity, transport, directory)
     record = partial(presence.record, NO_STAGE, Claims("serving", "", "archivist"))
     serving = NewcomerService(
         archive=archive,
@@ -175,14 +167,7 @@ class Desk:
         identity = Identity.from_seed(name.encode())
         peer = identity.peer_id
         transport, directory = self.network.transport(peer), self.network.directory(peer)
-        presence = RecordAnnouncer(
-            signed=SIGNED,
-            identity=identity,
-            transport=transport,
-            directory=directory,
-            version="1",
-            log_event=lambda *_, **__: None,
-        )
+        presence = announcer(SIGNED, identity, transport, directory)
         record = presence.record(STAGE, Claims("starting", "", "worker"))
         self.serving.greeted(peer, Hello(WIRE_VERSION, run_bytes(SIGNED.run_id), record), QuietLink(peer))
         await self.done()

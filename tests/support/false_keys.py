@@ -30,9 +30,10 @@ TICK_SECONDS = 1.0
 NETWORKS = 16
 """Address ranges of the attacker."""
 SLOWER = 50
-WAYS = ("joins", "contributes", "stalls")
+WAYS = ("joins", "contributes", "stalls", "hurries")
 """What a key does besides greeting: nothing, or it contributes votes of chance as a newcomer, or it also says
-that it is in step, and agrees to nothing."""
+that it is in step, and agrees to nothing, or that it has many tokens for the next round already."""
+CLAIMED_TOKENS = 10**6
 
 
 def manifest():
@@ -95,9 +96,13 @@ class FalseKey(Liar):
             await self.say(peer, Heartbeat(self.sequence, -1, 0.0, 0, True, 0, 0.1, round, True))
             if self.way == "joins":
                 continue
-            in_step = self.way == "stalls"
             settled, anchor_round, anchor = self.anchor
-            await self.say(peer, Progress(round, 8, [], settled, in_step, anchor_round, anchor, []))
+            progress = Progress(round, 8, [], settled, self.way == "stalls", anchor_round, anchor, [])
+            if self.way == "hurries":  # On the branch of those that it lies to.
+                progress = Progress(
+                    round + 1, CLAIMED_TOKENS, [], anchor_round, False, anchor_round, anchor, []
+                )
+            await self.say(peer, progress)
             await self.say(peer, Contribution(), votes)
 
     def _round(self) -> int:

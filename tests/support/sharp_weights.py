@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from model_sizes import model_shape
 from torch import Tensor
 from typed import typing
 
@@ -27,15 +28,8 @@ def sharp_weights(shape: ModelShape) -> dict[str, Tensor]:
     }
 
 
-LLAMA = ModelShape(
-    hidden_size=32,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    intermediate_size=48,
-    max_position_embeddings=64,
-    rope_theta=5e5,
+LLAMA = model_shape(
+    width=32, layers=3, heads=4, kv_heads=2, inner=48, head_dim=16, max_position_embeddings=64, rope_theta=5e5
 )
 
 

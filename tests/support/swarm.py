@@ -37,6 +37,7 @@ from peers.data.documents import text_at
 from peers.data.tokenizer import open_tokenizer
 from peers.data.tokens import encoded
 from peers.lab.world.stub_stage import stub_part
+from peers.network.discovery.announcer import RecordAnnouncer
 from peers.state.chunks.text_exchange import TextExchange
 from peers.telemetry import log_events
 from peers.telemetry.event import Event
@@ -47,8 +48,10 @@ from peers.worker.settings import Settings
 from peers.worker.worker import Worker
 from peers.worker.worker_context import WorkerContext
 from protocols.memory.transport import Conditions, MemoryNetwork
+from protocols.ports import Directory, Transport
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
+from swarmnet.membership.membership import SILENT_SECONDS
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.sampling import drawn
 from swarmnet.run.canonical_form import owner_statement
@@ -120,6 +123,20 @@ def expert_manifest(exchange: TopologyName = "all-gather", **experts: Any) -> Ma
 def sign(manifest: Manifest) -> SignedManifest:
     run_id = manifest.run_id()
     return SignedManifest(manifest, OWNER.sign(owner_statement(run_id)), run_id)
+
+
+def announcer(
+    signed: SignedManifest, identity: Identity, transport: Transport, directory: Directory
+) -> RecordAnnouncer:
+    """It announces a peer that logs nothing."""
+    return RecordAnnouncer(
+        signed=signed,
+        identity=identity,
+        transport=transport,
+        directory=directory,
+        version="1",
+        log_event=lambda _: None,
+    )
 
 
 def canonical_and_signature(identity: Identity, canonical: bytes) -> bytes:
@@ -306,7 +323,9 @@ class Swarm:
             await member.worker.run()
             while member.worker.lifecycle.goes_to is not None:
                 held, target = member.worker.context.settings, member.worker.lifecycle.goes_to
-                member.worker = worker(replace(held, stage=target, moved=held.moved + 1))
+                heard = tuple(member.worker.orders.book.documents)
+                moved = held.moved + (target != member.worker.stage)
+                member.worker = worker(replace(held, stage=target, moved=moved, heard_orders=heard))
                 await member.worker.run()
 
         first = worker(Settings(**{"stage": stage, "checkpoint_seconds": 0.0, **settings}))
@@ -391,21 +410,23 @@ class Swarm:
     def digests(self, stage: int) -> dict[str, dict[int, bytes]]:
         """Name -> round -> digest of the settled weights, of all that ever held the stage. Not of a history
         that was given up: what a peer settled while nobody reached it is not its word any more once it has
-        fetched the state of the others, or has parted with it from a round on."""
+        fetched the state of the others, or has parted with it from a round on. It notices `SILENT_SECONDS`
+        later that nobody does."""
         names = {name for name, member in self.members.items() if member.worker.stage == stage}
         found = {name: SettledRounds() for name in sorted(names)}
-        alone: dict[str, list[int]] = {name: [] for name in names}
+        alone: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
         for note in self.notes:
             if note.name not in names:
                 continue
             found[note.name].take(note.what)
             match note.what:
                 case log_events.Settled(round):
-                    alone[note.name].append(round)
-                case log_events.Unlinked():
-                    alone[note.name] = []
+                    alone[note.name].append((note.time, round))
+                case log_events.Unlinked(code=code):
+                    since = note.time - SILENT_SECONDS * (code == "silent")
+                    alone[note.name] = [each for each in alone[note.name] if each[0] > since]
                 case log_events.Fetched():
-                    for round in alone[note.name]:
+                    for _, round in alone[note.name]:
                         found[note.name].pop(round, None)
         return {
             name: {round: bytes.fromhex(settled.digest) for round, settled in rounds.items()}

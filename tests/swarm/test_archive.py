@@ -15,16 +15,21 @@ from peers.config.errors import ConfigError
 from peers.config.peer_file import load
 from peers.config.run_file import published_text
 from peers.lab.world.virtual_time import run
+from peers.network.orders.order_book import OrderBook
 from peers.stageless.archivist.archivist import Policy
 from peers.state import checkpoint_file
-from peers.state.archive import INDEX, Archive, entry_name, kept
+from peers.state.archive import INDEX, MODERATED_ORDER, Archive, entry_name, kept
 from peers.state.archive_restore import signers
 from peers.state.archive_store import ArchiveError, open_store, sha256
 from peers.tools.owner.run_facts import from_archive
 from peers.tools.owner.training_report import summary
+from protocols.signed.identity import Identity
+from protocols.signed.moderation import add_signature, begin_moderation
 from protocols.signed.orders import seal_order
+from swarmnet.identifiers import PeerId
 from swarmnet.rounds.own_contributions import NOTHING_PAST, RestartState
-from swarmnet.run.owner_orders import OwnerOrders
+from swarmnet.run.owner_orders import Ban, OwnerOrders
+from swarmnet.run.schema import Moderators
 
 
 @pytest.fixture(params=["folder", "file", "memory"])
@@ -187,6 +192,55 @@ def test_a_swarm_whose_peers_are_all_gone_goes_on_from_the_archive_alone(tmp_pat
     assert facts.order == ordered
     assert told["compute"]["settled_rounds"] == at[0] + 1
     assert [one["signed"] for one in told["contributors"]] == [2, 2, 2, 2]
+
+
+def test_bans_by_moderators_come_back_from_the_archive_as_orders_of_the_owner_do(tmp_path):
+    keys = [Identity.from_seed(bytes([number]) * 32) for number in (21, 22, 23)]
+    moderators = Moderators(tuple(key.peer_id for key in keys), 2)
+    place, banned = str(tmp_path / "archive"), {"noise", "spam"}
+
+    def bans(signed, *, peer):
+        order = OwnerOrders(7, "noise", bans=(Ban(PeerId(peer), "noise"),))
+        return add_signature(
+            keys[1], signed.run_id, begin_moderation(keys[0], signed.run_id, moderators, order)
+        )
+
+    def reasons(order):
+        return {ban.reason for ban in order.bans}
+
+    async def story():
+        swarm = Swarm(tiny_manifest((2, 1), moderators=moderators), seed=1)
+        swarm.open()
+        signed = swarm.signed
+        archivist, _, _ = await archived(swarm, place, Policy())
+        by_owner = OwnerOrders(5, "spam", bans=(Ban(PeerId("12D3KooWother"), "spam"),))
+        archivist.book.take(seal_order(OWNER, signed.run_id, by_owner).data)
+        archivist.book.take(bans(signed, peer="12D3KooWliar").data)
+        await archivist.write_facts()
+        archivist.circle.close()
+        assert reasons(from_archive(open_archive(place), signed, 0.0).order) == banned
+        swarm.start("e", 0, checkpoints=tmp_path / "e", archive=place)
+        await swarm.until(lambda: "e" in swarm.rounds(), 60.0)
+        assert reasons(swarm.members["e"].worker.orders.book.order) == banned
+        await swarm.close()
+        again = Swarm(signed.manifest, seed=2)
+        archivist, archive, _ = await archived(again, place, Policy())
+        assert reasons(archivist.book.order) == banned
+        archive.store.write(MODERATED_ORDER, bans(SIGNED, peer="12D3KooWliar").data)
+        told: list[str] = []
+        book = OrderBook(
+            signed=signed, kept=None, log_event=lambda *_: None, notify=lambda *say: told.extend(say)
+        )
+        book.take_archived(archive.orders(), place)
+        assert reasons(book.order) == {"spam"}
+        assert told[0] == "order_unusable"
+        assert told[1].startswith(f"{place}: an order in it is refused: ")
+        with pytest.raises(ArchiveError, match="its order is refused"):
+            from_archive(open_archive(place), signed, 0.0)
+        archivist.circle.close()
+        await again.close()
+
+    run(story())
 
 
 def test_a_stage_whose_peers_are_all_gone_comes_back_from_the_archivist_alone(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from types import SimpleNamespace
 
@@ -9,13 +10,12 @@ import pytest
 from holders import Holders
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
-from swarm import FOUR, TEXT, tiny_manifest
+from swarm import FOUR, TEXT, announcer, tiny_manifest
 
 from peers.cli.run import create_role
 from peers.config.errors import ConfigError
 from peers.config.peer_file import load
 from peers.lab.world.virtual_time import run
-from peers.network.discovery.announcer import RecordAnnouncer
 from peers.stageless.observer.role import ObserverRole
 from peers.stageless.observer.sightings import PeerObservations
 from peers.stageless.observer.snapshot_of_records import snapshot_of
@@ -80,14 +80,7 @@ def test_one_score_is_the_same_in_metrics_top_the_event_log_the_record_and_the_o
         (event,) = [event for event in read(tmp_path / "events.jsonl") if event.name == "evaluated"]
         assert event.fields["loss"] == local.loss
         assert event.fields["bits_per_byte"] == local.bits_per_byte
-        presence = RecordAnnouncer(
-            signed=signed,
-            identity=ME,
-            transport=network.transport,
-            directory=network.directory,
-            version="1",
-            log_event=lambda _: None,
-        )
+        presence = announcer(signed, ME, network.transport, network.directory)
         claims = ObserverRole(role.process, role).claims()
         record = open_record(presence.record(NO_STAGE, claims), signed.run_id)
         assert record.record.loss == local.loss
@@ -119,6 +112,28 @@ def test_a_swarm_that_does_not_answer_is_said_and_leaves_the_score_before(tmp_pa
                 await role._once(client, TEXT)
             assert role.newest is before is not first is not None
             assert any("no score this time, after 0 of 45 windows" in text for text in role.process.said)
+
+    run(story())
+
+
+def test_a_failed_score_is_tried_again_within_a_minute_and_the_next_comes_in_ten(tmp_path):
+    async def story():
+        with EventLog(path=tmp_path / "events.jsonl", clock=lambda: 1e9, monotonic=lambda: 0.0) as log:
+            role, began, times = (
+                SwarmEvaluator(process_of(tmp_path, log)),
+                asyncio.get_running_loop().time,
+                [],
+            )
+
+            async def once(_client, _text):
+                times.append(began())
+                return len(times) > 2
+
+            role._once = once
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(900.0):
+                    await role._evaluate_forever(None, TEXT, lambda: None)
+        assert [round(time - times[0]) for time in times] == [0, 60, 120, 720]
 
     run(story())
 

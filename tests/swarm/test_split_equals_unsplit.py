@@ -18,7 +18,7 @@ from torch import Tensor
 from peers.lab.world.virtual_time import run
 from swarmnet.identifiers import RunId
 from swarmnet.run.boundary_settings import Boundary
-from swarmnet.run.schema import Experts, ModelShape, RopeScaling, Sync
+from swarmnet.run.schema import Experts, ModelShape, RopeScaling, Sync, TextSource
 
 MICROBATCHES = 72
 ROUNDS = 8
@@ -27,11 +27,15 @@ MODEL = replace(TINY_MODEL, num_hidden_layers=4)
 
 
 def learn(
-    stages: tuple[int, ...], model: ModelShape, sync: Sync, codec: str = "fp32"
+    stages: tuple[int, ...], model: ModelShape, sync: Sync, codec: str = "fp32", **data: object
 ) -> tuple[list[float], int, dict[str, Tensor]]:
     """The losses, the settled round, and the settled integers and live weights by parameter name."""
     manifest = tiny_manifest(stages, model=model, activation_codec=codec, sync=sync)
-    manifest = replace(manifest, rounds=replace(manifest.rounds, max_seconds=1000.0))
+    manifest = replace(
+        manifest,
+        rounds=replace(manifest.rounds, max_seconds=1000.0),
+        data=replace(manifest.data, **data),
+    )
     swarm = Swarm(manifest, text_run=RunId("5a" * 32))
 
     def stop(note: Note) -> None:
@@ -81,6 +85,9 @@ CASES = {
     "top-k of the cosine transform": (MODEL, TOP_K),
 }
 
+ALL_CASES = CASES | {"tied": (replace(MODEL, tie_word_embeddings=True), GROUP)}
+"""Embedding and head are tied only if one stage has both."""
+
 
 @pytest.fixture(scope="module")
 def unsplit():
@@ -88,7 +95,7 @@ def unsplit():
 
     def of(case: str):
         if case not in known:
-            known[case] = learn((4,), *CASES[case])
+            known[case] = learn((4,), *ALL_CASES[case])
         return known[case]
 
     return of
@@ -107,6 +114,16 @@ def test_the_loss_curve_and_the_settled_weights_are_those_of_the_unsplit_model(u
     assert split_weights.keys() == weights.keys()
     unequal = [name for name, weight in weights.items() if not torch.equal(weight, split_weights[name])]
     assert unequal == []
+
+
+@pytest.mark.parametrize(("case", "stages"), [("plain", (2, 1, 1)), ("experts", (3, 1)), ("tied", (2, 2))])
+def test_so_are_they_if_owners_hold_both_ends(unsplit, case, stages):
+    own = (TextSource("own", "own"),)
+    learnt = learn(stages, *ALL_CASES[case], sources=own, private=True, u_shaped_layers=1)
+    assert learnt[:2] == unsplit(case)[:2]
+    weights, u_shaped = unsplit(case)[2], learnt[2]
+    assert u_shaped.keys() == weights.keys()
+    assert [name for name, weight in weights.items() if not torch.equal(weight, u_shaped[name])] == []
 
 
 def test_it_would_be_seen_if_hidden_states_were_rounded(unsplit):

@@ -257,6 +257,8 @@ def _describe_order(order: OwnerOrders) -> str:
         f"{change.from_round} on"
         for change in order.mixtures
     ]
+    if order.returned is not None:
+        lines.append(f"returned   {order.returned.describe()}")
     if order.ends is not None:
         lines.append(f"ends       at round {order.ends}")
     return "\n".join(lines)

@@ -1,5 +1,5 @@
 """Commands by which a run's owner changes its course: `order rate` (learning rate), `order mixture` (weights
-of the sources), `order rollback` and `order end`.
+of the sources), `order rollback`, `order return` and `order end`.
 
 An order is a signed message that all peers of the run obey. Most apply from a round that is far enough ahead
 for all peers to receive the order in time. The directory is the DHT with the signed records of all peers.
@@ -29,6 +29,7 @@ MAX_FACTOR_DIGITS = 20
 """Maximum digits of a factor in thousandths: an order has 64 bits."""
 REREAD_SECONDS = 2.0
 """Seconds between two reads of the directory."""
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask after the cost was shown.")]
 FromRound = Annotated[
     int | None,
     typer.Option(min=0, max=2**31, help="First round. [default: some minutes ahead; it is printed]"),
@@ -95,7 +96,7 @@ def _require_sources(data: Data, weights: Sequence[tuple[str, int]]) -> None:
 def rollback(
     run: Run,
     peer: Peer,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask after the cost was shown.")] = False,
+    yes: Yes = False,
     reason: Reason = "",
     key: Key = None,
     bootstrap: Bootstraps = None,
@@ -109,21 +110,53 @@ def rollback(
     async def prepare_rollback(connection: RunConnection) -> Callable[[OwnerOrders], OwnerOrders]:
         """Show what it costs and ask, unless `yes`. Returns the change of the orders."""
         manifest = connection.signed.manifest
-        if manifest.sync.topology == "sharded-reduce":
-            raise UserError(
-                "peers of this run exchange sums of contributions, from which one cannot be taken out: ban "
-                f"the peer instead: swarmnet order ban RUN {peer}"
-            )
         records = await look(connection.directory, connection.signed.run_id, len(manifest.stages))
         cost = describe_cost(manifest, [signed.record for signed in records.values()], faulty)
-        typer.echo(f"cost   {cost}")
-        if not yes and not sys.stdin.isatty():
-            raise UserError("nothing was ordered: this is no terminal, so nobody can confirm; add --yes")
-        if not yes and not await asyncio.to_thread(typer.confirm, "Order it?"):
-            raise typer.Abort
+        await _confirm([cost], yes)
         return lambda orders: owner_orders.roll_back(orders, faulty, reason)
 
     give_planned_order(run, key, bootstrap, prepare_rollback)
+
+
+def return_to(
+    run: Run,
+    round: Annotated[int, typer.Argument(metavar="ROUND", min=0, max=2**31, help="Last round to keep.")],
+    archive: Annotated[str, typer.Option(help="Folder or URL of an archive with older snapshots.")] = "",
+    yes: Yes = False,
+    reason: Reason = "",
+    key: Key = None,
+    bootstrap: Bootstraps = None,
+) -> None:
+    """Let all stages return to their newest snapshots up to ROUND; shows the cost first."""
+    from peers.network.discovery.record_reader import look
+    from peers.tools.owner.return_points import find_points
+    from peers.tools.owner.rollback_cost import describe_return_cost
+
+    async def prepare_return(connection: RunConnection) -> Callable[[OwnerOrders], OwnerOrders]:
+        """Find the snapshots, show what a return costs, and ask, unless `yes`."""
+        manifest = connection.signed.manifest
+        if manifest.data.private:
+            raise UserError(
+                "a private run cannot return: its privacy budget counts each round once. End it, and publish "
+                "a run that starts from an export"
+            )
+        points = await find_points(connection, round, archive)
+        records = await look(connection.directory, connection.signed.run_id, len(manifest.stages))
+        await _confirm(describe_return_cost([each.record for each in records.values()], points), yes)
+        roots = tuple((kept, digest.hex()) for kept, digest in (point.root for point in points))
+        return lambda orders: owner_orders.return_to(orders, roots, reason)
+
+    give_planned_order(run, key, bootstrap, prepare_return)
+
+
+async def _confirm(cost: Sequence[str], yes: bool) -> None:
+    """Show the cost and ask, unless `yes`. Raises UserError without a terminal, and typer.Abort for a no."""
+    for line in cost:
+        typer.echo(f"cost   {line}")
+    if not yes and not sys.stdin.isatty():
+        raise UserError("nothing was ordered: this is no terminal, so nobody can confirm; add --yes")
+    if not yes and not await asyncio.to_thread(typer.confirm, "Order it?"):
+        raise typer.Abort
 
 
 def end(

@@ -36,8 +36,7 @@ class _Head(msgspec.Struct, Generic[Received]):
 
 
 class Channel(Generic[Sent, Received]):
-    """One side of the connection. Raises ChannelClosed if the other side does not respond within the time
-    limit."""
+    """One side of the connection. Raises ChannelClosed if the other side does not respond in time."""
 
     def __init__(self, end: socket.socket, received: object, seconds: float | None) -> None:
         """Wrap a socket. `received` is the type of incoming messages. `seconds` None means no time limit."""
@@ -47,8 +46,7 @@ class Channel(Generic[Sent, Received]):
         self._heads: tuple[_Tensor, ...] = ()
 
     def send(self, message: Sent, tensors: Sequence[Tensor] = ()) -> None:
-        """Send a message with the dtype and shape of its tensors, then the tensors' bytes. Raises
-        ChannelClosed."""
+        """Send a message with its tensors' dtypes and shapes, then their bytes. Raises ChannelClosed."""
         heads = tuple(_Tensor(str(each.dtype).removeprefix("torch."), tuple(each.shape)) for each in tensors)
         head = msgspec.msgpack.encode(_Head(message, heads))
         try:

@@ -231,8 +231,7 @@ class Processes:
         return self._lost
 
     def _end_processes(self, seconds: float) -> None:
-        """Close all connections, so that the processes end; kill those that have not ended after
-        `seconds`."""
+        """Close all connections, so that the processes end, or are killed after `seconds`."""
         for channel in self._channels:
             channel.end.close()
         if self._nodes is not None:

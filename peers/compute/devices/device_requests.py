@@ -166,8 +166,7 @@ Order: TypeAlias = (
 
 
 class Done(msgspec.Struct, tag=True):
-    """The result of an order, for one share. Tensors are what the device computed of a microbatch, if it had
-    a part."""
+    """The result of an order, for one share. Tensors are what the device computed of a microbatch."""
 
     loss_sum: float = 0.0
     tokens: int = 0

@@ -10,8 +10,7 @@ LONGEST_RESTART_SECONDS = 30.0
 
 
 class DeviceRestarts:
-    """Delays before lost devices are started again; each is longer unless the devices had worked for a
-    while."""
+    """Delays before lost devices start again, longer unless the devices had worked for a while."""
 
     def __init__(self) -> None:
         self.held_since = 0.0

@@ -31,7 +31,7 @@ from swarmnet.model.flat_layout import Layout, trained_layout
 from swarmnet.model.parameters import has_frozen
 from swarmnet.model.stage_compute import LastStageResult, Tiles
 from swarmnet.model.state_layout import first_state, ledger_layout
-from swarmnet.optimizer.agreement.ledger import KeepsLedger
+from swarmnet.optimizer.agreement.ledger import AgreementLedger, KeepsLedger
 from swarmnet.optimizer.device_groups.payload import Divisible, divided, put_together
 from swarmnet.optimizer.method import LocalOptimizer, ReducedMethod, RoundAggregate, method_of
 from swarmnet.optimizer.replica import NOT_HASHED, digest_of
@@ -93,11 +93,12 @@ def spread_part(
 
 
 def not_divisible(manifest: Manifest) -> str:
-    """Return why this run's contributions cannot be made in shares, one for each device; empty if they
-    can."""
+    """Return why this run's contributions cannot be made in shares; empty if they can."""
     sync = manifest.sync
     if manifest.data.adds_noise:
         return "the gradients of documents (data.privacy) are not clipped share by share"
+    if manifest.is_u_shaped:
+        return "both ends of the model (data.u_shaped_layers) are not held share by share"
     if sync.secure_owners:
         return "masked votes (sync.secure_owners) are not made share by share"
     if sync.weights == "tokens":
@@ -111,8 +112,6 @@ def not_divisible(manifest: Manifest) -> str:
         return "a group of experts (model.experts) is not trained, and experts are not merged, share by share"
     if experts.num_experts and isinstance(sync.config, LowRankConfig) and not sync.config.votes_on_matrices:
         return "low-rank votes on routers apart from the matrices that lie beside them; hybrid does not"
-    if obstacle := sync.config.not_divisible:
-        return f"the run's sync.method, {sync.method}, {obstacle}"
     return ""
 
 
@@ -218,6 +217,11 @@ class SpreadMethod:
         return self._own
 
     @property
+    def ledger(self) -> AgreementLedger | None:
+        """The agreement ledger, a copy of the devices'."""
+        return self.whole.ledger if isinstance(self.whole, KeepsLedger) else None
+
+    @property
     def reduced(self) -> ReducedMethod | None:
         """The peer's own process cuts, sums and checks: slices and results are bytes of the whole stage."""
         return self.whole.reduced
@@ -256,9 +260,9 @@ class SpreadMethod:
         self.whole.check(payload)
 
     def load_ledger(self, numbers: Callable[[], Tensor]) -> None:
-        """Copy the agreement ledger to this process if a reducer weighs votes by it here."""
-        if self.reduced is not None and isinstance(self.whole, KeepsLedger) and self.whole.ledger is not None:
-            self.whole.ledger.load(numbers().numpy())
+        """Copy the agreement ledger to this process, if there is one."""
+        if self.ledger is not None:
+            self.ledger.load(numbers().numpy())
 
     def tally(self, round: int) -> RoundAggregate:
         raise TypeError("each device has its tallies")

@@ -86,7 +86,6 @@ def bench(
 
 
 def render(report: ContributionReport) -> str:
-    """Return the report as a table."""
     lines = [
         f"{report.parameters:,} parameters, {report.peers} peers, {report.overhead_bytes} bytes of envelope "
         f"and headers per contribution, medians of {report.repeats} on one thread",

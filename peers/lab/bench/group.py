@@ -97,8 +97,7 @@ class GroupRow:
     corrections: float
     """Share of the contributions that arrived after their round was applied."""
     line_mean: float
-    """Mean bytes that a peer sends in a round, divided by the bytes of one contribution. Helpers are left
-    out."""
+    """Mean bytes that a peer sends in a round, divided by the bytes of one contribution. No helpers."""
     line_most: float
     """The same ratio, of the peer that sends most."""
     helper_mean: float
@@ -192,8 +191,7 @@ class DeliveryRecord:
         self.late += is_late
 
     def held_after(self, whole: Sequence[int]) -> list[float]:
-        """Return for each of these rounds the time from its end at the first peer until all peers have its
-        whole set."""
+        """Return for each round the time from its end at the first peer until all have its whole set."""
         last: dict[int, float] = {}
         for identity, held in self.held_by.items():
             number = self.references[identity].round

@@ -341,8 +341,6 @@ def measure(
     warm: float = WARM_SECONDS,
     watched: float = WATCHED_SECONDS,
 ) -> Finding:
-    """Measure one rule on one topology."""
-
     async def scenario() -> Finding:
         torch.set_num_threads(1)
         swarm = TopologyRun(topology=topology, paths=paths, lines=lines, seed=seed)

@@ -136,8 +136,7 @@ def bench(manifest: Manifest, microbatches: int, repeats: int, place: ComputeSet
 
 
 def _bench(manifest: Manifest, microbatches: int, repeats: int, place: ComputeSetup) -> TrainingReport:
-    """Time the training loops against each other. Every second turn runs them in reverse order. Turn 0 is a
-    warm-up."""
+    """Time the training loops in turns. Every second one runs them in reverse order. Turn 0 is a warm-up."""
     alone = replace(manifest, stages=(manifest.model.num_hidden_layers,))
     own, inner_batch_tokens = manifest.sync.local_steps, step_tokens_of(manifest)
     first = first_state(alone, 0)

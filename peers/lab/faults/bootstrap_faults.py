@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from peers.lab.faults.faults import Join, ScheduledFault
+from peers.lab.faults.faults import Join, LastingFault, MomentaryFault, ScheduledFault
 from peers.lab.world.world import World
 
 AWAY_SECONDS = (5.0, 5.0, 20.0, 20.0, 65.0, 180.0, 600.0)
@@ -16,11 +16,8 @@ JOIN_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class BootstrapAway:
+class BootstrapAway(LastingFault):
     """The bootstrap is killed, and comes back with the same key and port."""
-
-    at: float
-    until: float
 
     async def inject(self, world: World) -> bool:
         if world.bootstrap.away:
@@ -33,15 +30,10 @@ class BootstrapAway:
 
 
 @dataclass(frozen=True, slots=True)
-class NewcomerFinds:
+class NewcomerFinds(MomentaryFault):
     """A check, not a fault: this newcomer must be linked to a peer now. Skipped after a silent directory."""
 
-    at: float
     name: str
-
-    @property
-    def until(self) -> float:
-        return self.at
 
     async def inject(self, world: World) -> bool:
         member = world.alive(self.name)
@@ -52,8 +44,6 @@ class NewcomerFinds:
             late = AssertionError(f"has found no peer within {JOIN_SECONDS:g} s of the bootstrap's return")
             world.journal.escaped.append((self.name, late))
         return True
-
-    async def heal(self, world: World) -> None: ...
 
 
 def draw_bootstrap_away(chance: Random, at: float, names: Sequence[str]) -> list[ScheduledFault]:

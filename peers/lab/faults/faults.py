@@ -35,11 +35,47 @@ class ScheduledFault(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Crash:
-    """A peer is killed; it may start again, with or without its disk."""
+class MomentaryFault:
+    """A fault that nothing heals."""
+
+    at: float
+
+    @property
+    def until(self) -> float:
+        return self.at
+
+    async def heal(self, world: World) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LastingFault:
+    """A fault with an end, at which it may be healed."""
 
     at: float
     until: float
+
+    async def heal(self, world: World) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CutLinks(LastingFault):
+    """Messages are lost on some links in one direction."""
+
+    def _ways(self, world: World) -> list[tuple[PeerId, PeerId]]:
+        raise NotImplementedError
+
+    async def inject(self, world: World) -> bool:
+        world.links.block(self._ways(world))
+        return True
+
+    async def heal(self, world: World) -> None:
+        world.links.unblock(self._ways(world))
+
+
+@dataclass(frozen=True, slots=True)
+class Crash(LastingFault):
+    """A peer is killed; it may start again, with or without its disk."""
+
     name: str
     back: Literal["never", "old disk", "empty disk"]
 
@@ -56,11 +92,9 @@ class Crash:
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(LastingFault):
     """All peers of `name`'s stage are killed and come back together; `lost` of them lose their disk."""
 
-    at: float
-    until: float
     name: str
     lost: int
 
@@ -88,11 +122,9 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True)
-class Freeze:
+class Freeze(LastingFault):
     """A peer's process is stopped, and continued later."""
 
-    at: float
-    until: float
     name: str
 
     async def inject(self, world: World) -> bool:
@@ -109,11 +141,9 @@ class Freeze:
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
+class Slow(LastingFault):
     """A peer computes `factor` times slower."""
 
-    at: float
-    until: float
     name: str
     factor: float = 10.0
 
@@ -126,19 +156,10 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class Partition(CutLinks):
     """The network is split into sides, given by peer names; a newcomer is on no side and reaches all."""
 
-    at: float
-    until: float
     sides: tuple[tuple[str, ...], ...]
-
-    async def inject(self, world: World) -> bool:
-        world.links.block(self._ways(world))
-        return True
-
-    async def heal(self, world: World) -> None:
-        world.links.unblock(self._ways(world))
 
     def _ways(self, world: World) -> list[tuple[PeerId, PeerId]]:
         peers = [[world.members[name].peer for name in side] for side in self.sides]
@@ -146,39 +167,21 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class OneWay:
+class OneWay(CutLinks):
     """Messages from one peer to another are lost; the other direction works."""
 
-    at: float
-    until: float
     source: str
     target: str
-
-    async def inject(self, world: World) -> bool:
-        world.links.block(self._ways(world))
-        return True
-
-    async def heal(self, world: World) -> None:
-        world.links.unblock(self._ways(world))
 
     def _ways(self, world: World) -> list[tuple[PeerId, PeerId]]:
         return [(world.members[self.source].peer, world.members[self.target].peer)]
 
 
 @dataclass(frozen=True, slots=True)
-class Flap:
+class Flap(CutLinks):
     """One peer is cut off from all others and comes back; `schedule` draws several in a row."""
 
-    at: float
-    until: float
     name: str
-
-    async def inject(self, world: World) -> bool:
-        world.links.block(self._ways(world))
-        return True
-
-    async def heal(self, world: World) -> None:
-        world.links.unblock(self._ways(world))
 
     def _ways(self, world: World) -> list[tuple[PeerId, PeerId]]:
         me = world.members[self.name].peer
@@ -187,11 +190,9 @@ class Flap:
 
 
 @dataclass(frozen=True, slots=True)
-class Noise:
+class Noise(LastingFault):
     """Loss, repetition, reordering, corruption or latency on all links of `names`; empty: of all peers."""
 
-    at: float
-    until: float
     names: tuple[str, ...]
     conditions: Conditions
 
@@ -210,11 +211,9 @@ class Noise:
 
 
 @dataclass(frozen=True, slots=True)
-class Skew:
+class Skew(LastingFault):
     """A peer's clock is wrong by `seconds`."""
 
-    at: float
-    until: float
     name: str
     seconds: float
 
@@ -227,33 +226,21 @@ class Skew:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class Join(MomentaryFault):
     """A new peer joins."""
 
-    at: float
     name: str
-
-    @property
-    def until(self) -> float:
-        return self.at
 
     async def inject(self, world: World) -> bool:
         world.start(self.name, None)
         return True
 
-    async def heal(self, world: World) -> None: ...
-
 
 @dataclass(frozen=True, slots=True)
-class PoliteLeave:
+class PoliteLeave(MomentaryFault):
     """A peer leaves in order."""
 
-    at: float
     name: str
-
-    @property
-    def until(self) -> float:
-        return self.at
 
     async def inject(self, world: World) -> bool:
         member = world.alive(self.name)
@@ -263,8 +250,6 @@ class PoliteLeave:
         member.told_to_leave = True
         member.worker.leave()
         return True
-
-    async def heal(self, world: World) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +297,7 @@ def _truth_stays(world: World, gone: Member) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Lie:
+class Lie(LastingFault):
     """From `at` on a peer serves snapshots with wrong or missing bytes.
 
     Faulty peers are never half of a stage or more, and other faults remove no peer if that would make them
@@ -320,8 +305,6 @@ class Lie:
     fault is skipped if peers move between stages, because honest peers may leave.
     """
 
-    at: float
-    until: float
     name: str
     truncated: bool
 
@@ -336,15 +319,10 @@ class Lie:
         services.snapshot_service.snapshots = _FaultySnapshots(services.snapshots, self.truncated)
         return True
 
-    async def heal(self, world: World) -> None: ...
-
 
 @dataclass(frozen=True, slots=True)
-class DirectoryOutage:
+class DirectoryOutage(LastingFault):
     """The DHT answers no request."""
-
-    at: float
-    until: float
 
     async def inject(self, world: World) -> bool:
         world.outages.begin()

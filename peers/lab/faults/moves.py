@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from peers.lab.faults.faults import LastingFault, MomentaryFault
 from peers.lab.world.world import World
 from peers.lab.world.world_events import MoveRequested, StageLost
 from peers.state.checkpoint_file import on_disk
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class Move(MomentaryFault):
     """A peer is ordered to another stage, the `turn`th of the others, whether that one needs it or not."""
 
-    at: float
     name: str
     turn: int
-
-    @property
-    def until(self) -> float:
-        return self.at
 
     async def inject(self, world: World) -> bool:
         member = world.alive(self.name)
@@ -36,19 +32,15 @@ class Move:
         member.worker.lifecycle.move(stage)  # As `StageMover` does.
         return True
 
-    async def heal(self, world: World) -> None: ...
-
 
 @dataclass(frozen=True, slots=True)
-class LostStage:
+class LostStage(LastingFault):
     """All peers of `name`'s stage are killed; they stay away until `until`, or permanently.
 
     Only peers that move there by their own decision help. Rounds that the stage had settled may be lost. If
     the loss is permanent, the user allows the peers that wait for the weights to start from the seed.
     """
 
-    at: float
-    until: float
     name: str
 
     async def inject(self, world: World) -> bool:
@@ -76,15 +68,13 @@ class LostStage:
 
 
 @dataclass(frozen=True, slots=True)
-class OnlyHolder:
+class OnlyHolder(LastingFault):
     """All peers of `name`'s stage are killed, and only that one comes back, with the stage's weights.
 
     It has its disk, and chooses a stage. Meanwhile newcomers without weights have chosen theirs: one more
     than the smallest of the other stages has peers. By these numbers its stage therefore needs no peer.
     """
 
-    at: float
-    until: float
     name: str
     newcomer: str
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 
@@ -101,7 +101,6 @@ def with_processes(notes: Iterable[RecordedEvent]) -> Iterator[tuple[str, Record
 
 
 def stages_of(notes: Iterable[RecordedEvent]) -> dict[str, int]:
-    """Return the stage of each contributor."""
     return {
         who: note.what.stage
         for who, note in with_processes(notes)
@@ -140,22 +139,17 @@ def read(seen: ScheduleRecord) -> tuple[dict[int, Stage], list[Violation]]:
     return dict(stages), problems
 
 
+@dataclass(eq=False, kw_only=True)
 class _Reader:
     """Reads the log of one process while it is in one stage."""
 
-    def __init__(
-        self,
-        *,
-        me: str,
-        name: str,
-        stage: Stage,
-        made_by_payload: dict[bytes, MadeContribution],
-        options: Options,
-    ) -> None:
-        self.me = me
-        self.name = name
-        self.stage = stage
-        self._made_by_payload = made_by_payload
+    me: str
+    name: str
+    stage: Stage
+    made_by_payload: dict[bytes, MadeContribution]
+    options: InitVar[Options]
+
+    def __post_init__(self, options: Options) -> None:
         self._is_reduced = options.sharded
         self._is_real = options.real
         self._payloads: dict[int, bytes] = {}
@@ -177,7 +171,7 @@ class _Reader:
             case log_events.ContributionMade(round, id):
                 made = MadeContribution(self.me, round, id, note.time, self._payloads.get(round, b""))
                 self.stage.made[id] = made
-                self._made_by_payload[made.payload] = made
+                self.made_by_payload[made.payload] = made
                 if not self._is_reduced:
                     self._held[round].add(id)
             case log_events.ContributionAccepted(round, id):
@@ -188,9 +182,9 @@ class _Reader:
                     own.given_back_at = note.time
             case log_events.Resync():
                 self._held.clear()  # The state is fetched again, with its open contributions.
-            case Returned(_, payload, shards) if payload in self._made_by_payload:
+            case Returned(_, payload, shards) if payload in self.made_by_payload:
                 parts = [slice_of(payload, shard) for shard in shards] or [payload]
-                self._made_by_payload[payload].returned.update(parts)
+                self.made_by_payload[payload].returned.update(parts)
             case log_events.Saved(round) if round in self._keys:
                 self.stage.saved[self.name].append((note.time, self._keys[round]))
             case log_events.Settled(round, digest, ids):

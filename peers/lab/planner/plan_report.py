@@ -10,7 +10,6 @@ LINE_SHARE = 0.2
 
 
 def render(answer: PlanResult) -> str:
-    """Return the plan as text."""
     summed = f"{answer.bounds.summed:,.0f}"
     rows = [
         ("tokens per second", f"{answer.churned:,.0f}"),

@@ -9,6 +9,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from swarmnet.identifiers import MicrobatchId
@@ -65,27 +66,21 @@ class SharedCores:
                 compute.run_next()
 
 
+@dataclass(eq=False, kw_only=True)
 class SimulatedCompute:
     """The compute of one peer: one task at a time, those of lower priority number first.
 
     `cost` returns the seconds of a task of a priority. `done` is called with priority, microbatch and seconds
     when a task ends. `waited` counts the seconds that each microbatch has waited."""
 
-    def __init__(
-        self,
-        *,
-        events: Events,
-        cores: SharedCores | None,
-        waited: dict[MicrobatchId, float],
-        cost: Callable[[int], float],
-        done: Callable[[int, MicrobatchId, float], None],
-    ) -> None:
+    events: Events
+    cores: SharedCores | None
+    waited: dict[MicrobatchId, float]
+    cost: Callable[[int], float]
+    done: Callable[[int, MicrobatchId, float], None]
+
+    def __post_init__(self) -> None:
         self.stopped = False
-        self._events = events
-        self._cores = cores
-        self._waited = waited
-        self._cost = cost
-        self._done = done
         self._queue: list[tuple[int, int, MicrobatchId, float]] = []
         self._order = 0
         self._computing = False
@@ -97,32 +92,32 @@ class SimulatedCompute:
 
     def submit(self, priority: int, key: MicrobatchId) -> None:
         self._order += 1
-        heapq.heappush(self._queue, (priority, self._order, key, self._events.now))
+        heapq.heappush(self._queue, (priority, self._order, key, self.events.now))
         if not self._computing:
             self._computing = True
             self._go_on()
 
     def _go_on(self) -> None:
-        if self._cores is None:
+        if self.cores is None:
             self.run_next()
         else:
-            self._cores.enter(self)
+            self.cores.enter(self)
 
     def run_next(self) -> None:
         """Run the first task of the queue."""
         priority, _, key, since = heapq.heappop(self._queue)
-        self._waited[key] = self._waited.get(key, 0.0) + self._events.now - since
-        seconds = self._cost(priority)
-        self._events.after(seconds, self._ended, priority, key, seconds)
+        self.waited[key] = self.waited.get(key, 0.0) + self.events.now - since
+        seconds = self.cost(priority)
+        self.events.after(seconds, self._ended, priority, key, seconds)
 
     def _ended(self, priority: int, key: MicrobatchId, seconds: float) -> None:
-        if self._cores is not None:
-            self._cores.leave()
+        if self.cores is not None:
+            self.cores.leave()
         self._computing = not self.stopped and bool(self._queue)
         if self._computing:
             self._go_on()
         if not self.stopped:
-            self._done(priority, key, seconds)
+            self.done(priority, key, seconds)
 
 
 class AccessLink:

@@ -179,7 +179,6 @@ class ChaosSwarm:
         return (), {}
 
     def run_keys(self) -> dict[str, object]:
-        """Return the keys of the run file."""
         seed, layers = self.options.seed, stage_layers(self.options.stages)
         run: dict[str, object] = {
             "name": "chaos",

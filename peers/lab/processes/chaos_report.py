@@ -93,7 +93,7 @@ class Life:
 
 def read(folder: Path) -> list[Life]:
     """Read all lives from the peers' folders below `folder`."""
-    return [life for log in sorted(folder.glob("*/events.jsonl")) for life in read_peer(log)]
+    return [life for log in sorted(folder.glob(f"*/{event_log.LOG_FILE}")) for life in read_peer(log)]
 
 
 def read_peer(path: Path) -> list[Life]:

@@ -28,6 +28,7 @@ from peers.lab.processes import demo_report
 from peers.lab.processes.demo_table import Moment, table
 from peers.lab.processes.local_processes import DemoPeer, start
 from peers.state.checkpoint_file import newest
+from peers.telemetry.event_log import LOG_FILE
 from peers.tools.model.evaluate import score_weights
 from peers.tools.model.export import export
 from peers.tools.model.generate import generate
@@ -225,7 +226,7 @@ class Demo:
     def _finish(self, signed: SignedManifest, trained: float) -> int:
         """Export and score the trained model, and print and write the report. Returns the exit code: 1 if no
         loss was measured or if digests differ."""
-        late = [peer.name for peer in self.peers if not (peer.state / "events.jsonl").exists()]
+        late = [peer.name for peer in self.peers if not (peer.state / LOG_FILE).exists()]
         if late:
             raise UserError(
                 f"{', '.join(late)} had not even started after {trained:.0f} s: slow or busy machine; "
@@ -264,8 +265,7 @@ class Demo:
         return 0 if report["loss_end"] is not None and not report["unequal_digests"] else 1
 
     def _print_report(self, report: dict[str, object], text: str, model: Path, path: Path) -> None:
-        """Print the report: the times after the faults, loss, digests, a sample of the model, and where the
-        files are."""
+        """Print the report: times after the faults, loss, digests, a sample of the model, and its files."""
         notify = self.console.print
         notify()
         for line in self.happened if self.console.is_terminal else ():

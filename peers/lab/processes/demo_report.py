@@ -47,7 +47,7 @@ class DemoPeerReport:
 
 def read_story(state: Path) -> DemoPeerReport:
     story = DemoPeerReport("")
-    for line in event_log.read(state / "events.jsonl"):
+    for line in event_log.read(state / event_log.LOG_FILE):
         story.settled.take(line.event)
         match line.event:
             case log_events.Started(peer):

@@ -28,6 +28,7 @@ from swarmnet.model.experts.load import Routed
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.stage_compute import LastStageResult, Tiles, Uncounted
 from swarmnet.optimizer.index_code import ContributionError
+from swarmnet.optimizer.step import ContributionTally
 from swarmnet.optimizer.tiling import Tile
 from swarmnet.rounds.result_table import (
     MAX_CONTRIBUTORS,
@@ -127,40 +128,24 @@ def _in_order(slices: Mapping[Contributor, bytes]) -> bytes:
     return b"".join(slices[one] for one in sorted(slices))
 
 
-class StubTally:
+class StubTally(ContributionTally[bytes]):
     """Stub of `Tally`: its step identifies the payloads in it."""
 
     def __init__(self, reduced: StubReduced | None = None, round: int = 0) -> None:
+        super().__init__(round)
         self._reduced = reduced
-        self._round = round
-        self._payloads: dict[PeerId, bytes] = {}
 
-    def add(self, peer: PeerId, payload: bytes) -> None:
-        if peer in self._payloads:
-            raise ValueError(f"{peer} is in the tally already")
-        self._payloads[peer] = payload
-
-    def remove(self, peer: PeerId) -> None:
-        del self._payloads[peer]
+    def _checked(self, peer: PeerId, payload: bytes) -> bytes:
+        return payload
 
     def step(self, factor: int = WHOLE) -> StubStep:
         step = np.zeros(SIZE, np.int32)
-        counted: Iterable[bytes] = self._payloads.values()
+        counted: Iterable[bytes] = self._kept.values()
         if self._reduced is not None:
-            counted = self._reduced.counting(self._payloads, self._round)
+            counted = self._reduced.counting(self._kept, self._round)
         for payload in counted:
             step += fingerprint(payload)
         return StubStep(torch.from_numpy(step if factor == WHOLE else step * np.int32(factor)))
-
-    @property
-    def contributors(self) -> int:
-        return len(self._payloads)
-
-    def rest(self) -> None:
-        """Do nothing: only the set is kept."""
-
-    def vote_agreement(self, me: PeerId) -> None:
-        """Do nothing: there are no votes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +263,6 @@ class StubCompute:
 
 
 def stub_part(manifest: Manifest, note: log_events.LogEvent, serial: int) -> StagePart:
-    """Return a stub stage."""
     reduced = StubReduced(draw_of(manifest), note) if manifest.sync.topology == "sharded-reduce" else None
     method = StubMethod(note, serial, reduced)
     return StagePart(method.state, StubCompute(manifest), method, first_units)

@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from random import Random
+
+import msgspec
 
 from peers.config.errors import IdentityInUse
 from peers.config.run_file import SignedManifest
 from peers.network.discovery.claims import Claims, bandwidth_fields
 from peers.telemetry import log_events
-from protocols.errors import WireError
+from protocols.errors import TooLarge, WireError
 from protocols.messages.table import PeerRecord
 from protocols.ports import Directory, Transport
 from protocols.signed.identity import Identity
@@ -40,28 +43,19 @@ AGAIN_SECONDS = 1.0
 """Pause after an announcement that no node stored."""
 
 
+@dataclass(eq=False, kw_only=True)
 class RecordAnnouncer:
-    """Announces the record of this peer and looks up the records of others."""
+    """Announces the record of this peer and looks up the records of others. `own_start`: the process's."""
 
-    def __init__(
-        self,
-        *,
-        signed: SignedManifest,
-        identity: Identity,
-        transport: Transport,
-        directory: Directory,
-        version: str,
-        log_event: log_events.LogEvent,
-        own_start: OwnStart | None = None,
-    ) -> None:
-        """Create the announcer. `own_start` is that of the process; if None, this object creates one."""
-        self.signed = signed
-        self.identity = identity
-        self.transport = transport
-        self.directory = directory
-        self.version = version
-        self.log_event = log_event
-        self.own_start = own_start if own_start is not None else OwnStart()
+    signed: SignedManifest
+    identity: Identity
+    transport: Transport
+    directory: Directory
+    version: str
+    log_event: log_events.LogEvent
+    own_start: OwnStart = field(default_factory=OwnStart)
+
+    def __post_init__(self) -> None:
         self._record_changed = asyncio.Event()
 
     async def there(self, records: Mapping[PeerId, SignedRecord], chance: Random) -> set[PeerId]:
@@ -137,8 +131,15 @@ class RecordAnnouncer:
             claims.uploads_seen,
             claims.vote_weights,
             claims.avoids,
+            claims.receipts,
         )
-        return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
+        try:
+            return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
+        except (
+            TooLarge
+        ):  # With many long addresses. Others must find this peer; they need no receipts for it.
+            record = msgspec.structs.replace(record, receipts=())
+            return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
 
     def judge_own(self, signed: SignedRecord) -> bool:
         """Find out from a record, signed by this peer's key, whether another process uses that key. Returns

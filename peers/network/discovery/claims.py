@@ -39,6 +39,7 @@ class Claims:
     uploads_seen: bytes = b""
     vote_weights: bytes = b""
     avoids: tuple[tuple[PeerId, int, int], ...] = ()
+    receipts: tuple[bytes, ...] = ()
 
 
 def plain_name(name: str) -> str:
@@ -52,5 +53,4 @@ def bandwidth_fields(line: LinkBandwidth) -> tuple[int, int]:
 
 
 def claimed_bandwidth(record: PeerRecord) -> LinkBandwidth:
-    """Return the bandwidth that a record claims."""
     return LinkBandwidth(record.up_bytes_per_second or inf, record.down_bytes_per_second or inf)

@@ -13,8 +13,7 @@ from swarmnet.membership.membership import Membership
 from swarmnet.membership.overlay import RINGS
 
 ENOUGH = RINGS
-"""Number of active peers of the group that suffices to learn its state: a large group's neighbours on one
-side."""
+"""Number of active peers that suffices to learn a group's state: a large group's neighbours on one side."""
 RECORD_LOOKS = 13
 """Number of look-ups, 10 s apart, that last longer than a record (`RECORD_SECONDS`, 120 s)."""
 

@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_low
 
@@ -68,40 +69,29 @@ class HighestFinalizedRound:
         return round if isinstance(round, int) and -1 <= round <= HIGHEST else -1
 
 
+@dataclass(eq=False, kw_only=True)
 class RemoteProgressGuard:
-    """Finds out whether a run was trained by peers that are gone. Used by a peer that has no weights of
-    it."""
+    """Finds out whether a run was trained by peers that are gone, for a peer without weights. `ends` returns
+    the last round if the owner ordered one. `allow_reinit` is True if the user allows a new start.
+    `may_be_empty` returns whether the run continues without any peer in the stage."""
 
-    def __init__(
-        self,
-        *,
-        presence: RecordAnnouncer,
-        ends: Callable[[], int | None],
-        allow_reinit: bool,
-        may_be_empty: Callable[[], bool],
-        stage: Callable[[], int],
-        notify: Notify,
-    ) -> None:
-        """Create the check for this peer's own `stage`. `ends` returns the last round if the owner ordered
-        one. `allow_reinit` is True if the user allows a new start. `may_be_empty` returns whether the run
-        continues without any peer in the stage."""
-        self.presence = presence
-        self.ends = ends
-        self.allow_reinit = allow_reinit
-        self.may_be_empty = may_be_empty
-        self.stage = stage
-        self.notify = notify
+    presence: RecordAnnouncer
+    ends: Callable[[], int | None]
+    allow_reinit: bool
+    may_be_empty: Callable[[], bool]
+    stage: Callable[[], int]
+    notify: Notify
+
+    def __post_init__(self) -> None:
         self.why = ""
-        """Why this peer waits for weights and which command helps, in one sentence; empty if it does not
-        wait."""
+        """Why this peer waits for weights and which command helps; empty if it does not wait."""
         self._other_may_run = False
         """True if `why` says that another process with this identity may be running."""
         self._updated_at = float("-inf")
         self._first = -1
         self._height = -1
         self._reported = -1
-        """Like `_height`, but only from the first stage and from REMEMBER; other stages may differ by a
-        round."""
+        """Like `_height`, but from the first stage and REMEMBER; other stages may differ by a round."""
 
     async def height(self) -> int:
         """Return the highest settled round that any peer reports; -1 if there is none."""

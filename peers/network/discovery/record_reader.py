@@ -62,9 +62,8 @@ def waits_for_weights(record: PeerRecord) -> bool:
 
 def stuck_of(records: Iterable[PeerRecord], rounds_from_seed: int) -> dict[int, int]:
     """Return by stage how many peers wait for weights, if no peer of that stage has them. Other stages are
-    left out. In the run's first `rounds_from_seed` rounds the result is empty: a peer without weights
-    then begins from the seed. Peers in state `leaving` do not count, because their last
-    record outlives them."""
+    left out. In the run's first `rounds_from_seed` rounds the result is empty: a peer without weights then
+    begins from the seed. Peers in state `leaving` do not count, because their last record outlives them."""
     peers = [
         StagePeer(record.stage, waits_for_weights(record), record.round)
         for record in records

@@ -6,7 +6,7 @@ counts. Moderators only ban peers, by a document that several of them have signe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from peers.config.atomic_files import write_atomically
@@ -65,6 +65,14 @@ class OrderBook:
             return False
         return self.accept(open_order_of(self.signed.manifest, self.signed.run_id, data))
 
+    def take_archived(self, documents: Iterable[bytes], archive_url: str) -> None:
+        """Accept the orders from an archive that are newer. An invalid one is reported."""
+        for data in documents:
+            try:
+                self.take(data)
+            except WireError as error:
+                self.notify("order_unusable", f"{archive_url}: an order in it is refused: {error}")
+
     async def look_up(self, directory: Directory, deadline_seconds: float) -> None:
         """Accept the orders in the directory that are newer. Raises WireError if there is no answer."""
         run = self.signed.run_id
@@ -78,7 +86,10 @@ class OrderBook:
         functions in `heard`. Returns True if it was adopted."""
         if order.owner not in self.authors or not order.newer_than(self.held_of(order.owner)):
             return False
-        before, owner = self.order, self.signed.manifest.owner
+        manifest, returned = self.signed.manifest, order.order.returned
+        if returned is not None and (manifest.data.private or len(returned.points) != len(manifest.stages)):
+            return False  # The privacy budget counts each round once.
+        before, owner = self.order, manifest.owner
         self._held[order.owner] = order
         moderated = [held.order for author, held in self._held.items() if author != owner]
         own = self.held.order if self.held is not None else NO_ORDER

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +19,7 @@ from peers.network.discovery.claimed_tokens import Contributions
 from peers.network.orders.order_book import OrderBook
 from peers.stageless.archivist.archivist_links import ArchivistLinks, LinkContext
 from peers.state import checkpoint_file
-from peers.state.archive import Archive, ArchivedCheckpoint, IndexFull, entry_name
+from peers.state.archive import GIVEN_UP, Archive, ArchivedCheckpoint, IndexFull, entry_name
 from peers.state.archive_store import ArchiveError, sha256
 from peers.state.snapshot_service import SNAPSHOTS_ALONE, NoState, SnapshotService, start_digest
 from peers.state.snapshot_store import Snapshots, Weights
@@ -27,7 +29,9 @@ from peers.telemetry.log_events import Notify
 from protocols.errors import WireError
 from protocols.signed.identity import Identity
 from protocols.signed.records import SignedRecord
+from protocols.signed.stored_orders import open_order_of
 from swarmnet.identifiers import PeerId
+from swarmnet.lineage import Return
 from swarmnet.model.flat_layout import Layout
 from swarmnet.model.state_layout import state_layout
 
@@ -35,8 +39,6 @@ ENDING_SECONDS = 15.0
 """Interval in seconds once the owner has ordered the run's end (peers/worker/run_end.py, `SERVE_SECONDS`)."""
 FETCH_SECONDS = 900.0
 """Timeout for one stage's snapshot: 103 MB take 25 s from four holders on home links."""
-STAGE_DIGITS = 5
-"""Maximum digits of a stage number, as in the names of an archive's checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Archivist:
         self.log_event = log_event
         self.notify = notify
         self.manifest = book.signed.manifest
-        self.contributions = Contributions()
+        self.contributions = Contributions(book.signed.run_id, self.manifest.rounds.snapshot_interval)
         self.signed: Counter[str] = Counter()
         """Number of archived checkpoints that each peer has signed, which proves that it held them."""
         self.failures: Counter[tuple[int, str]] = Counter()
@@ -110,6 +112,8 @@ class Archivist:
         """Time at which each stage was last archived or had nothing newer; swarm time, seconds since 1970."""
         self.devices: dict[str, str] = {}
         """The device that each peer claims to compute with."""
+        self._returned: Return | None = None
+        """The return to snapshots that the archive follows."""
         self._layouts: dict[int, Layout] = {}
         for stage in range(len(self.manifest.stages)):
             self._layouts[stage] = state_layout(self.manifest, stage)
@@ -131,18 +135,23 @@ class Archivist:
             circle.serving.snapshots[stage] = (snapshots, self._layouts[stage])
 
     async def open(self) -> None:
-        """Open the archive, and read the order and the contributors that are in it. Raises ArchiveError."""
+        """Open the archive, and read the orders and the contributors that are in it. Raises ArchiveError."""
         await asyncio.to_thread(self.archive.open, self.book.signed)
-        archived_order = await asyncio.to_thread(self.archive.order)
-        if archived_order is not None:
-            try:
-                self.book.take(archived_order)
-            except WireError as error:
-                self.notify(
-                    "order_unusable", f"{self.archive.store.url}: the order in it is refused: {error}"
-                )
+        documents = await asyncio.to_thread(self.archive.orders)
+        self.book.take_archived(documents, self.archive.store.url)
+        self._returned = self._archived_return(documents)
+        await self._follow_return()
         for contributor in await asyncio.to_thread(self.archive.contributors):
             self._restore_contributor(contributor)
+
+    def _archived_return(self, documents: Iterable[bytes]) -> Return | None:
+        """Return the return to snapshots that the archive follows already."""
+        for data in documents:
+            with suppress(WireError):
+                held = open_order_of(self.manifest, self.book.signed.run_id, data)
+                if held.owner == self.manifest.owner:
+                    return held.order.returned
+        return None
 
     async def run(self) -> None:
         """Archive all stages in regular intervals until cancelled. What fails is reported, and tried again
@@ -155,8 +164,13 @@ class Archivist:
             await asyncio.sleep(interval)
 
     async def once(self) -> None:
-        """Archive every stage once, and write the order and the contributors. A failure is reported, and the
+        """Archive every stage once, and write the orders and the contributors. A failure is reported, and the
         other stages are archived nevertheless."""
+        try:
+            await self._follow_return()
+        except UserError as error:  # Tried again the next time. Until then, nothing may be archived.
+            self.notify("archive", str(error))
+            return
         await self._prune()  # First: if the policy now keeps less, a full archive has space again.
         for stage in self._layouts:
             try:
@@ -170,6 +184,27 @@ class Archivist:
             await self.write_facts()
         except UserError as error:
             self.notify("archive", str(error))
+
+    async def _follow_return(self) -> None:
+        """If the owner has ordered another return to snapshots, use only what belongs to it from now on, and
+        set aside what the archive has of later rounds. Raises UserError."""
+        returned, held = self.book.order.returned, self.book.held
+        if returned is None or held is None:
+            return
+        for stage, (stage_links, service) in self.circle.states.items():
+            lineage = returned.lineage(stage)
+            if service.lineage == lineage:
+                continue
+            if returned != self._returned:
+                round, _ = returned.points[stage]
+                for entry in await asyncio.to_thread(self.archive.set_aside, stage, round):
+                    self.notify("set_aside", f"the owner gave {entry.name} up: it ends with {GIVEN_UP} now")
+            stage_links.statements.clear()
+            service.snapshots.held = ()
+            service.lineage = lineage
+        if returned != self._returned:
+            await asyncio.to_thread(self.archive.put_orders, (held.data,))
+            self._returned = returned
 
     def _report_failure(self, stage: int, error: Failure) -> None:
         """Count, log and print that a stage was not archived."""
@@ -263,33 +298,29 @@ class Archivist:
 
     def _restore_contributor(self, archived: dict[str, Any]) -> None:
         """Restore a contributor from the archive of an earlier process. Invalid values are left out."""
-        peer, name, tokens = archived.get("peer"), archived.get("name"), archived.get("tokens")
-        if not isinstance(peer, str) or not isinstance(tokens, dict):
+        peer = self.contributions.restore_archived(archived)
+        if not peer:
             return
-        for stage, count in tokens.items():
-            is_stage_number = str(stage).isdecimal() and len(str(stage)) <= STAGE_DIGITS
-            if is_stage_number and isinstance(count, int) and 0 < count < 1 << 63:
-                self.contributions.tokens[peer, int(stage)] = count
-        self.contributions.names[peer] = name if isinstance(name, str) else ""
         self.devices[peer] = str(archived.get("device", ""))[:16]
-        joules = archived.get("joules")
-        self.contributions.joules[peer] = joules if isinstance(joules, int) and 0 < joules < 1 << 63 else 0
         signed = archived.get("signed")
         self.signed[peer] = signed if isinstance(signed, int) and signed > 0 else 0
 
     async def write_facts(self) -> None:
-        """Write to the archive the owner's newest order, and for each contributor its name, tokens by stage,
-        number of signed checkpoints, device and energy."""
-        if self.book.held is not None:
-            await asyncio.to_thread(self.archive.put_order, self.book.held.data)
+        """Write to the archive the newest orders, and for each contributor its name, tokens and confirmed
+        contributions by stage, number of signed checkpoints, device and energy."""
+        await asyncio.to_thread(self.archive.put_orders, self.book.documents)
         tokens: dict[str, dict[str, int]] = {peer: {} for peer in sorted(self.signed)}
         for (peer, stage), count in sorted(self.contributions.tokens.items()):
             tokens.setdefault(peer, {})[str(stage)] = count
+        confirmed = self.contributions.confirmed
         contributors = [
             {
                 "peer": peer,
                 "name": self.contributions.names.get(peer, ""),
                 "tokens": counts,
+                "confirmed": {
+                    stage: confirmed[peer, int(stage)] for stage in counts if (peer, int(stage)) in confirmed
+                },
                 "signed": self.signed[peer],
                 "device": self.devices.get(peer, ""),
                 "joules": self.contributions.joules[peer],

@@ -9,6 +9,7 @@ snapshots and serves them, one stage each.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from random import Random
 
 from peers.network.discovery.announcer import OPERATION_SECONDS
@@ -16,7 +17,7 @@ from peers.network.message_router import MessageRouter, handles
 from peers.network.orders.order_book import OrderBook
 from peers.runtime.lived_clock import Clock
 from peers.stageless.archivist.serve import NewcomerService
-from peers.state.checkpoint_file import STATEMENT_BYTES
+from peers.state.checkpoint_file import DIGEST_BYTES, STATEMENT_BYTES
 from peers.state.snapshot_service import SnapshotService
 from peers.telemetry import log_events
 from peers.telemetry.reasons import refusal
@@ -28,8 +29,8 @@ from protocols.ports import Directory, Link, Transport
 from protocols.signed.envelope import EnvelopeKind, open_envelope, run_bytes
 from protocols.signed.records import SignedRecord, open_record
 from swarmnet.identifiers import PeerId
+from swarmnet.lineage import era_of
 from swarmnet.membership.peer_info import PeerInfo
-from swarmnet.rounds.history import START
 from swarmnet.run.schema import WIRE_VERSION
 from swarmnet.snapshots.digest_votes import ROUNDS_KEPT
 
@@ -74,9 +75,9 @@ class LinkContext:
 
     def roots(self) -> dict[PeerId, frozenset[tuple[int, bytes]]]:
         """Return the (round, digest) pairs that each peer has signed. A signed payload is chain value and
-        digest; the chain value, of the length of `START`, is cut off."""
+        digest; the chain value is cut off."""
         return {
-            peer: frozenset((round, payload[len(START) :]) for round, (payload, _) in by_round.items())
+            peer: frozenset((round, payload[-DIGEST_BYTES:]) for round, (payload, _) in by_round.items())
             for peer, by_round in self.statements.items()
         }
 
@@ -101,35 +102,31 @@ class LinkContext:
             envelope = open_envelope(
                 data, self.circle.book.signed.run_id, EnvelopeKind.SETTLED, STATEMENT_BYTES
             )
-            if envelope.stage == self.stage and envelope.sender in self.told:
+            _, service = self.circle.states[self.stage]
+            is_of_era = era_of(bytes(envelope.payload[:-DIGEST_BYTES])) == service.lineage.era
+            if envelope.stage == self.stage and envelope.sender in self.told and is_of_era:
                 by_round = self.statements.setdefault(envelope.sender, {})
                 by_round[envelope.round] = (bytes(envelope.payload), data)
                 if len(by_round) > ROUNDS_KEPT:
                     del by_round[min(by_round)]
 
 
+@dataclass(eq=False, kw_only=True)
 class ArchivistLinks:
     """All links of the archivist. It is the `Receiver` of the transport, which gets every message."""
 
-    def __init__(
-        self,
-        *,
-        book: OrderBook,
-        transport: Transport,
-        directory: Directory,
-        invite: bytes,
-        chance: Random,
-        log_event: log_events.LogEvent,
-        serving: NewcomerService,
-    ) -> None:
-        self.book = book
-        self.serving = serving
-        self.transport = transport
-        self.directory = directory
-        self.invite = invite
-        self.chance = chance
-        self.log_event = log_event
-        self.clock = Clock(lambda seconds: log_event(log_events.ProcessStalled(seconds=round(seconds, 3))))
+    book: OrderBook
+    transport: Transport
+    directory: Directory
+    invite: bytes
+    chance: Random
+    log_event: log_events.LogEvent
+    serving: NewcomerService
+
+    def __post_init__(self) -> None:
+        self.clock = Clock(
+            lambda seconds: self.log_event(log_events.ProcessStalled(seconds=round(seconds, 3)))
+        )
         self.states: dict[int, tuple[LinkContext, SnapshotService]] = {}
         """Maps stage to its links and its snapshots."""
         self._links: dict[PeerId, Link] = {}

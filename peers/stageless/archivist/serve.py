@@ -98,8 +98,7 @@ class NewcomerService:
         self._signed_statements: dict[int, list[bytes]] = {}
         """Signed statements about the weights in memory, by stage."""
         self._newest_when_loaded: dict[int, int] = {}
-        """The archive's newest round when the weights in memory were read. The checkpoint may have been
-        damaged."""
+        """The archive's newest round when the weights in memory were read. The checkpoint may be damaged."""
         self._newcomers: dict[PeerId, _Newcomer] = {}
         self._greeting: set[PeerId] = set()
         self._loading: set[int] = set()
@@ -307,8 +306,7 @@ class NewcomerService:
             self._free_unused(stage)  # The newcomer may have gone meanwhile.
 
     async def _load_initial_weights(self, stage: int, model: Path) -> None:
-        """Load the initial weights of a stage from the model's folder, used while nothing later is
-        archived."""
+        """Load a stage's initial weights from the model's folder, while nothing later is archived."""
         try:
             units = await asyncio.to_thread(start_state, model, self.signed.manifest, stage)
             snapshots, _ = self.snapshots[stage]

@@ -21,9 +21,8 @@ from swarmnet.optimizer.agreement.weight_report import (
     WeightReport,
     open_report,
     short_tag,
-    tag_key,
 )
-from swarmnet.rounds.result_table import tag_of
+from swarmnet.rounds.result_table import tag_key, tag_of
 
 SHOWN_VERDICTS = 4
 """Verdicts about one peer in a snapshot; the others are counted."""

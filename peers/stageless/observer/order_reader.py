@@ -17,7 +17,7 @@ from peers.telemetry.snapshot import ORDERS_NOT_READ, OwnerOrdersView, Pause, Sh
 from protocols.errors import WireError
 from protocols.ports import Directory
 from protocols.signed.opinions import SignedOpinion
-from swarmnet.run.owner_orders import OwnerOrders, describe_changes
+from swarmnet.run.owner_orders import OwnerOrders, describe_news
 from swarmnet.run.rates import WHOLE
 
 SHOWN_ENTRIES = 20
@@ -91,7 +91,7 @@ class Orders:
         """Keep the newer order `now`, and report how it differs from the order `before`."""
         self.ordered = replace(self.ordered, order=now, pause=self._current_pause(before, now))
         how = "new order" if before.sequence else "the newest order"
-        text = f"{how}: {'; '.join(describe_changes(before, now))} ({now.reason or 'no reason given'})"
+        text = f"{how}: {describe_news(before, now)}"
         self.happened(ShownEvent(now.sequence / 1e6, "order", text[:LONGEST_TEXT]))
 
     def _on_objections(self, objections: Iterable[SignedOpinion], directory: Directory) -> None:

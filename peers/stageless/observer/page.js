@@ -8,6 +8,8 @@ function time(seconds) {
   const date = new Date(seconds * 1000);
   return Number.isNaN(date.getTime()) ? "an invalid time" : WHEN.format(date);
 }
+const PROVEN = "Counted are contributions to the model for which another peer of the stage has signed a receipt, as far"
+  + " as this page saw them. * Tokens and time are what peers say of themselves: nothing proves them.";
 const quoted = reason => reason ? `“${reason}”` : "no reason given";
 
 // What the run does now. A run that is paused on purpose must not look like a broken one.
@@ -104,6 +106,8 @@ function stages(swarm) {
   $("join-in").hidden = swarm.does.code === "ended";
   put($("join"), swarm.run.join);
   $("code").hidden = !swarm.run.has_code;
+  const image = $("code").firstElementChild;
+  if (swarm.run.has_code && !image.src) image.src = "join.svg"; // Before, the observer may not have it yet.
   put($("access"), access(swarm.run));
 }
 
@@ -203,13 +207,14 @@ async function peers(swarm) {
 function lists(swarm) {
   fill($("contributors"), swarm.contributors.map((entry, index) => [index + 1, ...entry]), () => {
     const row = make("tr");
-    for (const kind of ["number", "", "number", "number"]) row.append(make("td", kind));
+    for (const kind of ["number", "", "number", "number", "number"]) row.append(make("td", kind));
     return row;
-  }, (row, [rank, peer, name, tokens, seconds]) => {
-    [rank, name || brief(peer), short(tokens), seconds ? hours(seconds) : "–"].forEach((value, n) => put(row.children[n], value));
+  }, (row, [rank, peer, name, confirmed, tokens, seconds]) => {
+    [rank, name || brief(peer), confirmed ? whole(confirmed) : "–", short(tokens), seconds ? hours(seconds) : "–"]
+      .forEach((value, n) => put(row.children[n], value));
     if (row.children[1].title !== peer) row.children[1].title = peer;
   });
-  put($("no-people"), swarm.contributors.length ? "" : "No tokens are claimed yet.");
+  put($("no-people"), swarm.contributors.length ? PROVEN : "No tokens are claimed yet.");
   $("answers").hidden = swarm.answer === null;
   if (swarm.answer !== null) {
     put($("prompt"), swarm.answer.prompt);

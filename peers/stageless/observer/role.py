@@ -13,6 +13,7 @@ from peers.config.errors import UserError
 from peers.config.run_file import SignedManifest
 from peers.config.run_url import join_command
 from peers.network.discovery.bootstrap import find_manifest
+from peers.network.discovery.claimed_tokens import Contributions
 from peers.network.discovery.claims import Claims, plain_name
 from peers.network.discovery.record_reader import OBSERVER
 from peers.process.role import Network, Process, Role
@@ -22,7 +23,7 @@ from peers.stageless.observer.crawler import Crawl
 from peers.stageless.observer.order_reader import Orders
 from peers.stageless.observer.page_json import Board, seen_event
 from peers.stageless.observer.pages import pages
-from peers.stageless.observer.people_file import FILE_NAME, KEEP_SECONDS, keep_people, restore_people
+from peers.stageless.observer.people_file import KEEP_SECONDS, keep_people, restore_people
 from peers.stageless.observer.sightings import PeerObservations
 from peers.stageless.observer.snapshot_of_records import snapshot_of
 from peers.stageless.observer.steady_stage import SteadyStage
@@ -88,12 +89,13 @@ class ObserverRole(Role):
         file says so. Return when one of these tasks ends; an error is raised."""
         process, directory = self.process, network.directory
         if self.sightings is None:
-            sightings = PeerObservations(len(signed.manifest.stages))
-            folder, run = process.config.state, signed.run_id
-            problem = await asyncio.to_thread(restore_people, folder, run, sightings.contributions)
+            block_rounds = signed.manifest.rounds.snapshot_interval
+            contributions = Contributions(signed.run_id, block_rounds)
+            sightings = PeerObservations(len(signed.manifest.stages), contributions=contributions)
+            folder, archive = process.config.state, process.config.archive
+            problem = await asyncio.to_thread(restore_people, folder, signed.run_id, contributions, archive)
             if problem is not None:
-                text = f"{folder / FILE_NAME} is not used: {problem}"
-                process.report.notify("people", text, level="warning")
+                process.report.notify("people", problem, level="warning")
             self.sightings = sightings
         if self.orders is None:
             self.orders = Orders(signed, process.log.record, self.sightings.events.append)
@@ -128,9 +130,10 @@ class ObserverRole(Role):
         """Write the contributors to the disk every `KEEP_SECONDS`, and when cancelled."""
 
         async def keep() -> None:
-            people = sightings.contributions.totals()
+            folder, contributions = self.process.config.state, sightings.contributions
+            people, rounds = contributions.totals(), contributions.rounds
             try:
-                await asyncio.to_thread(keep_people, self.process.config.state, signed.run_id, people)
+                await asyncio.to_thread(keep_people, folder, signed.run_id, people, rounds)
             except UserError as error:
                 self.process.report.notify("people", str(error), level="warning")
 

@@ -71,11 +71,13 @@ def snapshot_of(
     # Peers in a state of IN_STEP follow the rounds; those of HOLDING serve their stage or are about to.
     training = [record for record in workers if plain_state(record.state) in IN_STEP]
     current_round = usual_round(training)
+    contributions, stages = sightings.contributions, range(len(manifest.stages))
+    if current_round is not None:
+        contributions.rounds = current_round + 1
     # Upper bound of a peer's tokens. A round may exceed its target, by less than the target.
-    max_tokens = 2 * ((current_round or 0) + 2) * manifest.rounds.global_batch_tokens
+    max_tokens = 2 * (contributions.rounds + 1) * manifest.rounds.global_batch_tokens
     planned = planned_rounds(manifest.sync, ordered.order.ends)
     sightings.pace.add(now, current_round)
-    contributions, stages = sightings.contributions, range(len(manifest.stages))
     stage_rates = [
         _total_rate(observed.tokens_per_second for observed in present if observed.record.stage == stage)
         for stage in stages
@@ -115,7 +117,7 @@ def snapshot_of(
         warnings=stuck_lines(stuck, signed.run_id),
         obstacles=obstacles,
         checkpoint=_oldest_checkpoint(sightings.peers.values(), len(stages), now),
-        contributors=tuple(contributions.largest(MAX_CONTRIBUTORS, max_tokens)),
+        contributors=tuple(contributions.ranking(MAX_CONTRIBUTORS, max_tokens)),
         experts=tuple(expert_groups(manifest, (observed.record for observed in present))),
         doubts=doubts(rows, judgements, signed.run_id),
         weight_conflicts={stage: len(peers) for stage, (_, peers) in judgements.dissenters().items()},
@@ -124,7 +126,7 @@ def snapshot_of(
         walked_at=walked_at,
         bootstraps=dict(bootstraps),
     )
-    layers = [span.stop - span.first for span in map(manifest.span, stages)]
+    layers = [len(span.layers) for span in map(manifest.span, stages)]
     shown = complete(incomplete, layers)  # Adds the rows' sums by stage, state and version.
     return replace(shown, states={**shown.states, **_bootstrap_states(bootstraps)})
 

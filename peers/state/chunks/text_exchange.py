@@ -79,32 +79,25 @@ class _Running:
     senders: set[PeerId]
 
 
+@dataclass(eq=False, kw_only=True)
 class TextExchange:
     """The text of one run, between this peer and others. One file is fetched at a time."""
 
-    def __init__(
-        self,
-        *,
-        config: PeerFile,
-        signed: SignedManifest,
-        transport: Transport,
-        directory: Directory,
-        log_event: log_events.LogEvent,
-        notify: Notify,
-    ) -> None:
-        self.config = config
-        self.signed = signed
-        self.folder = fetched_folder(config)
+    config: PeerFile
+    signed: SignedManifest
+    transport: Transport
+    directory: Directory
+    log_event: log_events.LogEvent
+    notify: Notify
+
+    def __post_init__(self) -> None:
+        self.folder = fetched_folder(self.config)
         self.shelf = TextShelf()
         self.fetched_bytes = 0
         """Bytes of files that came from other peers since the text was opened."""
-        self._transport = transport
-        self._directory = directory
-        self._log_event = log_event
-        self._notify = notify
         self._clock = asyncio.get_running_loop()
         self._one_at_a_time = asyncio.Lock()
-        self._chance = Random(transport.peer)
+        self._chance = Random(self.transport.peer)
         self._carriers: ChunkDownloader | None = None
         self._closing: asyncio.Task[None] | None = None
         """The newest closing of carriers."""
@@ -121,7 +114,7 @@ class TextExchange:
         self._running: _Running | None = None
         self._progress: Callable[[int, int], None] = lambda done, total: None
         self._expected_bytes = 0
-        transport.serve_text(self.shelf.find)
+        self.transport.serve_text(self.shelf.find)
 
     @property
     def _places(self) -> dict[str, Place]:
@@ -172,10 +165,10 @@ class TextExchange:
         self.fetched_bytes, self._expected_bytes = 0, sum(file.bytes for file in missing)
         if fetched:
             self._progress = progress_lines(
-                self._notify, self._clock.time, "fetches the run's text from other peers"
+                self.notify, self._clock.time, "fetches the run's text from other peers"
             )
             stated = sum(source.file_bytes for source in manifest.data.sources if source.is_shared)
-            self._notify(
+            self.notify(
                 "text",
                 f"other peers send {len(fetched):,} files, {fetched_bytes(chosen) / 1e6:,.1f} MB of "
                 f"{stated / 1e6:,.1f} MB; {self._expected_bytes / 1e6:,.1f} MB are still to come. They are "
@@ -222,13 +215,13 @@ class TextExchange:
                 lambda: ArchivedText(open_store(self.config.archive)).fetch(sha256, path, longest)
             )
         except ArchiveError as error:
-            self._notify("archive", str(error))
+            self.notify("archive", str(error))
             return False
         except OSError as error:
             raise TextError(str(error) if error.errno is None else f"{path}: {error.strerror}") from None
         if size:
             seconds = round(self._clock.time() - began, 3)
-            self._log_event(log_events.TextFetched(what, size, seconds, 0))
+            self.log_event(log_events.TextFetched(what, size, seconds, 0))
         return size > 0
 
     def _is_here(self, file: File) -> bool:
@@ -263,10 +256,10 @@ class TextExchange:
         """Return the addresses of the peers that may have text. Raises WireError."""
         found: dict[PeerId, Sequence[str]] = {}
         for stage in (0, NO_STAGE):
-            records = await self._directory.look_up(self.signed.run_id, stage, LOOK_UP_SECONDS)
+            records = await self.directory.look_up(self.signed.run_id, stage, LOOK_UP_SECONDS)
             for peer, data in records.items():
                 record = open_record(data, self.signed.run_id).record
-                if peer != self._transport.peer and (stage == 0 or record.role == ARCHIVIST):
+                if peer != self.transport.peer and (stage == 0 or record.role == ARCHIVIST):
                     found[peer] = record.addresses
         return found
 
@@ -279,9 +272,9 @@ class TextExchange:
             self._liars.add(peer)
         elif code in UNANSWERED or self._fruitless[peer] >= MAX_FRUITLESS:
             self._resting[peer] = self._clock.time() + REST_SECONDS
-        self._log_event(log_events.HolderDropped(peer=peer, code=code, reason=reason))
+        self.log_event(log_events.HolderDropped(peer=peer, code=code, reason=reason))
         if code in LIES:
-            self._notify("holder", f"{peer} {reason}; it is asked for text no more")
+            self.notify("holder", f"{peer} {reason}; it is asked for text no more")
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -289,7 +282,7 @@ class TextExchange:
         """Return the connections for chunks. Raises TextUnreachable, or TextError if there are none."""
         if self._carriers is None:
             try:
-                self._carriers = await self._transport.carriers(CARRIERS, self._arrived, self._progressed)
+                self._carriers = await self.transport.carriers(CARRIERS, self._arrived, self._progressed)
             except CannotStart as error:
                 raise TextUnreachable(f"the run's text cannot be fetched: {error}") from None
         if self._carriers is None:
@@ -361,7 +354,7 @@ class TextExchange:
         except OSError as error:
             raise TextError(str(error) if error.errno is None else f"{path}: {error.strerror}") from None
         seconds = self._clock.time() - began
-        self._log_event(log_events.TextFetched(file.name, file.bytes, round(seconds, 3), len(senders)))
+        self.log_event(log_events.TextFetched(file.name, file.bytes, round(seconds, 3), len(senders)))
 
     async def _hashes_of(self, file: File, holders: Sequence[PeerId]) -> list[bytes]:
         """Return the SHA-256 of each chunk of a file. Raises TextUnreachable, and TextError for a list that

@@ -147,8 +147,7 @@ def judge(found: Graphics, wish: str) -> CheckResult:
 
 
 def as_asked(config: PeerFile) -> tuple[Computing, CheckResult | None]:
-    """Return how this machine would compute a stage, and a failed result if the peer file asks for something
-    else."""
+    """Return how this machine would compute a stage; a failed result if the peer file asks for another."""
     from peers.compute.stage_part import computing_of, device_of
 
     try:
@@ -159,8 +158,7 @@ def as_asked(config: PeerFile) -> tuple[Computing, CheckResult | None]:
 
 
 def unwatched(found: Graphics, wish: str, only_when_idle: bool) -> CheckResult | None:
-    """Return a warning if the peer should pause for other programs on the GPU but cannot see them; else
-    None."""
+    """Return a warning if the peer is to pause for other programs on the GPU but cannot see them."""
     if not (only_when_idle and found.devices) or wish == "cpu" or found.library or found.rocm_build:
         return None
     text = "limits.only_when_idle sees no programs on the GPU: NVIDIA's library for Python is not installed"

@@ -44,8 +44,7 @@ def python() -> CheckResult:
 
 
 def pinned(package: str) -> str:
-    """Return the requirement that `pip install` needs for this program's version of a package, such as
-    torch==2.13.0."""
+    """Return what `pip install` needs for this program's version of a package, such as torch==2.13.0."""
     required = importlib.metadata.requires("swarmnet") or []
     found = [line.partition(";")[0].strip() for line in required if line.startswith(f"{package}==")]
     return found[0] if found else package

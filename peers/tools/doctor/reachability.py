@@ -22,8 +22,7 @@ NAME_ONE = "bootstrap: [MULTIADDR] in the peer file; the run's publisher knows o
 
 
 def no_bootstrap(lan: bool | Literal["auto"], zeroconf: bool) -> CheckResult:
-    """Return the result for a peer file without a bootstrap. `lan`: its key; `zeroconf`: whether that is
-    installed."""
+    """Return the result for a peer file without a bootstrap. `lan`: its key; `zeroconf`: installed or not."""
     if lan and zeroconf:
         text = "no bootstrap is named: only peers on the local network can find this peer"
         return CheckResult("bootstrap", "warn", text, NAME_ONE)
@@ -93,8 +92,7 @@ def judge(
 def _shut(
     addresses: Addresses, observed: str, met: dict[str, DialOutcome], wrong: Sequence[DialOutcome], must: bool
 ) -> ReachabilityCheck:
-    """Return the check's result for a peer that cannot be dialled. `must` says whether its role needs to be
-    reached."""
+    """Return the check's result for a peer that cannot be dialled. `must`: its role needs to be reached."""
     doors = [met[each] for each in addresses.doors(observed) if each in met]
     others = [each for each in wrong if each not in doors] if addresses.chosen else []
     text = f"firewalled: incoming connections are blocked ({_dial_results(doors or list(met.values()))})"

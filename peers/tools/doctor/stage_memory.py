@@ -1,5 +1,4 @@
-"""Check whether a run's stages fit into this machine's memory, by the estimate with which a peer refuses a
-stage."""
+"""Check whether a run's stages fit into memory, by the estimate with which a peer refuses one."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from peers.network.discovery.bootstrap import PeerCache, find_manifest
 from peers.network.discovery.record_reader import look, opened
 from peers.process.sessions import SLOT_SECONDS, daemon_options, keeps_slots, with_ports
 from peers.runtime.control_client import ask
-from peers.telemetry.event_log import read_lately
+from peers.telemetry.event_log import LOG_FILE, read_lately
 from peers.telemetry.log_events import Assembled, Listening, NotRelayed, Relayed, Started
 from peers.telemetry.snapshot import from_json
 from peers.tools.doctor.gpu_checks import as_asked
@@ -391,8 +391,7 @@ class NetworkChecks:
     async def _ask_helpers(
         self, transport: P2pdTransport, addresses: Addresses, reasons: dict[PeerId, str]
     ) -> bool:
-        """Report what the first helper finds. Return False if none does, with a reason of each in
-        `reasons`."""
+        """Report what the first helper finds. Return False if none does; `reasons` says why."""
         subject = self.subject
         for helper in sorted(self.helpers, key=lambda each: not each.public)[:HELPERS]:
             try:
@@ -454,7 +453,7 @@ def addresses_of(subject: ExaminedPeer, transport: P2pdTransport) -> Addresses |
 def stage_held(state: Path) -> int:
     """Return the stage of a running peer from its event log since its last start; -1: unknown."""
     stage = -1
-    for line in read_lately(state / "events.jsonl"):
+    for line in read_lately(state / LOG_FILE):
         match line.event:
             case Started():
                 stage = -1
@@ -464,8 +463,7 @@ def stage_held(state: Path) -> int:
 
 
 def contributions_of(state: Path) -> tuple[int, int]:
-    """Return the number of decided contributions of a running peer, and how many of them were late; zeros if
-    unknown."""
+    """Return how many contributions of a running peer are decided and how many late; zeros if unknown."""
     try:
         snapshot = from_json(ask(state, {"do": "status"}, STATUS_SECONDS))
     except UserError:  # It has just ended, or runs another version.
@@ -479,7 +477,7 @@ def logged_addresses(state: Path, peer: PeerId) -> Sequence[str] | None:
     found: list[str] = []
     circuits: dict[str, list[str]] = {}
     started = False
-    for line in read_lately(state / "events.jsonl"):
+    for line in read_lately(state / LOG_FILE):
         match line.event:
             case Started():
                 started, found, circuits = True, [], {}

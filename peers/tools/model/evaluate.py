@@ -124,8 +124,7 @@ def labels_of(pairs: Sequence[Pair]) -> int:
 def cut(
     text: bytes, tokenizer: Tokenizer | None = None, *, window: int, batch: int, limit: int = SCORED_BYTES
 ) -> Windows:
-    """Return the windows of a text (an excerpt of at most `limit` bytes). Raises TextError if there is no
-    text."""
+    """Return the windows of a text (an excerpt of at most `limit` bytes). Raises TextError if empty."""
     tokenizer = tokenizer or ByteTokenizer()
     scored = excerpt(text, limit)
     if not scored:

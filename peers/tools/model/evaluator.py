@@ -26,6 +26,8 @@ from peers.tools.model.swarm_session import ScoreProgress, invite_shown, not_let
 
 AT_ONCE = 2
 """Concurrent requests. The observer is in no hurry, and other clients need the peers, too."""
+AGAIN_SECONDS = 60.0
+"""Maximum time until a failed score is tried again: a run that begins has no peers for some minutes."""
 ANSWER_TOKENS = 64
 """Length of a continuation: some lines. Each token costs the peers a forward pass over the window."""
 
@@ -81,23 +83,26 @@ class SwarmEvaluator:
     async def _evaluate_forever(self, client: SwarmClient, text: bytes, changed: Callable[[], None]) -> None:
         while True:
             began = time.monotonic()
-            await self._once(client, text)
+            interval = self.process.config.evaluating.seconds
+            if not await self._once(client, text):
+                interval = min(interval, AGAIN_SECONDS)
             changed()
             passed = time.monotonic() - began
-            await asyncio.sleep(max(passed, self.process.config.evaluating.seconds - passed))
+            await asyncio.sleep(max(passed, interval - passed))
 
-    async def _once(self, client: SwarmClient, text: bytes) -> None:
-        """Make one score. A failed request is tried again with the next score."""
+    async def _once(self, client: SwarmClient, text: bytes) -> bool:
+        """Make one score. Returns whether the swarm answered."""
         process, talk, began = self.process, Conversation(), time.monotonic()
         self.progress = ScoreProgress()
         try:
             found = await score(client, text, conversation=talk, progress=self.progress, at_once=AT_ONCE)
         except NoAnswer as error:
             process.notify("not_evaluated", f"no score this time, after {self.progress.line()}: {error}")
-            return
+            return False
         self._found(found, _oldest_round(talk), began)
         if process.config.evaluating.prompt:
             await self._continue_prompt(client, process.config.evaluating.prompt)
+        return True
 
     async def _continue_prompt(self, client: SwarmClient, prompt: str) -> None:
         """Let the model continue the prompt. A failed request is tried again after the next score."""

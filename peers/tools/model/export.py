@@ -241,8 +241,7 @@ def _require_complete(shape: ModelShape, stages: Sequence[Mapping[str, Tensor]])
 
 
 def _require_same(folder: Path, stages: Sequence[Mapping[str, Tensor]]) -> None:
-    """Read the written weights back and compare every bit, since a disk may report success wrongly. Raises
-    ExportError."""
+    """Read the written weights back and compare every bit; disks report false success. Raises ExportError."""
     read = load_weights(folder)
     for stage in stages:
         for name, tensor in stage.items():
@@ -371,8 +370,7 @@ def _byte_tokenizer() -> dict[str, Any]:
 
 
 def _byte_character(byte: int) -> str:
-    """Return GPT-2's character for a byte: its Latin-1 character if printable, else the next free one from
-    256."""
+    """Return GPT-2's character for a byte: its Latin-1 character if printable, else the next from 256."""
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     return chr(byte if byte in printed else 256 + sum(other not in printed for other in range(byte)))
 

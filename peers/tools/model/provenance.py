@@ -28,7 +28,7 @@ from swarmnet.identifiers import PeerId, RunId
 from swarmnet.rounds.receipt_rules import BLOCKS_KEPT, SIGNERS_KEPT, ReceiptBook
 from swarmnet.run.manifest import Manifest
 
-CHECKPOINTS, LOG, RECEIPTS = "checkpoints", "events.jsonl", "receipts.jsonl"
+CHECKPOINTS, RECEIPTS = "checkpoints", "receipts.jsonl"
 """Names in a peer's state folder."""
 CLAIMS, CLAIMS_BYTES = "contributors.json", 64 << 20
 """Name and maximum size of a file in an archive (peers/state/archive.py)."""
@@ -90,7 +90,7 @@ def facts(source: Path | None, manifest: Manifest) -> ModelProvenance:
         found.rounds[stage] = number(metadata["round"]) + 1
         found.signers.update(_signers(metadata, run_id))
     found.finalized_tokens = token_count(newest.get(0, {}).get("tokens", ""))
-    _read_logs(found, [folder / LOG for folder in sorted(folders)])
+    _read_logs(found, [folder / event_log.LOG_FILE for folder in sorted(folders)])
     for folder in sorted(folders):
         _read_receipts(found, folder / RECEIPTS, run_id, manifest.rounds.snapshot_interval)
         _read_claims(found, folder / CLAIMS)

@@ -25,8 +25,7 @@ from protocols.errors import WireError
 from protocols.signed.identity import Identity
 
 ATTEMPTS = 4
-"""Attempts for one stage. Peers sign a snapshot a moment after they make it, and an attempt may fall in
-between."""
+"""Attempts for one stage. Peers sign a snapshot just after making it; an attempt may fall between."""
 PAUSE_SECONDS = 5.0
 """Seconds between two attempts: longer than peers take to sign and announce a snapshot on home
 connections."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from random import Random
 
@@ -69,8 +69,7 @@ class Conversation:
 
     pins: Pins = field(default_factory=dict)
     rounds: dict[int, set[int]] = field(default_factory=dict)
-    """Rounds of the weights that answered, by stage: one each, unless peers dropped those weights
-    meanwhile."""
+    """Rounds of the weights that answered, by stage: one each, unless peers dropped them meanwhile."""
     left_out: Counter[int] = field(default_factory=Counter)
     """Number of requests that skipped a stage, by stage."""
     requests: int = 0
@@ -97,29 +96,22 @@ class _Open:
     answer: asyncio.Future[HeadOutput]
 
 
+@dataclass(eq=False, kw_only=True)
 class StageLinks:
-    """A client's links to some peers of each stage, which it finds in the directory."""
+    """A client's links to some peers of each stage, which it finds in the directory. `reached` is called with
+    each peer that is linked, and its stage."""
 
-    def __init__(
-        self,
-        *,
-        signed: SignedManifest,
-        transport: Transport,
-        directory: Directory,
-        chance: Random,
-        notify: Notify,
-        invite: bytes,
-        reached: Callable[[PeerId, int], None],
-    ) -> None:
-        """`reached` is called with each peer that is linked, and its stage."""
+    signed: InitVar[SignedManifest]
+    transport: Transport
+    directory: Directory
+    chance: Random
+    notify: Notify
+    invite: bytes
+    reached: Callable[[PeerId, int], None]
+
+    def __post_init__(self, signed: SignedManifest) -> None:
         self.run_id = signed.run_id
         self.all_stages = range(len(signed.manifest.stages))
-        self.transport = transport
-        self.directory = directory
-        self.chance = chance
-        self.notify = notify
-        self.invite = invite
-        self.reached = reached
         self.sent_bytes = 0
         self.received_bytes = 0
         self.stages: dict[PeerId, int] = {}
@@ -226,8 +218,7 @@ class StageLinks:
 
 
 class SwarmClient:
-    """Inference client and `Receiver` of its transport. Use it with `async with`, which opens and closes the
-    links."""
+    """Inference client and `Receiver` of its transport. `async with` opens and closes the links."""
 
     def __init__(
         self,

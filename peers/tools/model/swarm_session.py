@@ -69,6 +69,11 @@ def invite_shown(signed: SignedManifest, invite: bytes, visitor: PeerId) -> byte
 def not_let_in(signed: SignedManifest, invite: bytes, visitor: PeerId, now_seconds: float) -> str | None:
     """Return why no peer of the run would admit this client, and what to do; None: some may."""
     manifest = signed.manifest
+    if manifest.is_u_shaped:
+        return (
+            "the run is U-shaped (data.u_shaped_layers): its peers serve no texts, whose tokens would "
+            "travel; use an archive of all stages: `swarmnet generate --from ARCHIVE`"
+        )
     if manifest.access != "invite":
         return None
     owner = manifest.contact or manifest.owner

@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 import json
 from asyncio.subprocess import Process
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from peers.config.atomic_files import is_there, write_atomically
 from peers.config.errors import UserError
+from peers.config.run_file import beside
 from peers.runtime.child_process import start_swarmnet
 from protocols.signed.identity import load_or_create
+from swarmnet.run.manifest import Manifest
+from swarmnet.run.schema import BYTES, STANDARD_LIBRARY, Data
 
 FIRST_WAIT_SECONDS = 5.0
 LONGEST_WAIT_SECONDS = 300.0
@@ -25,6 +28,11 @@ STEADY_SECONDS = 600.0
 """A part that ran so long has recovered: its next failure counts as the first."""
 LEAVE_SECONDS = 90.0
 """Time limit of leaving. A peer hands over its work within `drain_seconds` of its file, 30 s by default."""
+SCORE_SECONDS = 600.0
+"""Time between two scores on held-out text. Each sends 64 KiB of text through the peers."""
+HELD_OUT = "held-out"
+"""Beginning of the name of the held-out text next to the run file: a folder, or a file such as held-out.txt.
+"""
 USER_ERROR = 2
 """Exit code of an error that the user must correct; starting again would not help."""
 
@@ -68,10 +76,13 @@ class HostPlan:
         identity = load_or_create(self.bootstrap_state / "identity.key")
         return f"{self.address}/tcp/{self.port}/p2p/{identity.peer_id}"
 
-    def write(self, options: Sequence[str]) -> list[HostedPart]:
+    def write(
+        self, manifest: Manifest, options: Sequence[str], scoring: Mapping[str, object]
+    ) -> list[HostedPart]:
         """Write the peer files that are missing, and return the parts in the order of their starts. `options`
-        are those of `swarmnet join` that name text, tokenizer and initial model on this machine. Files of an
-        earlier call stay as they are. Raises UserError."""
+        are those of `swarmnet join` that name text, tokenizer and initial model on this machine. `scoring`
+        are the observer's keys of `scoring_keys`. Files of an earlier call stay as they are. Raises
+        UserError."""
         peer_id = self.multiaddr().rpartition("/")[2]
         here = f"/ip4/127.0.0.1/tcp/{self.port}/p2p/{peer_id}"
         run = str(self.published.absolute())
@@ -79,7 +90,7 @@ class HostPlan:
         knows = {**common, "bootstrap": [here]}
         roles: dict[str, dict[str, object]] = {
             "bootstrap": common,
-            "observer": {**knows, "observer": {"listen": self.page}},
+            "observer": {**knows, "observer": {"listen": self.page}, "archive": "archive", **scoring},
             "archivist": {**knows, "archive": "archive"},
         }
         parts = []
@@ -94,9 +105,33 @@ class HostPlan:
             parts.append(HostedPart(role, ("run", str(file))))
         for number in range(1, self.peers + 1):
             name = f"peer-{number}"
-            joining = ("join", run, "--bootstrap", here, "--state", str(self.folder / name))
+            joining = ["join", run, "--bootstrap", here, "--state", str(self.folder / name)]
+            if number == 1 and _has_text_alone(manifest.data):
+                joining += [
+                    "--stage",
+                    "0",
+                ]  # The only one that others cannot hold: the run would stand still.
             parts.append(HostedPart(name, (*joining, "--set", "log=line", *options)))
         return parts
+
+
+def scoring_keys(manifest: Manifest, folder: Path) -> dict[str, object]:
+    """Return the keys with which the run's observer scores held-out text: that in the run file's `folder`, or
+    the modules of Python that a run on its library leaves out. Empty if there is none, or if the observer
+    could not score it: by invite, with private text or conversations, or without the tokenizer."""
+    data, found = manifest.data, sorted(folder.absolute().glob(f"{HELD_OUT}*"))
+    tokenizer = None if data.tokenizer == BYTES else beside(folder, data.tokenizer)
+    is_readable = data.format == "text" and (data.tokenizer == BYTES or tokenizer is not None)
+    if not (found or data.is_library_alone) or not is_readable or data.private or manifest.access != "open":
+        return {}
+    text = {"text": str(found[0])} if found else {}
+    keys: dict[str, object] = {"evaluating": {"seconds": SCORE_SECONDS, **text}}
+    return keys if tokenizer is None else {**keys, "tokenizer": str(tokenizer)}
+
+
+def _has_text_alone(data: Data) -> bool:
+    """Return whether peers of the first stage need text that they cannot fetch from others."""
+    return any(source.path != STANDARD_LIBRARY and not source.is_shared for source in data.sources)
 
 
 async def host(parts: Sequence[HostedPart], tell: Tell, spawn: Spawn | None = None) -> None:

@@ -183,6 +183,11 @@ def _text(manifest: Manifest, folder: Path, reads: Tokenizer | None) -> Iterator
         yield f"data.tokenizer: {reads.warning}"
     if manifest.data.private:
         yield "data.sources: the text was not opened: it is each owner's own"
+        if manifest.is_u_shaped and manifest.access != "invite":
+            yield (
+                "data.u_shaped_layers: any stranger may serve the stages between, and can turn hidden states "
+                "back into text; set access: invite"
+            )
         return
     places: dict[str, str] = {}
     for source in manifest.data.sources:

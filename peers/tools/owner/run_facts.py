@@ -22,12 +22,11 @@ from peers.telemetry.snapshot import IN_STEP, ExpertGroup
 from protocols.errors import WireError
 from protocols.ports import Directory
 from protocols.signed.opinions import SignedOpinion
-from protocols.signed.orders import open_order
 from protocols.signed.peer_record import NO_STAGE
 from protocols.signed.records import RECORD_SECONDS
 from swarmnet.model.parameters import active_parameters, parameter_shapes
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.owner_orders import NO_ORDER, OwnerOrders
+from swarmnet.run.owner_orders import OwnerOrders
 
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
 """Forward and backward pass of a dense decoder (Kaplan et al., arXiv:2001.08361): compute = 6 N D."""
@@ -176,11 +175,10 @@ def from_manifest(signed: SignedManifest, order: OwnerOrders, now_seconds: float
 
 def from_archive(archive: Archive, signed: SignedManifest, now_seconds: float) -> RunFacts:
     """Return the facts from an open archive. Raises ArchiveError."""
-    order = NO_ORDER
-    held = archive.order()
-    if held is not None:
+    book = _new_book(signed)
+    for document in archive.orders():
         try:
-            order = open_order(held, signed.run_id, signed.manifest.owner).order
+            book.take(document)
         except WireError as error:
             raise ArchiveError(f"{archive.store.url}: its order is refused: {error}") from None
     stages = range(len(signed.manifest.stages))
@@ -190,7 +188,7 @@ def from_archive(archive: Archive, signed: SignedManifest, now_seconds: float) -
     at = datetime.fromtimestamp(now_seconds, UTC)
     tokens = tuple(entries[0].tokens if entries else None for entries in newest)
     origin = f"the archive {archive.store.url}"
-    return RunFacts(signed, order, at, rounds, tuple(contributors), origin, tokens)
+    return RunFacts(signed, book.order, at, rounds, tuple(contributors), origin, tokens)
 
 
 async def from_directory(signed: SignedManifest, directory: Directory) -> RunFacts:
@@ -198,7 +196,7 @@ async def from_directory(signed: SignedManifest, directory: Directory) -> RunFac
     objections.
     Raises WireError if the directory does not answer."""
     records = await look(directory, signed.run_id, len(signed.manifest.stages))
-    book = OrderBook(signed=signed, kept=None, log_event=lambda *_, **__: None, notify=lambda *_: None)
+    book = _new_book(signed)
     await book.look_up(directory, LOOK_UP_SECONDS)
     objections = await directory.opinions(signed.run_id, "objection", LOOK_UP_SECONDS)
     now = directory.now()
@@ -232,6 +230,10 @@ async def from_directory(signed: SignedManifest, directory: Directory) -> RunFac
         remembered_round=max(remembered, default=-1),
         objections=tuple(objections),
     )
+
+
+def _new_book(signed: SignedManifest) -> OrderBook:
+    return OrderBook(signed=signed, kept=None, log_event=lambda *_, **__: None, notify=lambda *_: None)
 
 
 def _origin(peers: Mapping[int, int], stages: int, order: OwnerOrders, now_seconds: float) -> str:

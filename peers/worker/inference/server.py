@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import partial
 from random import Random
 
@@ -54,33 +54,26 @@ _Work = tuple[Callable[[], Result], Callable[[Result, float], None]]
 """A function for the compute thread, and the callback for its result and seconds."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Inference:
     """The forward-only side of a worker."""
 
-    def __init__(
-        self,
-        *,
-        manifest: Manifest,
-        stage: int,
-        snapshots: Snapshots,
-        part: StagePart,
-        compute: Compute,
-        neighbourhood: PeerLinks,
-        log_event: log_events.LogEvent,
-        chance: Random,
-    ) -> None:
-        self.manifest = manifest
-        self.stage = stage
-        self._rules = manifest.path_rules()
-        self.is_last = stage == len(manifest.stages) - 1
-        self.compute = compute
-        self.neighbourhood = neighbourhood
-        self.log_event = log_event
-        self.work = ForwardWork(manifest=manifest, stage=stage, part=part, snapshots=snapshots)
-        self.visitors = ClientLinks(neighbourhood, log_event)
+    manifest: Manifest
+    stage: int
+    snapshots: InitVar[Snapshots]
+    part: InitVar[StagePart]
+    compute: Compute
+    neighbourhood: PeerLinks
+    log_event: log_events.LogEvent
+    chance: InitVar[Random]
+
+    def __post_init__(self, snapshots: Snapshots, part: StagePart, chance: Random) -> None:
+        self._rules = self.manifest.path_rules()
+        self.is_last = self.stage == len(self.manifest.stages) - 1
+        self.work = ForwardWork(manifest=self.manifest, stage=self.stage, part=part, snapshots=snapshots)
+        self.visitors = ClientLinks(self.neighbourhood, self.log_event)
         self.outcomes: Counter[str] = Counter()
-        """Requests answered ("done") or declined, by code; "stale" counts requests that expired or lost their
-        client."""
+        """Requests answered ("done") or declined, by code; "stale": expired, or lost their client."""
         self._loop = asyncio.get_running_loop()
         self._waiting: RequestQueue[_Waiting] = RequestQueue(MAX_WAITING, MAX_WAITING_BYTES, chance)
         self._computes = False
@@ -121,6 +114,8 @@ class Inference:
     def _unfit(self, ask: ForwardRequest, body: bytes) -> ComputeError | None:
         """Return why a forward request cannot be served; None if it can."""
         model = self.manifest.model
+        if self.manifest.is_u_shaped:
+            return ComputeError(MALFORMED, "a U-shaped run serves no texts, whose tokens would travel")
         if ask.stage != self.stage:
             return ComputeError(WRONG_STAGE, f"this peer holds stage {self.stage}")
         if not self._rules.shortest <= ask.path <= self._rules.stages:

@@ -63,8 +63,7 @@ class PauseControl:
         await self._ended.wait()
 
     async def rested(self) -> bool:
-        """Wait until no stage is in memory or no reason holds any more. Returns whether the peer is
-        paused."""
+        """Wait until no stage is in memory or no reason holds any more. Returns whether it is paused."""
         await until_one_ends(resting=self.resting.wait(), ended=self._ended.wait())
         return self.resting.is_set()
 

@@ -230,6 +230,9 @@ class AnswerChecks:
         """Compute a microbatch of the stage above again, or compare one that this peer has answered."""
         key = MicrobatchId(PeerId(check.origin), check.counter)
         membership, ways, came = self._links.membership, self._ways, None
+        if not self._form.text.size:  # The labels that it would need stay with their owner.
+            self._links.refused(peer, "malformed", "a comparison, which a U-shaped run does without")
+            return
         is_below = check.via == self._links.transport.peer
         if is_below:
             wrong = unfit_way(membership, ways, peer, key.origin, check.path.header())

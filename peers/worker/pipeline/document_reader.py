@@ -31,11 +31,11 @@ from peers.process.role import Process
 from peers.state.chunks.text_exchange import TextExchange
 from peers.worker.pipeline.text_reader import TextReader
 from swarmnet.identifiers import MicrobatchId
+from swarmnet.model.computing.privacy_loss import epsilon_of, noise_multiplier
 from swarmnet.model.computing.private_compute import DocumentNoise
 from swarmnet.model.sampling import inputs_and_labels
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.mixtures import MixtureChange
-from swarmnet.run.privacy_loss import epsilon_of, noise_multiplier
 
 USED = "documents.json"
 MAX_RESERVED = 32

@@ -143,7 +143,7 @@ class MicrobatchWork:
         self._run_id = manifest.run_id() if self._by_chance else RunId("")
         self._shape = manifest.hidden_shape
         self._left_out = _left_out(manifest)
-        self.is_last = stage == len(manifest.stages) - 1
+        self.is_last = stage == manifest.path_rules().last
         self.stage_compute = stage_compute
         self.gathered_tokens = 0
         """Tokens in the gradient that `StageCompute` accumulates; used by the compute thread alone."""
@@ -159,8 +159,10 @@ class MicrobatchWork:
         """Number of microbatches whose gradient was too large and was scaled down."""
 
     def drop(self, key: MicrobatchId) -> None:
-        """Drop what is kept of this microbatch."""
-        self.stage_compute.drop(key)
+        """Drop what is kept of this microbatch. The last stage keeps nothing; where it is also the first, the
+        graph under this key is the first stage's."""
+        if not self.is_last:
+            self.stage_compute.drop(key)
 
     def left(self, peer: PeerId) -> None:
         """Forget the norms of a peer that left: they no longer define what is usual."""

@@ -65,9 +65,9 @@ class PipelineService:
         log_event: log_events.LogEvent,
         line: LinkBandwidth = UNKNOWN,
     ) -> None:
-        """`text` is given to the first stage only. At most `in_flight` of this peer's own microbatches and
-        `slots` of others are in progress here, and fewer if memory is short. `committed(tokens)` informs the
-        round service; `round()` returns the stage's current round."""
+        """`stage` is the position on the paths. `text` is given to the first stage only. At most `in_flight`
+        of this peer's own microbatches and `slots` of others are in progress here, and fewer if memory is
+        short. `committed(tokens)` informs the round service; `round()` returns the stage's current round."""
         fitting = _fitting(manifest, stage, part)
         self.form = ActForm.of(manifest)
         self.compute = compute
@@ -79,7 +79,7 @@ class PipelineService:
         self.timings = Timings()
         self.losses = RecentLoss()
         """The recent mean loss of microbatches whose loss passed through here."""
-        self.service = ServiceTime(seconds_on_line(line, crossings(manifest)[stage]))
+        self.service = ServiceTime(seconds_on_line(line, crossings(manifest)[stage % len(manifest.stages)]))
         wake = partial(self.feed, events.PipelineTick())
         self.ways, self.pipeline, self.reservations = open_pipeline(
             manifest=manifest,
@@ -115,6 +115,8 @@ class PipelineService:
             bodies=self.bodies,
             is_serving=lambda: self.serving and part.hold is None,  # Several devices count everything.
         )
+        self.returning: PipelineService | None = None
+        """Takes what comes back to its origin in a U-shaped run; None in other runs and stages."""
         self._senders = set[PeerId]()  # Peers that sent a body: their norms are kept.
         self._timer = Timer(wake, self.clock)
 
@@ -146,6 +148,8 @@ class PipelineService:
         return not self.pipeline.under_way or (waits and not self.ways.candidates(None))
 
     def close(self) -> None:
+        if self.returning is not None:
+            self.returning.close()
         self._timer.close()
         self.reservations.close()
         self.checks.close()
@@ -173,7 +177,8 @@ class PipelineService:
                     self.reservations.hands_up(peer, key, attempt, here)
                     kept.arrived_at = None
                 queued = kept.queued + kept.queued_below
-                via, loss_sum = kept.answerer.peer if kept.answerer is not None else "", kept.loss_sum
+                via = kept.answerer.peer if kept.answerer is not None else ""
+                loss_sum = kept.loss_sum if self.form.text.size else 0.0  # Else it is the owner's alone.
                 seconds = kept.seconds, queued
                 grad = Grad(
                     *key, attempt, loss_sum, kept.tokens, *seconds, kept.shape, via=via, digest=kept.digest
@@ -201,9 +206,8 @@ class PipelineService:
             job = self.pipeline.jobs[key]
             others = sorted(job.tried.keys() - {peer})
             self.log_event(log_events.Rerouted(code=job.rerouted, counter=key.counter, to=peer, tried=others))
-        stage = self.neighbourhood.membership.peers[peer].stage
-        way = Path.of(self.ways.header_for(key, stage))
-        act = Act(*key, attempt, stage, send.deadline_seconds, kept.shape, way)
+        header = self.ways.header_for(key, self.neighbourhood.membership.peers[peer].stage)
+        act = Act(*key, attempt, header.stage, send.deadline_seconds, kept.shape, Path.of(header))
         return self.neighbourhood.post(peer, "data", act, kept.output)
 
     def _send_credit(self, peer: PeerId) -> None:
@@ -237,7 +241,7 @@ class PipelineService:
         key = MicrobatchId(PeerId(cancel.origin), cancel.counter)
         self.reservations.given_back(peer, key)
         if cancel.attempt != NO_ATTEMPT:
-            self.feed(events.CancelArrived(peer, key, cancel.attempt))
+            (self.returning or self).feed(events.CancelArrived(peer, key, cancel.attempt))
 
     @handles(Credit)
     def _credit(self, peer: PeerId, credit: Credit, _body: bytes) -> None:
@@ -250,20 +254,25 @@ class PipelineService:
         if peer in self._senders:
             self._senders.discard(peer)
             self.compute.submit(BACKWARD, partial(self.work.left, peer), lambda _result, _seconds: None)
+        if self.returning is not None:
+            self.returning.unlinked(peer)
         self.feed(events.PeerLost(peer))
         self.pump()
 
     @handles(Act)
     def _act(self, peer: PeerId, act: Act, body: bytes) -> None:
+        (self.returning or self).accept(peer, act, body)
+
+    def accept(self, peer: PeerId, act: Act, body: bytes) -> None:
         """Check a microbatch that came from a previous stage, store it, and feed it to the machine. Answers
         with a Nack if it is malformed or not wanted."""
         self._senders.add(peer)
-        came = checked_act(self.neighbourhood.membership, self.ways, self.form, peer, act, body)
+        came = self.checked(peer, act, body)
         if isinstance(came, ComputeError):
             self._refuse(peer, act, came)
             self.neighbourhood.refused(peer, came.code, came.reason)
             return
-        unwanted = self._unwanted(peer, came)
+        unwanted = self.unwanted(peer, came)
         if unwanted is not None:
             self._refuse(peer, act, unwanted)
             return
@@ -287,11 +296,15 @@ class PipelineService:
         elif peer in job.above:
             self.reservations.came(peer, key)
 
+    def checked(self, peer: PeerId, act: Act, body: bytes) -> Arrival | ComputeError:
+        """Return the decoded microbatch, or the reason why it is not computed."""
+        return checked_act(self.neighbourhood.membership, self.ways, self.form, peer, act, body)
+
     def _refuse(self, peer: PeerId, act: Act, why: ComputeError) -> None:
         nack = Nack(act.origin, act.counter, act.attempt, why.code, why.reason)
         self.neighbourhood.post(peer, "data", nack)
 
-    def _unwanted(self, peer: PeerId, came: Arrival) -> ComputeError | None:
+    def unwanted(self, peer: PeerId, came: Arrival) -> ComputeError | None:
         """Return why a valid microbatch is not accepted; None if it is."""
         if not self.serving:
             return ComputeError("not_ready", "this peer is not in step with its stage yet")
@@ -319,7 +332,9 @@ class PipelineService:
             kept.answered = self.clock.time() - self.pipeline.jobs[key].sent_at
             self.reservations.answered(peer, key, grad.attempt, kept.answered)
             self.timings.append(("answered", kept.answered))
-            kept.gradient, kept.loss_sum, kept.tokens = body, grad.loss_sum, grad.tokens
+            kept.gradient, kept.tokens = body, grad.tokens
+            if self.form.text.size:  # Else only the owner knows the loss, and `returning` has stored it.
+                kept.loss_sum = grad.loss_sum
             known = self.neighbourhood.membership.peers.get(peer)
             stage = known.stage if known is not None else -1
             kept.answerer = NormSource(peer, stage, kept.passage.path_stages)
@@ -341,8 +356,7 @@ class PipelineService:
             kept.answer, kept.loss_sum, kept.tokens = result.encoded, result.loss_sum, result.tokens
             kept.seconds, kept.output, kept.text = seconds, b"", None
             self.service.add(seconds)
-            loss = self._loss(result.loss_sum, kept.loss_tokens)
-            self.log_event(log_events.Committed(*key, result.tokens, loss))
+            self.finished_last(key, kept)
             self.reservations.done(key)
             self.feed(events.LastDone(key, result.tokens))
             self.committed(result.tokens)
@@ -352,6 +366,11 @@ class PipelineService:
             kept.answer, kept.own_seconds = b"", seconds
             self.feed(events.ForwardDone(key))
         self.pump()
+
+    def finished_last(self, key: MicrobatchId, kept: MicrobatchState) -> None:
+        """Record the loss of a microbatch that the last stage has committed."""
+        loss = self._loss(kept.loss_sum, kept.loss_tokens)
+        self.log_event(log_events.Committed(*key, kept.tokens, loss))
 
     def _backwarded(self, key: MicrobatchId, result: Outcome, seconds: float) -> None:
         """Record the result of a backward pass: the microbatch is committed, and its gradient goes back to

@@ -30,7 +30,7 @@ from swarmnet.pipeline.ledger import MicrobatchLedger
 from swarmnet.pipeline.pipeline import Pipeline
 from swarmnet.routing.capacity import Booking, Load, truncate_bookings
 from swarmnet.routing.load_balancer import Router
-from swarmnet.routing.next_hop import NextHop, Straight
+from swarmnet.routing.next_hop import NextHop, Returning, Straight
 from swarmnet.routing.reservation_requests import PathQuery, PathSearch, RequestToSend
 from swarmnet.routing.reservation_table import ReservationTable
 from swarmnet.routing.skipping import Skipping
@@ -113,7 +113,8 @@ def open_pipeline(
     Arguments as for `PipelineService` and `ReservationClient`."""
     rules, live = manifest.path_rules(), neighbourhood.membership.live
     skipping = Skipping(rules=rules, stage=stage, live=live, round=round) if rules.skips else None
-    ways = skipping or Straight(rules, stage, live)
+    goes_back = manifest.is_u_shaped and stage == rules.last - 1
+    ways = skipping or (Returning if goes_back else Straight)(rules, stage, live)
     pipeline = Pipeline(
         stages_below=rules.last - stage,
         router=router,

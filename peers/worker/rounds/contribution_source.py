@@ -50,8 +50,7 @@ class GatheredGradient:
         return False
 
     def encode(self, round: int) -> tuple[bytes | None, int]:
-        """Return the payload, None if the gradient is not finite or there is none, and its number of
-        tokens."""
+        """Return the payload, None without a finite gradient, and its number of tokens."""
         tokens = self.gathered.gathered_tokens
         self.gathered.gathered_tokens = 0
         me, contribute = self.me, self.method.contribute

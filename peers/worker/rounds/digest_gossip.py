@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from peers.config.run_file import SignedManifest
 from peers.network.peer_links import PeerLinks
-from peers.state.checkpoint_file import STATEMENT_BYTES, state_digest
+from peers.state.checkpoint_file import DIGEST_BYTES, STATEMENT_BYTES, state_digest
 from peers.state.snapshot_store import Weights
 from peers.telemetry import log_events
 from peers.worker.rounds.operations import RoundSettled
@@ -21,6 +21,7 @@ from protocols.messages.table import MAX_STATEMENTS, Statements
 from protocols.signed.envelope import EnvelopeKind, open_envelope, seal
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId
+from swarmnet.lineage import ERA_BYTES, NO_RETURN, Lineage, era_of
 from swarmnet.rounds.events import FetchGroupState
 from swarmnet.rounds.history import START
 from swarmnet.snapshots.digest_votes import Root, SettledDigests, Statement
@@ -41,9 +42,11 @@ class SignedDigests:
         wrong: Callable[[FetchGroupState], None],
         heard: Callable[[Statement], None],
         log_event: log_events.LogEvent,
+        lineage: Lineage = NO_RETURN,
     ) -> None:
         """Signs for every snapshot. `wrong` is called when the group's weights differ from this peer's, and
-        `heard` with each new statement."""
+        `heard` with each new statement. Statements of other eras than the one of `lineage` do not count."""
+        self.lineage = lineage
         self.identity = identity
         self.run_id = signed.run_id
         self.stage = stage
@@ -138,7 +141,9 @@ class SignedDigests:
         """Load statements from this peer's disk; unusable ones are skipped and logged."""
         for data in kept:
             try:
-                self._keep(self._open(data), data)
+                statement = self._open(data)
+                if era_of(statement.chain) == self.lineage.era:
+                    self._keep(statement, data)
             except WireError as error:
                 self.log_event(log_events.StatementUnusable(reason=str(error)))
 
@@ -156,6 +161,8 @@ class SignedDigests:
         if data in self._statements or any(data in words.values() for words in self._newest.values()):
             return None
         statement = self._open(data)
+        if era_of(statement.chain) != self.lineage.era:
+            return None
         known = self.neighbourhood.membership.peers.get(statement.peer)
         mine = statement.peer == self.identity.peer_id  # From before this peer's disk was lost.
         if not mine and (known is None or known.stage != self.stage):
@@ -171,9 +178,10 @@ class SignedDigests:
     def _open(self, data: bytes) -> Statement:
         envelope = open_envelope(data, self.run_id, EnvelopeKind.SETTLED, STATEMENT_BYTES)
         payload = bytes(envelope.payload)
-        if envelope.stage != self.stage or len(payload) != STATEMENT_BYTES:
+        chain, digest = payload[:-DIGEST_BYTES], payload[-DIGEST_BYTES:]
+        if envelope.stage != self.stage or len(chain) not in (len(START), len(START) + ERA_BYTES):
             raise Malformed(f"a settled digest of stage {envelope.stage} with {len(payload)} bytes")
-        return Statement(envelope.sender, envelope.round, payload[: len(START)], payload[len(START) :])
+        return Statement(envelope.sender, envelope.round, chain, digest)
 
     def _keep(self, statement: Statement, data: bytes) -> None:
         self._signed[statement], self._statements[data] = data, statement

@@ -59,8 +59,7 @@ class AllGather:
         return {}
 
     def report_uploads(self) -> bytes:
-        """Return what this peer's next record reports of the uploads of others. Nothing depends on it without
-        reducers."""
+        """Return what this peer's next record reports of the uploads of others. Unused without reducers."""
         return b""
 
     def close(self) -> None:
@@ -322,7 +321,14 @@ class ReducerPath(AllGather):
         self.feed(events.SlicesArrived(peer, round, True))
 
     def add_up(self, round: int) -> ReduceShards:
-        self._reducing[round] = self.kept.pop(round, {})
+        """Return the slices to sum now. Those of peers that the owner has rolled back are left out; rounds
+        that are summed already keep theirs (docs/decisions/0053-roll-back.md)."""
+        gone = {tag_of(peer) for peer in self.rounds.rolled_back}
+        slices = {
+            shard: {contributor: data for contributor, data in of.items() if contributor.peer not in gone}
+            for shard, of in self.kept.pop(round, {}).items()
+        }
+        self._reducing[round] = {shard: of for shard, of in slices.items() if of}
         return ReduceShards(round, self._reducing[round])
 
     def was_added_up(self, made: ContributionReady) -> None:

@@ -15,7 +15,7 @@ from swarmnet.rounds.events import (
     RestoreToMomentum,
     SettleRound,
 )
-from swarmnet.rounds.result_table import Contributor, Table
+from swarmnet.rounds.result_table import Contributor, Table, TagKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,7 @@ class ContributionReady:
     table: Table | None = None
     """The table of contributors, for a result."""
     signed: int = 0
-    """For a result: length in bytes of its signed head, which names the rest. 0 means that all of it is
-    signed."""
+    """For a result: length in bytes of its signed head, which names the rest. 0: all of it is signed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +80,13 @@ class RoundSettled:
     """Tokens in all settled rounds up to this one; None if not known."""
     contributors: tuple[PeerId, ...] = ()
     """The contributors to the round, as far as they are known."""
+    votes: Mapping[TagKey, bool] = field(default_factory=dict)
+    """Whether the votes of each contributor that is known by now have weight; empty if all weigh the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertChange:
-    """Reported when this peer trains other experts, or when a group of experts has lost or gained its
-    peers."""
+    """Reported when this peer trains other experts, or when a group of experts lost or gained its peers."""
 
     round: int
     experts: range

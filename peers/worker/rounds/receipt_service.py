@@ -16,6 +16,7 @@ import json
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ from protocols.errors import Backlog, Malformed, WireError
 from protocols.messages.table import ReceiptMessage
 from protocols.signed.envelope import claimed
 from protocols.signed.identity import Identity
+from protocols.signed.peer_record import MAX_RECEIPTS
+from protocols.signed.records import ANNOUNCE_SECONDS
 from protocols.signed.signed_receipts import open_receipt, seal_receipt
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.receipt_rules import (
@@ -62,6 +65,8 @@ Beyond that the whole file is rewritten once that is possible."""
 LINES_ADDED = 4096
 """After this many added lines (800 blocks) the file is rewritten without superseded and old lines, so it has
 10 MB at most."""
+RECENT_SECONDS = 2 * ANNOUNCE_SECONDS
+"""Age up to which receipts go into this peer's record, so that each stands in two records."""
 _MAX_LINES = 2 * BLOCKS_KEPT * SIGNERS_KEPT
 """A longer file was not written by this program; a line has about 400 bytes."""
 
@@ -86,8 +91,7 @@ class ReceiptsFile:
 
 
 def read(path: Path, signed: SignedManifest, me: PeerId) -> ReceiptsFile:
-    """Read the file and verify every receipt again. A missing file gives an empty result. Raises
-    UserError."""
+    """Read the file and verify every receipt again. A missing file counts as empty. Raises UserError."""
     kept = ReceiptsFile(ReceiptBook(signed.manifest.rounds.snapshot_interval))
     for line in _lines(path):
         try:
@@ -157,36 +161,30 @@ def take(
     return line
 
 
+@dataclass(eq=False, kw_only=True)
 class Receipts:
-    """The receipts of one worker: those it signs and those it gets."""
+    """The receipts of one worker: those it signs and those it gets. `path` None keeps nothing on disk; `now`
+    returns the swarm's time in seconds."""
 
-    def __init__(
-        self,
-        *,
-        identity: Identity,
-        signed: SignedManifest,
-        stage: int,
-        path: Path | None,
-        neighbourhood: PeerLinks,
-        now: Callable[[], float],
-        log_event: log_events.LogEvent,
-    ) -> None:
-        """`path` None keeps nothing on disk; `now` returns the swarm's time in seconds."""
-        self.identity = identity
-        self.signed = signed
-        self.stage = stage
-        self.path = path
-        self.neighbourhood = neighbourhood
-        self.now = now
-        self.log_event = log_event
-        rounds = signed.manifest.rounds.snapshot_interval
-        self.contributors = SettledContributors(identity.peer_id, stage, rounds)
+    identity: Identity
+    signed: SignedManifest
+    stage: int
+    path: Path | None
+    neighbourhood: PeerLinks
+    now: Callable[[], float]
+    log_event: log_events.LogEvent
+
+    def __post_init__(self) -> None:
+        rounds = self.signed.manifest.rounds.snapshot_interval
+        self.contributors = SettledContributors(self.identity.peer_id, self.stage, rounds)
         self.kept = (
-            read(path, signed, identity.peer_id) if path is not None else ReceiptsFile(ReceiptBook(rounds))
+            read(self.path, self.signed, self.identity.peer_id)
+            if self.path is not None
+            else ReceiptsFile(ReceiptBook(rounds))
         )
         if self.kept.unusable:
             self.log_event(log_events.ReceiptsUnusable(lines=self.kept.unusable))
-        self.own = ContributionCounter(stage, rounds, self.kept.made)
+        self.own = ContributionCounter(self.stage, rounds, self.kept.made)
         self.made = self.own.made
         self._owed: OrderedDict[PeerId, list[bytes]] = OrderedDict()
         self._early: OrderedDict[PeerId, list[ReceiptMessage]] = OrderedDict()
@@ -197,8 +195,8 @@ class Receipts:
         """Lines added to the file since it was last rewritten."""
         self._news = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
-        if path is not None and path.exists():
-            _write_anew(path, *_content(self.kept))
+        if self.path is not None and self.path.exists():
+            _write_anew(self.path, *_content(self.kept))
 
     # -- signed for others ----------------------------------------------------------------------------
 
@@ -226,8 +224,7 @@ class Receipts:
             self._owed.popitem(last=False)
 
     def linked(self, peer: PeerId) -> None:
-        """Called when a peer can be sent to: send the receipts owed to it, and check those that it sent
-        early."""
+        """Called when a peer can be sent to: send the receipts owed to it; check those it sent early."""
         for data in self._owed.pop(peer, ()):
             self.neighbourhood.post(peer, "group", ReceiptMessage(data))
         for message in self._early.pop(peer, ()):
@@ -285,6 +282,17 @@ class Receipts:
         del early[:-RECEIPTS_OWED]
         while len(self._early) > EARLY_SIGNERS:
             self._early.popitem(last=False)
+
+    def newest(self) -> tuple[bytes, ...]:
+        """Return receipts for this peer's record: one of each of the newest blocks, oldest first. All but the
+        newest must be recent."""
+        found: list[bytes] = []
+        for held in islice(reversed(self.kept.lines.values()), MAX_RECEIPTS):
+            best = max(map(json.loads, held.values()), key=lambda line: line["contributions"])
+            if found and best["time"] < self.now() - RECENT_SECONDS:
+                break
+            found.append(base64.b64decode(best["receipt"]))
+        return tuple(reversed(found))
 
     # -- on disk --------------------------------------------------------------------------------------
 

@@ -23,8 +23,7 @@ class RoundCounts:
         self.corrections = 0
         """Late contributions that changed an applied round. Counted in the compute thread."""
         self.not_finite = 0
-        """Own contributions and local steps lost because a gradient was not finite. Counted in the compute
-        thread."""
+        """Own contributions and local steps lost to gradients not finite, as the compute thread counts."""
         self.votes = VoteAgreement(0, 0, 0)
         """How own sign votes fared in applied rounds. Counted in the compute thread."""
         self.norms: tuple[float | None, float | None] = (None, None)

@@ -51,6 +51,7 @@ from protocols.messages.table import (
 from protocols.signed.envelope import claimed
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.membership.request_budget import RequestBudget
+from swarmnet.optimizer.agreement.ledger import votes_of
 from swarmnet.optimizer.local_steps.group_trainers import ExpertAssignment
 from swarmnet.optimizer.method import ContributionError
 from swarmnet.optimizer.replica import NOT_HASHED
@@ -59,7 +60,7 @@ from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.contributors import HasWeight
 from swarmnet.rounds.group_rounds import GroupRounds
-from swarmnet.rounds.history import START, SettledSet
+from swarmnet.rounds.history import SettledSet
 from swarmnet.rounds.own_contributions import ASK_SECONDS, OwnContributions, RestartState
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import Rates
@@ -178,7 +179,7 @@ class RoundService:
     def start(self) -> None:
         self.work.publish()
         self.exchange.start()
-        self.feed(events.TimePassed())
+        self.feed(events.VotesWeighed(votes_of(self.work.method)))
 
     def settled_weights(self) -> Weights:
         """Return the settled weights as they are now. Called in the compute thread."""
@@ -299,8 +300,7 @@ class RoundService:
                 self.observers.resynchronise(effect)
 
     def _worked(self, results: list[Done], _seconds: float) -> None:
-        """Handle the results of operations on the event loop. Called when the compute thread has finished
-        them."""
+        """Handle the results of operations on the event loop. Called when they are finished."""
         for result in results:
             match result:
                 case SlicedContribution():
@@ -347,12 +347,13 @@ class RoundService:
         self.log_event(log_events.Settled(settled.round, digest, ids, settled.tokens))
         if not self.work.closed:  # No statement is signed on a branch that was abandoned meanwhile.
             self.observers.settled(settled)
+            if settled.votes:
+                self.feed(events.VotesWeighed(settled.votes))
 
     # -- messages -------------------------------------------------------------------------------------
 
     def register(self, router: MessageRouter) -> None:
-        """Handle messages of the neighbours in the rounds from now on, and messages about slices of any
-        peer."""
+        """Handle messages of neighbours in the rounds from now on, and those about slices of any peer."""
         router.add(self, accepts=lambda peer: peer in self.rounds.neighbours)
         self.exchange.register(router)
 
@@ -396,7 +397,9 @@ class RoundService:
     @handles(ChainResponse)
     def _chain(self, peer: PeerId, message: ChainResponse, _body: bytes) -> None:
         size = len(message.digests) // max(1, len(message.counts))
-        if size * len(message.counts) != len(message.digests) or len(message.before) != len(START):
+        if size * len(message.counts) != len(message.digests) or len(message.before) != len(
+            self.rounds.chain.value
+        ):
             self._refused(peer, "malformed", "a chain whose lengths do not fit")
             return
         sets = tuple(
@@ -429,8 +432,7 @@ class RoundService:
         self.feed(events.LeaveGroup())
 
     def handed_over(self) -> bool:
-        """Return whether every unsettled own contribution is held by a neighbour, or there is no
-        neighbour."""
+        """Return whether every unsettled own contribution is held by a neighbour, or there is none."""
         return self.rounds.handed_over()
 
     def linked(self, peer: PeerId) -> None:

@@ -47,8 +47,7 @@ class Opened:
     tokens: int
     table: Table | None = None
     signed: int = 0
-    """Length in bytes of a result's signed head, which names the rest by its digest. 0 means that all of it
-    is signed."""
+    """Length in bytes of a result's signed head, which names the rest by its digest. 0: all is signed."""
 
 
 class ContributionStore:

@@ -1,6 +1,4 @@
-"""The tensor side of rounds: everything here runs in the compute thread, in the order in which it was
-decided.
-"""
+"""The tensor side of rounds: all runs in the compute thread, in the order in which it was decided."""
 
 from __future__ import annotations
 
@@ -30,6 +28,7 @@ from protocols.signed.pair_secrets import PairSecrets
 from protocols.signed.slices import sign_slices
 from protocols.signed.token_count import encode_tokens
 from swarmnet.identifiers import ContributionId, PeerId, RunId
+from swarmnet.optimizer.agreement.ledger import votes_of
 from swarmnet.optimizer.method import Method, ReducedMethod
 from swarmnet.optimizer.secure_sums.masked_votes import MaskedVotes
 from swarmnet.optimizer.secure_sums.member_sets import NONCE_BYTES
@@ -47,8 +46,7 @@ HASHED_NUMBERS = 1 << 24
 """A state of at most this many numbers (64 MiB) is hashed after each round. A larger one is hashed only when
 peers sign digests, because nothing is computed meanwhile."""
 OWN_BYTES_KEPT = 64 << 20
-"""Bytes of own contributions kept for their return after a fork; at 30 KB a round, over two thousand
-rounds."""
+"""Bytes of own contributions kept for their return after a fork; at 30 KB a round over 2,000 rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,9 +190,8 @@ class UpdateWork:
                     stale = True
                 case SettleRound(round, references, chain, tokens, contributors):
                     digest = self.replica.settle(round, self._hashes(round), chain)
-                    if isinstance(self.method, MaskedVotes):
-                        self.method.sets.settle(round, [reference.peer for reference in references])
-                    result = RoundSettled(round, digest, chain, references, tokens, contributors)
+                    votes = votes_of(self.method)
+                    result = RoundSettled(round, digest, chain, references, tokens, contributors, votes)
                     self.tokens = tokens
                     if not self.closed:
                         self.settled(result)
@@ -229,8 +226,7 @@ class UpdateWork:
         self.stage_compute.publish(self.replica.live_tiles(self._ahead))
 
     def give_back(self, round: int, identity: ContributionId, shards: tuple[int, ...] = ()) -> None:
-        """Restore an own contribution, or some of its shards, to the momentum, if its payload is still
-        kept."""
+        """Restore an own contribution, or some of its shards, to the momentum if its payload is kept."""
         payload = self.own.get(identity) if shards else self.own.pop(identity, None)
         if payload is not None:
             self.method.give_back(payload, round, self.identity.peer_id, shards)

@@ -48,8 +48,7 @@ def read_reference(reference: WireReference) -> Reference:
 
 
 def write_announces(references: tuple[Reference, ...], complete: tuple[int, ...]) -> list[Announce]:
-    """Return announcements that each fit in a header. A round that is `complete` is never split between
-    two."""
+    """Return announcements that each fit in a header. A `complete` round is never split."""
     messages: list[Announce] = []
     by_round: dict[int, list[WireReference]] = {number: [] for number in complete}
     for reference in references:

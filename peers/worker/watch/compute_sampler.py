@@ -64,8 +64,7 @@ class ComputeTime:
         """Samples of (time, idle seconds until then)."""
 
     def look(self, now: float, compute: ComputeCounters | None, reason: str) -> None:
-        """Add a sample at `now` (seconds). `compute` is None if there is none; `reason` explains idle
-        time."""
+        """Add a sample at `now` (seconds). `compute` may be None; `reason` explains idle time."""
         if compute is not (self._compute() if self._compute is not None else None):
             self._compute = ref(compute) if compute is not None else None
             self._busy = 0.0

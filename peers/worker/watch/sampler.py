@@ -344,8 +344,7 @@ def _of_messages(counted: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def _waits_for(services: StageServices) -> int | None:
-    """Return a stage that microbatches wait for, a later one or else the previous one; None if there is
-    none."""
+    """Return a stage that microbatches wait for, a later one, else the previous one, else None."""
     if services.lifecycle.state != "training":
         return None
     membership, missing = services.links.membership, services.pipeline_service.ways.missing()

@@ -80,7 +80,7 @@ def snapshot_of(
         warnings=(*stuck_of_worker(worker), *_avoided(services)),
     )
     spans = map(context.manifest.span, range(len(context.manifest.stages)))
-    return complete(known, [span.stop - span.first for span in spans])
+    return complete(known, [len(span.layers) for span in spans])
 
 
 def microbatches_of(ledger: MicrobatchLedger) -> dict[str, int]:

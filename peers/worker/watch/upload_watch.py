@@ -1,6 +1,5 @@
 """Warn when this peer's upload is too slow for its run, before it trains and while its contributions come
-late.
-"""
+late."""
 
 from __future__ import annotations
 

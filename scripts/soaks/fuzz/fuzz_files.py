@@ -59,6 +59,7 @@ from peers.worker.rounds.digest_gossip import SignedDigests
 from protocols.messages.table import Act, ForwardRequest, SnapshotOffer
 from protocols.signed.envelope import EnvelopeKind, seal
 from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.lineage import NO_RETURN
 from swarmnet.model import activation_codec
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
@@ -275,7 +276,7 @@ def take_snapshot_root(data: bytes, _folder: Path) -> None:
     held = snapshots().held[0]
     path = SimpleNamespace(
         snapshots=snapshots(), start=held.root.digest, state_bytes=len(held.data),
-        vouched=lambda peer, root: True, neighbourhood=SimpleNamespace(refused=refuse),
+        lineage=NO_RETURN, vouched=lambda peer, root: True, neighbourhood=SimpleNamespace(refused=refuse),
     )  # fmt: skip
     for root in SnapshotService._valid_roots(
         path, PeerId(ALICE.peer_id), SnapshotOffer(1, 3, 3, bytes(32), [data], 0)

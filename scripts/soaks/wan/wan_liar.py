@@ -12,24 +12,17 @@ from collections import Counter
 from dataclasses import replace
 
 import msgspec
+from model_sizes import model_shape
 from swarm import Swarm, shared_rounds, tiny_manifest
 
 from peers.lab.world.virtual_time import run
 from peers.state.snapshot_store import Snapshot, Snapshots
 from protocols.signed.envelope import EnvelopeKind, seal
-from swarmnet.run.schema import ModelShape, Rounds
+from swarmnet.run.schema import Rounds
 from swarmnet.snapshots.fetch import chunk_bytes
 
 LIES = ("wrong chunks", "another state", "other chunks", "silence", "denial")
-MODEL = ModelShape(
-    hidden_size=64,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=4,
-    head_dim=16,
-    intermediate_size=192,
-    max_position_embeddings=64,
-)
+MODEL = model_shape(width=64, layers=4, heads=4, kv_heads=4, inner=192, max_position_embeddings=64)
 """Stage 1 takes 8 chunks."""
 WARM_ROUNDS = 20
 """So many settled rounds that a newcomer must fetch a snapshot: the sets of the last 16 are kept."""

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from model_sizes import model_keys
 from rich.console import Console
 
 from peers.lab.processes.chaos import ChaosSwarm
@@ -12,15 +13,7 @@ HOME = {"up": 10.0, "down": 100.0, "delay": 12.5, "loss": 0.005}
 """A home line. A packet crosses two: 50 ms round trip, 1 % loss."""
 MODELS = {
     "1M": {"hidden_size": 128, "num_hidden_layers": 4},
-    "25M": {
-        "hidden_size": 512,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "intermediate_size": 1408,
-        "initializer_range": 0.02,
-    },
+    "25M": model_keys(width=512, layers=8, heads=8, kv_heads=8, inner=1408, initializer_range=0.02),
 }
 
 

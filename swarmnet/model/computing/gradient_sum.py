@@ -39,7 +39,6 @@ class GradientSum:
         self._views = views_of(self._flat, layout)
 
     def sums_parameter(self, name: str) -> bool:
-        """Return whether the gradient of the parameter `name` is summed."""
         return name in self._views
 
     def watch_leaf(self, name: str, leaf: Tensor) -> None:

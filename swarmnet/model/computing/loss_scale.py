@@ -29,8 +29,7 @@ class LossScale:
         self._finite = 0
 
     def factor(self, largest: float) -> float:
-        """Return the power of two for a backward pass that starts from a gradient with this largest absolute
-        value."""
+        """Return the power of two for a backward pass from a gradient with this largest absolute value."""
         if not self.is_used or not isfinite(largest) or largest <= 0.0:
             return 1.0
         _, exponent = frexp(largest)

@@ -2,7 +2,7 @@
 
 This is DP-SGD (arXiv:1607.00133, algorithm 1). A sequence is an excerpt of one document. The gradient of its
 summed loss is clipped to a norm. Whatever leaves the compute is a sum of such gradients with Gaussian noise,
-so all that a peer makes of it (momentum, steps, votes) keeps the privacy of `swarmnet/run/privacy_loss.py`.
+so all that a peer makes of it (momentum, steps, votes) keeps the privacy of `privacy_loss.py`.
 
 Shapes: B sequences, T tokens.
 """
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from swarmnet.model.computing.choices import Computing
 from swarmnet.model.computing.gradient_sum import Used
+from swarmnet.model.computing.privacy_loss import noise_multiplier
 from swarmnet.model.flat_layout import Layout, views_of
 from swarmnet.model.stage_compute import LastStageResult, StageCompute, StageError
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.privacy_loss import noise_multiplier
 
 
 @dataclass(frozen=True, slots=True)

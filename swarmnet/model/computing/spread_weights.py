@@ -140,8 +140,15 @@ class SpreadWeights:
         return Rows(slice(start, stop)) if start < stop else Rows(slice(0, 1), count=False)
 
     def run(
-        self, version: object, inputs: Tensor, tokens_BT: Tensor | None, branch_scale: float, rows: Rows
+        self,
+        version: object,
+        inputs: Tensor,
+        tokens_BT: Tensor | None,
+        branch_scale: float,
+        rows: Rows,
+        end: Span | None = None,
     ) -> Tensor:
+        assert end is None, "both ends of a model are on one device (peers/worker/role.py)"
         self._load(version)
         output: Tensor = self._stage(inputs, tokens_BT, branch_scale, rows.count)
         return output

@@ -65,10 +65,17 @@ class StageWeights(Protocol):
         """Return the part of a microbatch of `sequences` sequences that is computed here."""
 
     def run(
-        self, version: object, inputs: Tensor, tokens_BT: Tensor | None, branch_scale: float, rows: Rows
+        self,
+        version: object,
+        inputs: Tensor,
+        tokens_BT: Tensor | None,
+        branch_scale: float,
+        rows: Rows,
+        end: Span | None = None,
     ) -> Tensor:
-        """Run the stage's layers on the weights of a version, for the sequences `rows`. Each layer adds
-        `branch_scale` times as much as usual. Returns hidden states, or logits on the last stage."""
+        """Run the stage's layers on the weights of a version, for the sequences `rows`; with `end`, only
+        those of the model's end that it has. Each layer adds `branch_scale` times as much as usual. Returns
+        hidden states, or logits after the head."""
 
     def add_gradient_of(self, version: object, loss: Tensor, inputs: Tensor, scale: float) -> bool:
         """Run the backward pass from `loss`, which is `scale` times too large, and add the parameters'
@@ -104,7 +111,7 @@ class WholeWeights:
         self._layout = layout
         self._dtype = TORCH_DTYPES[computing.dtype]
         self._wrap_layer = recomputed if computing.activation_checkpointing == "layer" else lambda run: run
-        layers = range(span.first, span.stop)
+        layers = span.layers
         self.routed = {
             layer: [0] * shape.experts.num_experts for layer in layers if shape.experts.num_experts
         }
@@ -180,17 +187,23 @@ class WholeWeights:
         return Rows(slice(0, sequences))
 
     def run(
-        self, version: object, inputs: Tensor, tokens_BT: Tensor | None, branch_scale: float, rows: Rows
+        self,
+        version: object,
+        inputs: Tensor,
+        tokens_BT: Tensor | None,
+        branch_scale: float,
+        rows: Rows,
+        end: Span | None = None,
     ) -> Tensor:
         """Run the stage's layers on the weights of `version`, with compiled layers if there are some for this
-        shape. Returns hidden states, or logits on the last stage. `branch_scale` multiplies what each
-        attention and feed-forward branch adds to the hidden states."""
+        shape; with `end`, only those. Returns hidden states, or logits after the head. `branch_scale`
+        multiplies what each attention and feed-forward branch adds to the hidden states."""
         assert isinstance(version, dict)
         run_layers = self._compiled.get(inputs.shape[:2], self._run_layers)
         return forward(
             scaled(version, branch_scale),
             self._shape,
-            self._span,
+            end or self._span,
             inputs,
             tokens_BT=tokens_BT,
             run_layers=run_layers,

@@ -33,10 +33,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarmnet.optimizer.agreement.weight_report import FULL_WEIGHT
+from swarmnet.rounds.open_round import MIN_CONTRIBUTORS
 
 Integers: TypeAlias = NDArray[np.int64]
-MIN_CONTRIBUTORS = 5
-"""With fewer contributors, liars cannot be told from honest peers, so all weigh the same."""
 MIN_ASKED = 3
 """With fewer contributors of any weight, all are asked again: one or two must not decide alone."""
 ONE = 1 << 16

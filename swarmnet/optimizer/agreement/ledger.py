@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from swarmnet.model.state_layout import LEDGER_FIELDS, LEDGER_ROWS
 from swarmnet.optimizer.agreement.comparison import (
-    MIN_CONTRIBUTORS,
     RATIO,
     Integers,
     RoundAgreement,
@@ -37,8 +36,9 @@ from swarmnet.optimizer.agreement.weight_report import (
     REPORT_INTERVAL,
     encode_report,
     short_tag,
-    tag_key,
 )
+from swarmnet.rounds.open_round import MIN_CONTRIBUTORS, Votes
+from swarmnet.rounds.result_table import tag_key
 
 LAG = 6
 """A round is weighed by the ledger after the round this many before it. Rounds up to `rounds.window` + 1
@@ -84,9 +84,6 @@ class Weighable(Protocol):
         """Weigh the contributors by the ledger. The round is `ahead` rounds after the newest settled one.
         Returns whether the round's step has changed since they were last weighed."""
 
-    def record(self, chain: bytes) -> None:
-        """Add the round to the ledger. `chain` is the value of the chain of settled sets after it."""
-
 
 class AgreementLedger:
     """The rows of the contributors to the settled rounds, sorted by tag."""
@@ -95,6 +92,9 @@ class AgreementLedger:
         """Begin without any contributor."""
         self.report = b""
         """The newest report on the weights; empty before the first. Other threads may read it."""
+        self.votes: Votes = {}
+        """Whether the votes of each known contributor have weight after the newest settled round. It is
+        replaced, never changed: other threads may read it."""
         self._rows_EF = np.zeros((0, FIELDS), np.int64)
         self._index_rows()
 
@@ -105,6 +105,7 @@ class AgreementLedger:
         rows_EF[:, WEIGHTS] |= (rows_EF[:, WEIGHTS + 1] & HALF) << HALF_BITS
         self._rows_EF = rows_EF[rows_EF[:, TAG].any(1), :FIELDS]
         self._index_rows()
+        self._list_votes()
 
     def numbers(self) -> NDArray[np.int32]:
         """Return the ledger as int32 [size]."""
@@ -131,6 +132,7 @@ class AgreementLedger:
         base_E = base_weights(rows_EF[:, STANDING]) * (FULL_WEIGHT << SHARED_BITS)
         weights_E = np.where(_are_known(rows_EF), (2 * base_E + shared_E) // (2 * shared_E), NEWCOMER)
         rows_EF[:, WEIGHTS] = (rows_EF[:, WEIGHTS] << WEIGHT_BITS | weights_E) & NOTHING_KNOWN
+        self._list_votes()
         if (round + 1) % REPORT_INTERVAL == 0:
             recent_RF = rows_EF[rows_EF[:, LAST_ROUND] > round - RECENT_ROUNDS]
             marks = (recent_RF[:, WEIGHTS] & NEWCOMER).tolist()
@@ -175,6 +177,16 @@ class AgreementLedger:
 
     def _index_rows(self) -> None:
         self._places = {tuple(tag): place for place, tag in enumerate(self._rows_EF[:, TAG].tolist())}
+
+    def _list_votes(self) -> None:
+        marks = zip(self._places, (self._rows_EF[:, WEIGHTS] & NEWCOMER).tolist(), strict=True)
+        self.votes = {tag: mark > 0 for tag, mark in marks if mark != NEWCOMER}
+
+
+def votes_of(method: object) -> Votes:
+    """Return whose votes have weight in a method's newest settled state; empty if all votes count in full."""
+    ledger = method.ledger if isinstance(method, KeepsLedger) else None
+    return ledger.votes if ledger is not None else {}
 
 
 def counted(marks: Sequence[int]) -> list[int]:

@@ -133,10 +133,10 @@ class WeighedCountTally(CountTally):
         # Before the round is the next one to settle, a result may be by a newer ledger than this peer's.
         before, self._left_out = self._left_out, frozenset()
         if ahead == 1:
-            self._left_out = frozenset(peer for peer in self._results if not self._is_by_ledger(peer))
+            self._left_out = frozenset(peer for peer in self._kept if not self._is_by_ledger(peer))
         return has_new or before != self._left_out
 
-    def record(self, chain: bytes) -> None:
+    def settle(self, chain: bytes) -> None:
         """Add the round to the ledger. The reducers have drawn the numbers that they compared, by the
         contributions, so the chain draws none."""
         found: defaultdict[bytes, list[tuple[int, int]]] = defaultdict(list)
@@ -155,11 +155,11 @@ class WeighedCountTally(CountTally):
         self._weighed.ledger.record(self._round, tags, compared if tags else None)
 
     def _members(self) -> dict[PeerId, tuple[bytes, Table]]:
-        return {peer: result for peer, result in self._results.items() if peer not in self._left_out}
+        return {peer: result for peer, result in self._kept.items() if peer not in self._left_out}
 
     def _is_by_ledger(self, reducer: PeerId) -> bool:
         """Return whether the weights in a result are those of the ledger after one of the last rounds."""
-        payload, table = self._results[reducer]
+        payload, table = self._kept[reducer]
         ledger = self._weighed.ledger
         for shard, rows in self._weighed.rows_of(payload).items():
             tags, marks = [each.peer for each in sorted(table.shards[shard])], [row[0] for row in rows]

@@ -59,7 +59,7 @@ class WeighedTally(VoteTally):
 
     def weigh(self, ahead: int) -> bool:
         self._is_weighed = True
-        contributors = list(self._payloads)
+        contributors = list(self._kept)
         weights = self._ledger.weights(ahead, [tag_of(peer) for peer in contributors])
         changed = [
             (peer, weight)
@@ -68,7 +68,7 @@ class WeighedTally(VoteTally):
         ]
         for peer, weight in changed:
             if self._sums is not None:
-                votes = self._method.votes_of(self._payloads[peer])
+                votes = self._method.votes_of(self._kept[peer])
                 self._count(votes, weight - self.weight(peer), self._sums)
             self._weights[peer] = weight
         return bool(changed)
@@ -76,11 +76,11 @@ class WeighedTally(VoteTally):
     def weight(self, peer: PeerId) -> int:
         return self._weights.get(peer, FULL_WEIGHT)
 
-    def record(self, chain: bytes) -> None:
-        contributors = sorted(self._payloads)
+    def settle(self, chain: bytes) -> None:
+        contributors = sorted(self._kept)
         votes = self._compared.votes_in(self._round)
         places = drawn_places(votes, len(contributors), self._round.to_bytes(8, "little") + chain)
-        signs = [self._compared.signs_at(self._payloads[peer], places) for peer in contributors]
+        signs = [self._compared.signs_at(self._kept[peer], places) for peer in contributors]
         signs_CN = np.array(signs, np.int8).reshape(len(signs), len(places))
         tags = [tag_of(peer) for peer in contributors]
         self._ledger.record(self._round, tags, self._ledger.compare(tags, signs_CN))

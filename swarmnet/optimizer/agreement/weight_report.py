@@ -47,11 +47,6 @@ class WeightReport:
     """Whether no contributor was left out for lack of space."""
 
 
-def tag_key(tag: bytes) -> tuple[int, ...]:
-    """Return a peer's tag as four numbers of 30 bits, which floats of a checkpoint hold exactly."""
-    return tuple(number >> 2 for number in struct.unpack(">4I", tag))
-
-
 def short_tag(key: Sequence[int]) -> bytes:
     """Return the 8 bytes that name a contributor in reports. `key`: its tag as `tag_key` returns it."""
     return (key[0] << 30 | key[1]).to_bytes(8, "big")

@@ -286,8 +286,7 @@ class ExpertDeltaTally(DeltaTally):
 
 
 def places_of(layout: Layout, experts: Experts) -> Sequence[tuple[int | None, int, Plane]]:
-    """Return for each plane its group, its number within the group, and the plane in a vector of the group
-    alone."""
+    """Return each plane's group, its number in the group, and the plane in a vector of the group alone."""
     places: list[tuple[int | None, int, Plane]] = []
     ends: Counter[int | None] = Counter()
     numbers: Counter[int | None] = Counter()

@@ -41,16 +41,14 @@ class GroupTrainers:
         self._groups = range(groups)
         self.applied_round = -1
         self._assignments: dict[int, dict[PeerId, Mapping[str, int]]] = {}
-        """Maps a recent round to its contributors, and each of them to the groups that its payload names, by
-        peer name."""
+        """Maps a recent round to its contributors, and each of them to the groups that its payload names."""
         self._trained: dict[int, int] = {}
         """Maps a group to the newest settled round with a contribution to its experts."""
         self._seen = range(0)
         """Rounds that this peer has seen settle."""
 
     def record(self, round: int, contributor: PeerId, held: Mapping[str, int] | None) -> None:
-        """Record which groups a contributor's payload for `round` names, by peer name. None removes the
-        record."""
+        """Record which groups a contributor's payload for `round` names; None removes the record."""
         of_round = self._assignments.setdefault(round, {})
         of_round.pop(contributor, None)
         if held is not None:

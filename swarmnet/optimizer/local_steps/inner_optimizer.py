@@ -89,8 +89,7 @@ class InnerOptimizer:
         self._adamw = _AdamW()
 
     def step(self, moved_P: Tensor, gradient_P: Tensor, gains: Mapping[str, float], rate: float) -> None:
-        """Update `moved_P` by a gradient times the gain of each block. A rate of 0 only updates the
-        moments."""
+        """Update `moved_P` by a gradient times each block's gain. A rate of 0 only updates the moments."""
         self._adamw.steps += 1
         for rule, entries in self._batches(gradient_P.device):
             parameters = [
@@ -127,8 +126,7 @@ class InnerOptimizer:
         return self._kept[entry.name]
 
     def _batches(self, device: torch.device) -> Iterator[tuple[_Rule, Sequence[Entry]]]:
-        """Yield batches with their rule: single parameters on a CPU, for its cache; matrices of one shape on
-        a GPU."""
+        """Yield batches with their rule: single parameters on a CPU (cache); matrices of a shape on a GPU."""
         for entry in self._layout.entries:
             if not self._is_muons(entry):
                 yield self._adamw, (entry,)

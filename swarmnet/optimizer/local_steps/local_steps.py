@@ -54,6 +54,7 @@ from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.local_steps.inner_optimizer import InnerOptimizer
 from swarmnet.optimizer.mean_gradient import BlockClip
 from swarmnet.optimizer.sparsify import seed_of
+from swarmnet.optimizer.step import ContributionTally
 from swarmnet.optimizer.tiling import Tile, all_tiles, empty_padding, plane_of, rows_of
 from swarmnet.run.manifest import Manifest, learning_rate
 from swarmnet.run.rates import WHOLE
@@ -165,8 +166,7 @@ class LocalSteps:
         return head + b"".join(joined(self.code, of_plane) for of_plane in encoded)
 
     def _encode_tile(self, tile: Tile, round: int, seed: bytes) -> tuple[EncodedDelta, EncodedDelta | Tensor]:
-        """Encode a tile's delta. Returns it, and what the peer's own weights include until the round is
-        applied."""
+        """Encode a tile's delta. Returns it, and what the own weights include until the round is applied."""
         columns = self.columns(tile.plane, round)
         delta_CM = offered_CM = tile.of(self._delta)[:, columns]
         if self._residual is not None:
@@ -204,8 +204,7 @@ class LocalSteps:
             yield self._residual
 
     def check(self, payload: bytes, rows: Sequence[int] | None = None) -> None:
-        """Raise ContributionError unless this is a valid encoding of all chunks, or of `rows` chunks of each
-        plane."""
+        """Raise ContributionError unless this encodes all chunks, or `rows` chunks of each plane."""
         for plane, chunks, data in self._cut(payload, rows):
             self.code.check(data, chunks, self.width(plane))
 
@@ -234,8 +233,7 @@ class LocalSteps:
             yield self.code.decode(data, chunks, self.width(plane), self.codec_device)
 
     def planes_of(self, payload: bytes) -> list[memoryview]:
-        """Return the encoded bytes of each plane. Raises ContributionError if the payload's length is
-        wrong."""
+        """Return the encoded bytes of each plane. Raises ContributionError if they have another length."""
         return [data for _, _, data in self._cut(payload, None)]
 
     def moves_in(self, tile: Tile, data: memoryview) -> EncodedDelta:
@@ -277,8 +275,7 @@ class LocalSteps:
             start += size
 
     def part(self, flat: Tensor, plane: Plane, round: int) -> Tensor:
-        """Return a view [C, M] of a flat vector [layout.size]: the fragment of `plane` that `round`
-        covers."""
+        """Return a view [C, M] of a flat vector [layout.size]: `round`'s fragment of `plane`."""
         return plane_of(flat, plane)[:, self.columns(plane, round)]
 
     def columns(self, plane: Plane, round: int) -> slice:
@@ -333,8 +330,7 @@ class FragmentStep:
     method: Fragments
     round: int
     sums: Mapping[int, Sums]
-    """Maps the start of a tile to the sums of its deltas. Tiles without contributions are missing and do not
-    change."""
+    """Maps the start of a tile to the sums of its deltas. Those without contributions are missing."""
 
     def add_to(self, units_CN: Tensor, tile: Tile, momentum_CN: Tensor | None = None) -> None:
         """Add the step to a tile of the weights, int [C, N], and update its momentum in place."""
@@ -349,44 +345,27 @@ class FragmentStep:
                 tile.empty_padding(changed_CN, self.method.layout)
 
 
-class DeltaTally:
+class DeltaTally(ContributionTally[bytes]):
     """The contributions of one round. They are summed when a step is requested."""
 
     def __init__(self, method: Fragments, round: int) -> None:
+        super().__init__(round)
         self._method = method
-        self._round = round
-        self._payloads: dict[PeerId, bytes] = {}
 
-    def add(self, peer: PeerId, payload: bytes) -> None:
-        if peer in self._payloads:
-            raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
+    def _checked(self, peer: PeerId, payload: bytes) -> bytes:
         self._method.check(payload)
-        self._payloads[peer] = payload
-
-    def remove(self, peer: PeerId) -> None:
-        del self._payloads[peer]
-
-    @property
-    def contributors(self) -> int:
-        return len(self._payloads)
-
-    def rest(self) -> None:
-        """Do nothing: only the set is kept."""
+        return payload
 
     def step(self, factor: int = WHOLE) -> FragmentStep:
-        """Return the step by the mean delta. `factor` is not used, because it scaled the local steps
-        already."""
-        by_tile = self._method.moves_by_tile(self._payloads.values())
-        weights = self._method.weights_of(self._payloads.values())
+        """Return the step by the mean delta. `factor` is not used: it scaled the local steps."""
+        by_tile = self._method.moves_by_tile(self._kept.values())
+        weights = self._method.weights_of(self._kept.values())
         sums = {
             tile.start: packed(sum_of(moves, weights), len(moves) if weights is None else sum(weights))
             for tile, moves in by_tile
             if moves
         }
         return FragmentStep(self._method, self._round, sums)
-
-    def vote_agreement(self, me: PeerId) -> None:
-        """Return None: these contributions contain no votes."""
 
 
 def tokens_of(payload: bytes) -> int:

@@ -140,5 +140,4 @@ class ExpertResultTally(MeanTally):
 
 
 def _named_in_tables(peer: PeerId) -> str:
-    """Return the name of a peer in the tables of results."""
     return tag_of(peer).hex()

@@ -51,8 +51,7 @@ for fifteen levels is 2.2 (Max, "Quantizing for minimum distortion", 1960, table
 
 
 class ShardedPart:
-    """The shards of planes with the same contributors: all planes of a stage, or those of a group of
-    experts."""
+    """The shards of planes with the same contributors: those of a stage, or of a group of experts."""
 
     def __init__(self, said: LocalSteps, shards: int, planes: Sequence[Plane]) -> None:
         """`said` is the method that decodes the deltas of these planes. If several devices hold the stage, it
@@ -226,8 +225,7 @@ class QuantizedMean:
 
     @classmethod
     def read(cls, data: memoryview, count: int, width: int, device: torch.device) -> QuantizedMean:
-        """Parse `count` chunks of `width` numbers. Raises ContributionError if `written` cannot have returned
-        `data`."""
+        """Parse `count` chunks of `width` numbers. Raises ContributionError for other data."""
         exponents_C = exponents.read(data, count, LARGEST_EXPONENT)
         nibbles = nibbles_read(data[count:], count * width)
         if nibbles.min(initial=MOST) < 1:
@@ -262,8 +260,7 @@ class MeanTally(ResultTally):
         self._method = method
 
     def step(self, factor: int = WHOLE) -> FragmentStep:
-        """Return the step by each shard's mean. `factor` is not used, because it scaled the local steps
-        already."""
+        """Return the step by each shard's mean. `factor` is not used: it scaled the local steps."""
         method = self._method
         means: dict[tuple[int, int], list[ShardMean]] = {}  # By plane and shard.
         for payload, counted in self._counted():

@@ -37,7 +37,7 @@ from swarmnet.optimizer.low_rank.momenta import Apart, Chained, Momenta
 from swarmnet.optimizer.low_rank.subspace import Subspace, subspace
 from swarmnet.optimizer.mean_gradient import BlockClip
 from swarmnet.optimizer.sign_votes import VoteSizes, VoteTally
-from swarmnet.optimizer.step import SignStep, rate_units
+from swarmnet.optimizer.step import ContributionTally, SignStep, rate_units
 from swarmnet.optimizer.tiling import Tile
 from swarmnet.optimizer.vote_agreement import VoteAgreement
 from swarmnet.run.manifest import Manifest
@@ -150,7 +150,6 @@ class LowRank:
         return LowRankStep(self, round, tuple(told), tuple(rates), self.momenta.placed(rest))
 
     def directions(self, entry: Entry, round: int) -> Subspace:
-        """Return the directions of a matrix in a round."""
         longer = max(self.group.shape(entry))
         return subspace(self._run_id, round, longer, self._columns(entry), self.device)
 
@@ -216,34 +215,27 @@ class LowRankStep:
         return moved_RC.reshape(-1)[start - first * columns : stop - first * columns]
 
 
-class FactorTally:
+class FactorTally(ContributionTally[bytes]):
     """One round's contributions as received. Factors are summed when a step is requested."""
 
     def __init__(self, method: LowRank, round: int) -> None:
+        super().__init__(round)
         self._method = method
-        self._round = round
         self._votes: VoteTally = method.momenta.votes.tally(round)
-        self._payloads: dict[PeerId, bytes] = {}
 
-    def add(self, peer: PeerId, payload: bytes) -> None:
-        if peer in self._payloads:
-            raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
+    def _checked(self, peer: PeerId, payload: bytes) -> bytes:
         self._votes.add(peer, self._method.read(payload)[1])
-        self._payloads[peer] = payload
+        return payload
 
     def remove(self, peer: PeerId) -> None:
-        del self._payloads[peer]
+        super().remove(peer)
         self._votes.remove(peer)
-
-    @property
-    def contributors(self) -> int:
-        return len(self._payloads)
 
     def rest(self) -> None:
         self._votes.rest()
 
     def step(self, factor: int = WHOLE) -> LowRankStep:
-        factors = [self._method.read(payload)[0] for payload in self._payloads.values()]
+        factors = [self._method.read(payload)[0] for payload in self._kept.values()]
         return self._method.step_of(factors, self._votes.step(factor), self._round, factor)
 
     def vote_agreement(self, me: PeerId) -> VoteAgreement | None:

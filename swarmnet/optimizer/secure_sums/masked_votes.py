@@ -34,8 +34,7 @@ from swarmnet.optimizer.secure_sums.member_sets import (
 )
 from swarmnet.optimizer.sign_muon import VOTE_CHUNK, SignMuon
 from swarmnet.optimizer.sign_votes import Votes
-from swarmnet.optimizer.step import SignStep
-from swarmnet.optimizer.vote_agreement import VoteAgreement
+from swarmnet.optimizer.step import ContributionTally, SignStep
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
 from swarmnet.run.sync_methods import SignMuonConfig
@@ -97,12 +96,11 @@ class MaskedVotes(SignMuon):
     def votes_of(self, payload: bytes) -> Iterator[Votes]:
         raise TypeError("masked votes are known only in sums")
 
-    def tally(self, round: int) -> MaskedTally:  # type: ignore[override]
+    def tally(self, round: int) -> MaskedTally:
         return MaskedTally(self, round)
 
     def masked_of(self, payload: bytes) -> Masked:
-        """Return the masked votes [C, M]. Raises ContributionError if no honest peer can have sent
-        `payload`."""
+        """Return the masked votes [C, M]. Raises ContributionError if no honest peer sends it."""
         if len(payload) != self.payload_bytes:
             raise ContributionError(f"payload of {len(payload)} bytes where {self.payload_bytes} belong")
         bits_CB = unpack(payload[HEAD_BYTES:], self._plane.chunks, self.bits * VOTE_CHUNK)
@@ -116,47 +114,36 @@ class MaskedVotes(SignMuon):
         return pack(planes_CKM.reshape(len(masked_CM), -1).astype(np.uint8))
 
 
-class MaskedTally:
+class MaskedTally(ContributionTally[bytes]):
     """The contributions of one round. Their sum is known only if it has all members of a set."""
 
     def __init__(self, method: MaskedVotes, round: int) -> None:
+        super().__init__(round)
         self._method = method
-        self._round = round
-        self._payloads: dict[PeerId, bytes] = {}
 
-    def add(self, peer: PeerId, payload: bytes) -> None:
-        if peer in self._payloads:
-            raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
+    def _checked(self, peer: PeerId, payload: bytes) -> bytes:
         self._method.check(payload)
-        self._payloads[peer] = payload
         self._method.sets.add(self._round, peer, payload[:NONCE_BYTES])
+        return payload
 
     def remove(self, peer: PeerId) -> None:
-        del self._payloads[peer]
+        super().remove(peer)
         self._method.sets.remove(self._round, peer)
 
-    @property
-    def contributors(self) -> int:
-        return len(self._payloads)
-
-    def rest(self) -> None:
-        """Do nothing: only the set is kept."""
+    def settle(self, chain: bytes) -> None:
+        self._method.sets.settle(self._round, self._kept)
 
     def step(self, factor: int = WHOLE) -> SignStep:
         """Return the step by the majority of the members' votes; zero if a member is missing."""
         method = self._method
         signs = torch.zeros(method.voted.size, dtype=torch.int8)
-        heads = {peer: payload[:HEAD_BYTES] for peer, payload in self._payloads.items()}
+        heads = {peer: payload[:HEAD_BYTES] for peer, payload in self._kept.items()}
         claims = {peer: (head[:NONCE_BYTES], head[NONCE_BYTES:]) for peer, head in heads.items()}
         members = complete_members(self._round, claims)
         if members:
             total = np.zeros((len(signs) // VOTE_CHUNK, VOTE_CHUNK), np.uint8)
             for peer in members:
-                total += method.masked_of(self._payloads[peer])
+                total += method.masked_of(self._kept[peer])
             negative = total.reshape(-1).astype(np.int16) & (2**method.bits - 1)
             signs = torch.from_numpy(np.sign(len(members) - 2 * negative).astype(np.int8))
         return method.step_of(signs.to(method.device), self._round, factor)
-
-    def vote_agreement(self, me: PeerId) -> VoteAgreement | None:
-        """Return None: votes of others are not known."""
-        return None

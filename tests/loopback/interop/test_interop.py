@@ -26,9 +26,10 @@ import pytest_asyncio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from model_sizes import model_keys
+from processes import publish_run
 
 from peers.config.errors import how_to_install
-from peers.config.run_file import publish
 from peers.lab.processes.demo import LOOPBACK
 from peers.lab.processes.local_processes import DemoPeer, start
 from protocols.daemon.hivemind_imports import dht_pb2
@@ -39,7 +40,7 @@ from protocols.dht.validator import PING
 from protocols.framing.frames import FrameWriter
 from protocols.messages.table import MESSAGES, PeerRecord, decode
 from protocols.signed.envelope import ENVELOPE_BYTES
-from protocols.signed.identity import create, load_or_create, public_key_bytes
+from protocols.signed.identity import create, public_key_bytes
 from protocols.signed.records import manifest_key, open_manifest, open_record, stage_key
 from swarmnet.identifiers import PeerId, RunId
 
@@ -58,14 +59,7 @@ PATIENCE_SECONDS = 120.0
 RUN = {
     "name": "interop",
     "stages": [1, 1],
-    "model": {
-        "num_hidden_layers": 2,
-        "hidden_size": 16,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "intermediate_size": 24,
-    },
+    "model": model_keys(width=16, layers=2, heads=2, kv_heads=2, inner=24),
     "data": {"seq_len": 16, "micro_batch_size": 2},
 }
 
@@ -81,9 +75,7 @@ class Swarm:
 async def swarm(tmp_path_factory) -> AsyncIterator[Swarm]:
     """A bootstrap and a peer of the second stage, as processes of their own."""
     folder = tmp_path_factory.mktemp("swarm")
-    file = folder / "run.yaml"
-    file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in RUN.items()))
-    signed, _ = publish(file, load_or_create(folder / "owner.key"), folder / "run.json")
+    signed, _ = publish_run(folder, RUN)
     boot = await start(folder, "boot", {"role": "bootstrap", "run": "run.json", **LOOPBACK})
     peer = None
     try:

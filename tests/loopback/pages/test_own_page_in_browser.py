@@ -9,34 +9,24 @@ import asyncio
 import json
 from pathlib import Path
 
-import pytest
-from browser import CHROMIUM, Browser
+from browser import TEXT, Browser, in_browser
+from processes import publish_run
 from swarm_scene import RUN, Scene
 
 from peers.config.peer_file import load
-from peers.config.run_file import publish
 from peers.lab.processes.demo import LOOPBACK
 from peers.lab.processes.local_processes import DemoPeer, start
 from peers.runtime.control_client import ask
-from protocols.signed.identity import load_or_create
 
-pytestmark = [
-    pytest.mark.loopback,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: apt install chromium)"),
-]
-TEXT = "document.getElementById('{}').textContent"
+pytestmark = in_browser(600)
 STATUS = "fetch('control', {{method: 'POST', headers: {}, body: '{{}}'}}).then(answer => answer.status)"
 
 
 async def two_workers(scene: Scene) -> DemoPeer:
     """The one of two workers that has a page."""
-    file = scene.folder / "run.yaml"
     run = RUN | {"stages": [1], "model": RUN["model"] | {"num_hidden_layers": 1}, "name": "tiny tales"}
     run["sync"] = {"decay_rounds": 5000}
-    file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))
-    publish(file, load_or_create(scene.folder / "owner.key"), scene.folder / "run.json")
+    publish_run(scene.folder, run)
     scene.boot = await start(scene.folder, "boot", {"role": "bootstrap", "run": "run.json", **LOOPBACK})
     await scene.boot.until_listening()
     await scene.worker(0)

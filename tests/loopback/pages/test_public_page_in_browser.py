@@ -10,21 +10,15 @@ import asyncio
 
 import pytest
 from archive_scene import Scene, order, owned
-from browser import CHROMIUM, Browser
+from browser import TEXT, Browser, in_browser
 
 from peers.lab.processes.local_processes import DemoPeer
 from peers.runtime.control_client import ask
 
-pytestmark = [
-    pytest.mark.loopback,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: apt install chromium)"),
-]
+pytestmark = in_browser(900)
 PAGE = "the swarm's page is at "
 PROMPT = "the first <b>text</b>"
 DOES = "document.getElementById('now')?.className === '{}'"
-TEXT = "document.getElementById('{}').textContent"
 OWN_STATE = 'document.getElementById("state")?.textContent === "{}"'
 SWARM = "fetch('swarm.json').then(answer => answer.json())"
 
@@ -68,7 +62,7 @@ async def test_the_public_page_tells_what_a_run_does_and_keeps_what_it_knew_over
             await browser.until("document.getElementById('eval-line').getAttribute('d').length > 20")
             await browser.until(f"{TEXT.format('prompt')} === '{PROMPT}'")
             await browser.until(f"{TEXT.format('progress')}.includes(' left at this pace')")
-            await browser.until("[...$('contributors').rows].every(row => row.cells[3].textContent !== '–')")
+            await browser.until("[...$('contributors').rows].every(row => row.cells[4].textContent !== '–')")
             head = await browser.js("document.head.innerHTML")
             assert f'content="{url}/preview.png"' in head
             assert await browser.js("fetch('preview.png').then(answer => answer.status)") == 200
@@ -97,8 +91,8 @@ async def test_the_public_page_tells_what_a_run_does_and_keeps_what_it_knew_over
             await browser.open(url)
             await browser.until(f"document.readyState === 'complete' && {DOES.format('training')}")
             after = await browser.js(SWARM)
-            people = {name: (tokens, seconds) for _, name, tokens, seconds in after["contributors"]}
-            for _, name, tokens, seconds in before["contributors"]:
+            people = {name: (tokens, seconds) for _, name, _, tokens, seconds in after["contributors"]}
+            for _, name, _, tokens, seconds in before["contributors"]:
                 assert people[name] >= (tokens, seconds)
             assert after["curve"]["at"][0] == pytest.approx(before["curve"]["at"][0], abs=0.1)
             assert after["answer"]["prompt"] == PROMPT

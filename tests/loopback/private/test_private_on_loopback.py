@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 from archive_scene import RUN, Scene, order
+from processes import publish_run
 
-from peers.config.run_file import publish
 from peers.lab.processes import demo_report
-from protocols.signed.identity import load_or_create
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 DOCUMENTS = 400
@@ -32,9 +32,8 @@ FEDERATED = {
 
 
 async def test_three_owners_train_on_private_text_and_stop_when_their_documents_are_used(tmp_path: Path):
-    file, scene = tmp_path / "run.yaml", Scene(tmp_path)
-    file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in FEDERATED.items()))
-    publish(file, load_or_create(tmp_path / "owner.key"), tmp_path / "run.json")
+    scene = Scene(tmp_path)
+    publish_run(tmp_path, FEDERATED)
     try:
         boot = await scene.peer("boot", {"role": "bootstrap", "run": "run.json"})
         await boot.until_listening()
@@ -83,9 +82,8 @@ async def test_processes_that_see_only_sums_of_votes_learn(tmp_path: Path):
         "data": {**FEDERATED["data"], "privacy": {}},
         "sync": {"method": "sign-muon", "fragments": 1, "warmup_rounds": 1, "secure_owners": 3},
     }
-    file, scene = tmp_path / "run.yaml", Scene(tmp_path)
-    file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))
-    publish(file, load_or_create(tmp_path / "owner.key"), tmp_path / "run.json")
+    scene = Scene(tmp_path)
+    publish_run(tmp_path, run)
     invite = await scene.swarmnet(
         "invite", tmp_path / "run.json", "--anyone", "--key", tmp_path / "owner.key"
     )
@@ -103,3 +101,40 @@ async def test_processes_that_see_only_sums_of_votes_learn(tmp_path: Path):
         await asyncio.gather(*(peer.stop(60.0) for peer in scene.peers))
     stories = [demo_report.read_story(peer.state) for peer in owners]
     assert demo_report.unequal_digests(stories) == []
+
+
+async def test_processes_that_hold_both_ends_or_the_middle_learn(tmp_path: Path):
+    run = {
+        **FEDERATED,
+        "name": "u-shaped",
+        "model": {**FEDERATED["model"], "num_hidden_layers": 3},
+        "stages": [2, 1],
+        "data": {**FEDERATED["data"], "privacy": {}, "u_shaped_layers": 1},
+        "sync": {"method": "sign-muon", "fragments": 1, "warmup_rounds": 1},
+    }
+    scene = Scene(tmp_path)
+    publish_run(tmp_path, run)
+    try:
+        boot = await scene.peer("boot", {"role": "bootstrap", "run": "run.json"})
+        await boot.until_listening()
+        (tmp_path / "own.txt").write_text("a cat sat on the mat and sang. " * 500)
+        keys = {"run": "run.json", "bootstrap": boot.addresses, "checkpoint_seconds": 5}
+        for number in range(2):  # Nobody is told which stage to serve.
+            await scene.peer(f"owner-{number}", {**keys, "data_paths": {"own": "own.txt"}})
+            await scene.peer(f"middle-{number}", keys)
+        peers = scene.peers[1:]
+        await scene.until(lambda: all(len(scene.settled(peer)) >= 4 for peer in peers), "rounds settle")
+        await scene.until(lambda: fall_of_loss(peers) > 0.5, "they learn")
+        visit = ("generate", "--run", tmp_path / "run.json", "--bootstrap", boot.addresses[0], "a cat")
+        with pytest.raises(AssertionError, match=r"the run is U-shaped .*: its peers serve no texts"):
+            await scene.swarmnet(*visit)
+    finally:
+        await asyncio.gather(*(peer.stop(60.0) for peer in scene.peers))
+    stories = [demo_report.read_story(peer.state) for peer in peers]
+    assert demo_report.unequal_digests(stories) == []
+    assert [{commit[4] is None for commit in story.commits} for story in stories] == [{False}, {True}] * 2
+    held_out = tmp_path / "held.txt"
+    held_out.write_text("a cat sat on the mat and sang. " * 20)
+    scored = await scene.swarmnet("evaluate", "--from", tmp_path, "--eval-text", held_out)
+    perplexity = float(re.search(r"perplexity ([0-9.]+)", scored)[1])
+    assert perplexity < 200, "of both stages together, from the peers' checkpoints"

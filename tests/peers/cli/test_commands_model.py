@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from model_sizes import model_shape
 from typed import typing
 
 from peers.config.errors import UserError
@@ -15,17 +16,9 @@ from peers.state.checkpoint_file import Model
 from swarmnet.identifiers import PeerId
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import Data, InitCheckpoint, ModelShape, TextSource
+from swarmnet.run.schema import Data, InitCheckpoint, TextSource
 
-SHAPE = ModelShape(
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=8,
-    intermediate_size=24,
-    max_position_embeddings=64,
-)
+SHAPE = model_shape(width=16, layers=2, heads=2, kv_heads=1, inner=24, max_position_embeddings=64)
 MANIFEST = Manifest("tiny", PeerId("owner"), stages=(1, 1), model=SHAPE, data=Data(seq_len=32))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from model_sizes import model_shape
 
 from peers.compute.memory_budget import all_needs
 from peers.compute.stage_part import build_stage_part, computing_of, devices_of
@@ -15,17 +16,10 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import Computing
 from swarmnet.resources.memory_estimate import PROCESS_BYTES
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import ModelShape, Sync
+from swarmnet.run.schema import Sync
 
 CPU = torch.device("cpu")
-SHAPE = ModelShape(
-    hidden_size=256,
-    num_attention_heads=8,
-    head_dim=32,
-    intermediate_size=1024,
-    num_hidden_layers=8,
-    max_position_embeddings=256,
-)
+SHAPE = model_shape(width=256, layers=8, heads=8, inner=1024, max_position_embeddings=256)
 
 
 def manifest(**sync):

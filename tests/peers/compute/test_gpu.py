@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 import torch
+from model_sizes import model_shape
 
 from peers.compute.stage_part import build_stage_part, computing_of
 from peers.config.compute_file import ComputeFile
@@ -16,18 +17,11 @@ from swarmnet.model.computing.choices import ActivationCheckpointing, Computing
 from swarmnet.optimizer.replica import Replica
 from swarmnet.run.activation_sizes import Codec
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import Data, ModelShape, Sync
+from swarmnet.run.schema import Data, Sync
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
 
-SHAPE = ModelShape(
-    hidden_size=64,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    intermediate_size=192,
-    num_hidden_layers=2,
-)
+SHAPE = model_shape(width=64, layers=2, heads=4, kv_heads=2, inner=192)
 
 
 @pytest.mark.parametrize("transform", ["hadamard", "dct"])

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from swarm import Swarm, TextProcess, exchange_alone, shared_rounds, tiny_manifest
 
 from peers.config.peer_file import PeerFile
@@ -19,6 +20,7 @@ from peers.worker.pipeline.text_reader import TextReader
 from protocols.memory.directory import MemoryDirectory
 from protocols.memory.transport import MemoryLink
 from protocols.signed.identity import Identity
+from swarmnet.model.carried_text import CarriedText, TextCodec
 from swarmnet.run.manifest_check import check
 from swarmnet.run.schema import Data, Sync, TextSource
 
@@ -100,8 +102,29 @@ async def texts(swarm, tmp_path):
     return shelves
 
 
-def train(manifest, tmp_path, stages):
-    """Train a few rounds, and return the swarm and what peers would send of their texts."""
+def windows(folder):
+    """All sequences of six tokens of the text, and so of its labels: as bytes, which are also what msgpack
+    makes of small integers, and as integers of each width that the wire knows."""
+    (path,) = folder.glob("*.txt")
+    text = np.frombuffer(path.read_bytes()[:64], np.uint8)  # It repeats after 20 bytes.
+    assert text.max() < 128
+    kinds = ("u1", "<u2", ">u2", "<i4", ">i4", "<i8", ">i8")
+    return {text[at : at + 6].astype(kind).tobytes() for at in range(32) for kind in kinds}
+
+
+def knows_nothing_for_others(shelves, tmp_path):
+    for shelf, name in zip(shelves, OWNERS, strict=True):
+        digest = hashlib.sha256((tmp_path / name / f"secret-of-{name}.txt").read_bytes()).digest()
+        assert asyncio.run(shelf.find(digest, 0)) is None, "nor does it send the text to one who knows it"
+
+
+def has_trained(swarm):
+    return shared_rounds(swarm) >= 6
+
+
+def train(manifest, tmp_path, stages, others=(), until=has_trained):
+    """Train a few rounds, and return the swarm and what peers would send of their texts. The peers `others`,
+    by name and stage, have no text."""
     swarm, found = Swarm(manifest), []
 
     async def story():
@@ -109,7 +132,9 @@ def train(manifest, tmp_path, stages):
         found.extend(await texts(swarm, tmp_path))
         for name, stage in zip(OWNERS, stages, strict=True):
             swarm.start(name, stage, in_flight=2)
-        await swarm.until(lambda: shared_rounds(swarm) >= 6, 120.0)
+        for name, stage in others:
+            swarm.start(name, stage)
+        await swarm.until(lambda: until(swarm), 120.0)
         for reader in swarm.text.readers.values():
             await reader.close()
         await swarm.close()
@@ -127,9 +152,7 @@ def test_nothing_of_a_private_text_is_in_any_byte_that_its_owner_sends(sent, tmp
     assert len(wire) > 100_000
     for name in OWNERS:
         assert [needle for needle in needles(tmp_path / name) if needle in wire] == []
-    for shelf, name in zip(shelves, OWNERS, strict=True):
-        digest = hashlib.sha256((tmp_path / name / f"secret-of-{name}.txt").read_bytes()).digest()
-        assert asyncio.run(shelf.find(digest, 0)) is None, "nor does it send the text to one who knows it"
+    knows_nothing_for_others(shelves, tmp_path)
     records = list(opened(sent, swarm.signed.run_id))
     assert {found.peer for found in records} == {member.peer for member in swarm.members.values()}
     assert {(found.record.text_shards, found.record.text_shards_read) for found in records} == {(0, 0)}
@@ -141,3 +164,40 @@ def test_the_reader_of_the_wire_finds_a_text_that_is_not_private(sent, tmp_path)
     train(tiny_manifest((1, 2), data=replace(DATA, private=False)), tmp_path, (0, 1, 1))
     wire = b"\0".join(sent)
     assert any(needle in wire for needle in needles(tmp_path / "a"))
+
+
+U_SHAPED = tiny_manifest((2, 1), data=replace(DATA, u_shaped_layers=1))
+
+
+def test_neither_tokens_nor_labels_leave_an_owner_that_holds_both_ends(sent, tmp_path):
+    check(U_SHAPED)
+    swarm, shelves = train(U_SHAPED, tmp_path, (0, 0, 0), others=(("m", 1), ("n", 1)))
+    wire = b"\0".join(sent)
+    assert swarm.committed(1) > 40, "hidden states went over the wire"
+    for name in OWNERS:
+        secrets = {*needles(tmp_path / name), *windows(tmp_path / name)}
+        assert [secret for secret in secrets if secret in wire] == []
+    knows_nothing_for_others(shelves, tmp_path)
+
+
+def test_the_reader_of_the_wire_finds_the_labels_of_ordinary_stages(sent, tmp_path):
+    ordinary = replace(U_SHAPED, data=replace(U_SHAPED.data, u_shaped_layers=0))
+    train(ordinary, tmp_path, (0, 1, 1))
+    wire = b"\0".join(sent)
+    assert any(needle in wire for needle in windows(tmp_path / "a"))
+
+
+def test_the_reader_finds_the_tokens_that_an_owner_sends_and_no_peer_takes_them(sent, tmp_path, monkeypatch):
+    def encode(codec, tokens, labels):
+        return CarriedText(tokens.to(torch.int16).numpy().tobytes(), labels)
+
+    monkeypatch.setattr(TextCodec, "encode", encode)
+
+    def refusals(swarm):
+        return [note.fields["reason"] for note in swarm.of("refused", "m")]
+
+    swarm, _ = train(U_SHAPED, tmp_path, (0, 0, 0), (("m", 1),), refusals)
+    wire = b"\0".join(sent)
+    assert any(needle in wire for needle in windows(tmp_path / "a"))
+    assert all("2048 are allowed" in reason for reason in refusals(swarm)), "as many as hidden states take"
+    assert swarm.of("committed") == []

@@ -21,12 +21,13 @@ from swarm import tiny_manifest
 from peers.state import checkpoint_file
 from peers.state.checkpoint_file import CheckpointError
 from swarmnet.identifiers import ContributionId, PeerId
+from swarmnet.lineage import DIGEST_BYTES
 from swarmnet.model.decoder import initial_units
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.model.state_layout import state_layout
 from swarmnet.rounds.events import Reference
-from swarmnet.rounds.history import DIGEST_BYTES, Earlier, SettledSet
+from swarmnet.rounds.history import Earlier, SettledSet
 from swarmnet.rounds.own_contributions import NOTHING_PAST, RestartState
 from swarmnet.run.schema import Sync
 

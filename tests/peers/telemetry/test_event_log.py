@@ -253,7 +253,7 @@ def test_on_a_full_disk_events_wait_for_room_and_it_is_said_once(tmp_path, clock
     full.room = 10**9
     log.record(Unknown("after", {}))
     log.close()
-    assert names(log._path) == ["before", *["during"] * 5, "after", "log_rewritten"]
+    assert names(log.path) == ["before", *["during"] * 5, "after", "log_rewritten"]
     assert told[1].endswith("events lost meanwhile: 0")
 
 
@@ -293,7 +293,7 @@ def test_of_too_many_that_wait_the_oldest_whole_lines_are_left_out_and_counted(t
         log.record(Unknown("during", {"number": number}))
     full.room = 10**9
     log.close()
-    *kept, again = event_log.read(log._path)
+    *kept, again = event_log.read(log.path)
     assert kept[0].fields["number"] == 0, "a part of it was written before the disk was full"
     numbers = [event.fields["number"] for event in kept[1:]]
     assert numbers == list(range(numbers[0], 100))

@@ -62,6 +62,7 @@ def test_a_state_goes_whole_and_an_owners_key_stays(swarmnet, home):
 
 def test_what_a_bootstrap_keeps_goes_too(swarmnet, home):
     (home / "one" / "height.json").write_text("{}")
+    (home / "one" / "moderated-order.bin").write_bytes(b"bans")
     code, out, _ = swarmnet("uninstall", "--yes")
     assert (code, all_files(home)) == (0, {"owner.key"})
     assert "no peer made it" not in out

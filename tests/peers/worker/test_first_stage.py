@@ -10,10 +10,10 @@ from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
-from swarm import TINY_MODEL, sign, tiny_manifest
+from swarm import TINY_MODEL, announcer, sign, tiny_manifest
 
 from peers.config.run_file import SignedManifest
-from peers.network.discovery.announcer import MAX_ASKED, RecordAnnouncer
+from peers.network.discovery.announcer import MAX_ASKED
 from peers.worker.stage_moves import first_stage
 from protocols.errors import Unreachable
 from protocols.messages.table import PeerRecord
@@ -61,14 +61,7 @@ class Swarm:
         """The stage that a newcomer takes, and how many peers it counts at each."""
         self.asked.clear()
         said: list[str] = []
-        presence = RecordAnnouncer(
-            signed=self.signed,
-            identity=ME,
-            transport=self.transport,
-            directory=self,
-            version="0",
-            log_event=lambda *_, **__: None,
-        )
+        presence = announcer(self.signed, ME, self.transport, self)
         stage = await first_stage(presence, Random(seed), lambda event, line: said.append(line), frozenset())
         return stage, [int(count) for count in re.findall(r"stage \d+: (\d+)", said[0])]
 

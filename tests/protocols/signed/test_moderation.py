@@ -32,7 +32,7 @@ from protocols.signed.stored_orders import (
     stored_order,
 )
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.run.owner_orders import Ban, OwnerOrders
+from swarmnet.run.owner_orders import Ban, OwnerOrders, describe_news
 from swarmnet.run.schema import Moderators
 
 ANNA, BEN, CLEO, STRANGER = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3, 9))
@@ -150,6 +150,19 @@ def test_the_owner_can_dismiss_the_moderators_and_reinstate_them():
     held.take(signed_by(ANNA, BEN, order=bans(OTHER, VICTIM, sequence=10)))
     held.take(seal_order(OWNER, RUN, OwnerOrders(11, "again")).data)
     assert told == [(0, 1), (1, 0), (0, 0), (0, 2)]
+
+
+def test_a_notice_has_the_reason_of_the_newest_order_alone():
+    held, notices = book(), []
+    held.heard.append(lambda before, now: notices.append(describe_news(before, now)))
+    held.take(seal_order(OWNER, RUN, OwnerOrders(9, "for the night", paused=True)).data)
+    held.take(signed_by(ANNA, BEN))
+    held.take(signed_by(ANNA, BEN, order=bans(OTHER, sequence=10)))
+    assert notices == [
+        "the run is paused (for the night)",
+        f"{VICTIM} is banned by moderators: lied, {VICTIM}",
+        f"{OTHER} is banned by moderators: lied, {OTHER}; {VICTIM} is no longer banned (noise)",
+    ]
 
 
 def test_an_older_document_replaces_no_newer_one_and_both_survive_a_restart(tmp_path):

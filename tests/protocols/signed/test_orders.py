@@ -301,3 +301,36 @@ async def test_a_mistake_is_none_the_less_one_where_an_order_was_only_kept(order
 def test_the_message_is_bounded_before_it_is_decoded():
     with pytest.raises(Malformed):
         decode(encode(OrderUpdate(bytes(16 * 1024 + 1))))
+
+
+def test_a_return_is_signed_with_the_snapshot_of_each_stage_and_the_next_one_is_another():
+    points = tuple((7 + stage, f"{stage:02x}" * 32) for stage in range(3))
+    order = numbered(owner_orders.return_to(NO_ORDER, points, "a bug"), 7)
+    data = seal_order(OWNER, RUN, order).data
+    assert open_order(data, RUN).order == order
+    again = owner_orders.return_to(order, points, "again")
+    assert again.returned.number == 2
+    assert again.lineage(0).era != order.lineage(0).era
+    assert owner_orders.describe_changes(NO_ORDER, order) == [
+        "the run returns to snapshots: stage 0 to round 7, stage 1 to round 8, stage 2 to round 9"
+    ]
+    banned = owner_orders.ban(order, PEER, "noise")
+    assert banned.returned == order.returned
+
+
+@pytest.mark.parametrize("point", [[7, "00" * 31], [-1, "00" * 32], [7, "0G" * 32], [7]])
+def test_a_return_to_no_snapshot_is_refused(point):
+    document = ["order", "", False, 0, [], [], [], None, [], None, [], False, [], [1, [point] * 3]]
+    data = seal(OWNER, RUN, EnvelopeKind.ORDER, -1, 0, 7, msgspec.msgpack.encode(document))
+    with pytest.raises(Malformed):
+        open_order(data, RUN)
+
+
+@pytest.mark.parametrize(("stages", "private"), [(3, True), (2, False)])
+def test_no_peer_follows_a_return_in_a_private_run_or_of_other_stages(stages, private):
+    data = replace(SIGNED.manifest.data, private=private)
+    signed = replace(SIGNED, manifest=replace(SIGNED.manifest, data=data))
+    book = OrderBook(signed=signed, kept=None, log_event=lambda *_, **__: None, notify=lambda *_: None)
+    order = owner_orders.return_to(NO_ORDER, ((7, "00" * 32),) * stages, "")
+    assert not book.take(seal_order(OWNER, RUN, numbered(order, 7)).data)
+    assert book.order == NO_ORDER

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from peers.config.run_file import publish
+from model_sizes import model_keys
+from processes import publish_run
+from swarm_scene import PATIENCE_SECONDS, RunningPeers
+
 from peers.lab.processes import demo_report
 from peers.lab.processes.demo import LOOPBACK
 from peers.lab.processes.local_processes import DemoPeer, start
-from protocols.signed.identity import load_or_create
 
 RUN = {
     "name": "archived",
     "stages": [1, 1],
     "listed": True,
     "contact": "owner@example.org",
-    "model": {
-        "num_hidden_layers": 2,
-        "hidden_size": 32,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "intermediate_size": 64,
-    },
+    "model": model_keys(width=32, layers=2, heads=2, kv_heads=2, inner=64),
     "data": {
         "seq_len": 32,
         "micro_batch_size": 2,
@@ -40,14 +33,9 @@ RUN = {
     },
     "rounds": {"global_batch_tokens": 512, "snapshot_interval": 4},
 }
-PATIENCE_SECONDS = 120.0
 
 
-class Scene:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.peers: list[DemoPeer] = []
-
+class Scene(RunningPeers):
     async def peer(self, name: str, keys: dict[str, object]) -> DemoPeer:
         self.peers.append(await start(self.folder, name, {**keys, **LOOPBACK}))
         return self.peers[-1]
@@ -55,15 +43,6 @@ class Scene:
     def settled(self, peer: DemoPeer) -> list[int]:
         log = peer.state / "events.jsonl"
         return sorted(demo_report.read_story(peer.state).settled) if log.exists() else []
-
-    async def until(self, condition, what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not condition():
-            words = {peer.name: list(peer.said)[-3:] for peer in self.peers}
-            assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_SECONDS:g} s; {words}"
-            ended = [peer.name for peer in self.peers if not peer.alive and peer.killed_at is None]
-            assert not ended, f"{ended} ended by themselves; {words}"
-            await asyncio.sleep(0.5)
 
     async def swarmnet(self, *arguments: object) -> str:
         done = await asyncio.to_thread(
@@ -86,9 +65,7 @@ async def owned(folder: Path, name: str, **added: object) -> AsyncIterator[tuple
     (folder / "first.txt").write_text("the first text. " * 3000)
     run = {**RUN, "name": name, "listed": False, **added}
     run["data"] = {**RUN["data"], "sources": RUN["data"]["sources"][:1]}
-    file = folder / "run.yaml"
-    file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))
-    publish(file, load_or_create(folder / "owner.key"), folder / "run.json")
+    publish_run(folder, run)
     scene = Scene(folder)
     try:
         boot = await scene.peer("boot", {"role": "bootstrap", "run": "run.json"})

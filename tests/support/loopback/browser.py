@@ -44,6 +44,22 @@ FAINT = """(() => {
 
 AXE = "axe.run(document).then(found => found.violations.map(each => [each.id, each.nodes.map(n => n.html)]))"
 
+TEXT = "document.getElementById('{}').textContent"
+
+
+def in_browser(seconds: int) -> list:
+    """What marks a test of pages that lasts at most so long."""
+    import pytest  # `scripts/first-hour` looks at pages without it.
+
+    return [
+        pytest.mark.loopback,
+        pytest.mark.slow,
+        pytest.mark.timeout(seconds),
+        pytest.mark.skipif(
+            CHROMIUM is None, reason="chromium is not installed (Debian: apt install chromium)"
+        ),
+    ]
+
 
 class Browser:
     """Use as `async with Browser(folder) as browser`. One page."""

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
+from peers.config.run_file import SignedManifest, publish
 from peers.telemetry import event_log
+from protocols.signed.identity import load_or_create
 
 QUIET = {
     "listen": ["/ip4/127.0.0.1/tcp/0"], "relay": False, "nat": False, "metrics": {"listen": "off"},
     "log": "json", "drain_seconds": 5, "checkpoint_seconds": 0,
 }  # fmt: skip
+
+
+def publish_run(folder: Path, keys: Mapping[str, object]) -> tuple[SignedManifest, Path]:
+    """Write a run file and an owner's key in a folder, and publish the run as run.json there."""
+    file = folder / "run.yaml"
+    file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in keys.items()))
+    return publish(file, load_or_create(folder / "owner.key"), folder / "run.json")
 
 
 def times(state: Path, name: str) -> list[float]:

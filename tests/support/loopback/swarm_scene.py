@@ -3,47 +3,51 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from peers.config.run_file import publish
+from model_sizes import model_keys
+from processes import publish_run
+
 from peers.lab.processes import demo_report
 from peers.lab.processes.demo import LOOPBACK
 from peers.lab.processes.demo_report import DemoPeerReport
 from peers.lab.processes.local_processes import DemoPeer, start
-from protocols.signed.identity import load_or_create
 
 RUN = {
     "name": "loopback",
     "stages": [1, 1],
-    "model": {
-        "num_hidden_layers": 2,
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "head_dim": 16,
-        "intermediate_size": 128,
-    },
+    "model": model_keys(width=64, layers=2, heads=4, kv_heads=4, inner=128),
     "data": {"seq_len": 64, "micro_batch_size": 4},
     "rounds": {"global_batch_tokens": 2048, "snapshot_interval": 8},
 }
 PATIENCE_SECONDS = 120.0
 
 
-class Scene:
-    """The processes, and what their event logs say so far."""
+class RunningPeers:
+    """Processes, of which none may end by itself."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.boot: DemoPeer | None = None
         self.peers: list[DemoPeer] = []
 
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            words = {peer.name: list(peer.said)[-3:] for peer in self.peers}
+            assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_SECONDS:g} s; {words}"
+            ended = [peer.name for peer in self.peers if not peer.alive and peer.killed_at is None]
+            assert not ended, f"{ended} ended by themselves; {words}"
+            await asyncio.sleep(0.5)
+
+
+class Scene(RunningPeers):
+    """The processes, and what their event logs say so far."""
+
     async def begin(self) -> None:
-        file = self.folder / "run.yaml"
-        file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in RUN.items()))
-        publish(file, load_or_create(self.folder / "owner.key"), self.folder / "run.json")
+        publish_run(self.folder, RUN)
         self.boot = await start(self.folder, "boot", {"role": "bootstrap", "run": "run.json", **LOOPBACK})
         await self.boot.until_listening()
         for number in range(4):
@@ -67,12 +71,3 @@ class Scene:
         if not (peer.state / "events.jsonl").exists():
             return DemoPeerReport("")
         return demo_report.read_story(peer.state)
-
-    async def until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not condition():
-            words = {peer.name: list(peer.said)[-2:] for peer in self.peers}
-            assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_SECONDS:g} s; {words}"
-            ended = [peer.name for peer in self.peers if not peer.alive and peer.killed_at is None]
-            assert not ended, f"{ended} ended by themselves; {words}"
-            await asyncio.sleep(0.5)

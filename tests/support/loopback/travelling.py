@@ -5,6 +5,7 @@ import random
 import time
 from types import SimpleNamespace
 
+from model_sizes import model_keys
 from swarm import TextProcess
 
 from peers.config.peer_file import PeerFile
@@ -22,14 +23,7 @@ from swarmnet.identifiers import PeerId
 RUN = {
     "name": "travelling",
     "stages": [1, 1],
-    "model": {
-        "num_hidden_layers": 2,
-        "hidden_size": 32,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "intermediate_size": 64,
-    },
+    "model": model_keys(width=32, layers=2, heads=2, kv_heads=2, inner=64),
     "data": {
         "seq_len": 64,
         "micro_batch_size": 2,

@@ -9,28 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from model_sizes import model_shape
 from torch import Tensor
 from torch.nn import functional
 
 from swarmnet.run.schema import ModelShape
 
-LLAMA = ModelShape(
-    hidden_size=32,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    intermediate_size=64,
-    max_position_embeddings=64,
-    rms_norm_eps=1e-6,
+LLAMA = model_shape(
+    width=32, layers=3, heads=4, kv_heads=2, inner=64, max_position_embeddings=64, rms_norm_eps=1e-6
 )
-QWEN = ModelShape(
-    hidden_size=32,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
+QWEN = model_shape(
+    width=32,
+    layers=3,
+    heads=4,
+    kv_heads=2,
+    inner=48,
     head_dim=16,
-    intermediate_size=48,
     max_position_embeddings=64,
     rms_norm_eps=1e-6,
     qk_norm=True,

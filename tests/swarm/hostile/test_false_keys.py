@@ -1,4 +1,5 @@
-"""Many keys of one attacker announce themselves and join: honest peers join, train and weigh as before."""
+"""Many keys of one attacker announce themselves, join, contribute, and claim many tokens for the next round:
+honest peers join, train and weigh as before, and rounds have as many tokens of theirs."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ KEYS = 60
 
 def test_false_keys_change_neither_joining_nor_throughput_nor_weights():
     without = run(story(Swarm(manifest()), 0, "joins", SECONDS))
-    found = run(story(Swarm(manifest()), KEYS, "contributes", SECONDS))
+    found = run(story(Swarm(manifest()), KEYS, "hurries", SECONDS))
     assert found.joined_seconds <= without.joined_seconds + 5.0
     assert found.microbatches_per_second >= 0.9 * without.microbatches_per_second
     assert found.rounds_per_second == pytest.approx(without.rounds_per_second, rel=0.1), "of as many tokens"

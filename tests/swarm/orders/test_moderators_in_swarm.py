@@ -54,6 +54,10 @@ async def test_a_ban_by_two_moderators_reaches_all_and_who_comes_later_and_one_s
     await swarm.until(lambda: banned_by(swarm) == {((liar.peer, "moderators"),)}, 30.0)
     swarm.start("late", 1)
     await swarm.until(lambda: "late" in swarm.rounds(), 60.0)
+    ban = f"{liar.peer} is banned by moderators: sent nonsense"
+    assert ("order", f"new order: {ban} (noise)") in swarm.members["a"].said
+    notices = [line for member in swarm.members.values() for topic, line in member.said if topic == "order"]
+    assert not [notice for notice in notices if "owner" in notice], "each names who gave it"
     assert banned_by(swarm) == {((liar.peer, "moderators"),)}, "also the newcomer knows"
 
     await liar.worker.context.transport.close()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from clocks import on_virtual_clock
 from owned_swarm import SIX, OwnedSwarm, settled, six
-from swarm import tiny_manifest
+from swarm import sharded_manifest, tiny_manifest
 
+from swarmnet.rounds.result_table import tag_of
 from swarmnet.run import owner_orders
 from swarmnet.run.owner_orders import NO_ORDER
 
@@ -95,3 +96,34 @@ async def test_a_roll_back_that_reaches_peers_at_any_time_parts_nobody(seed):
         assert not any(gone & held for held in members_of(swarm, name).values())
     await swarm.close()
     assert shared_by(swarm, left) > 20
+
+
+@on_virtual_clock
+async def test_with_reducers_summed_rounds_stand_and_later_sums_leave_the_peer_out():
+    swarm = OwnedSwarm(sharded_manifest((1,), shards=8, global_batch_tokens=512), seed=2, stub=True)
+    swarm.open()
+    for name in "abcde":
+        swarm.start(name, 0, in_flight=1)
+    await swarm.until(lambda: len(swarm.rounds()) == 5 and settled(swarm) >= 8, 90.0)
+    liar = ignores_orders(swarm, "c")
+    offers = swarm.members["a"].worker.services.round_service.rounds.offers
+
+    def named(round):
+        """Whether the settled sums of a round name the liar; None if the round is not known."""
+        references = offers.known(round).get(round)
+        return None if references is None else tag_of(liar) in offers.contributors(references)
+
+    await swarm.until(lambda: any(liar in held for held in members_of(swarm, "a").values()), 30.0)
+    closed = swarm.rounds()["a"][0]
+    await swarm.give(owner_orders.roll_back(NO_ORDER, liar, "it sends noise"), "a")
+    assert not any(liar in held for held in members_of(swarm, "a").values())
+    await swarm.until(lambda: settled(swarm, *"abde") >= closed + 8, 120.0)
+    later = range(closed + 2, settled(swarm, "a"))
+    assert {named(round) for round in later} == {False}
+    assert any(named(round) for round in range(closed - 6, closed)), "what was summed stands"
+    await swarm.close()
+    by_round = {}
+    for name, digests in swarm.digests(0).items():
+        for round, digest in digests.items() if name in "abde" else ():
+            by_round.setdefault(round, set()).add(digest)
+    assert all(len(found) == 1 for found in by_round.values())

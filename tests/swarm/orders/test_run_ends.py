@@ -8,10 +8,9 @@ import re
 import pytest
 from clocks import on_virtual_clock
 from owned_swarm import OwnedSwarm, settled, six
-from swarm import shared_rounds, tiny_manifest
+from swarm import announcer, shared_rounds, tiny_manifest
 
 from peers.config.errors import UserError
-from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import Claims
 from peers.network.discovery.height import HighestFinalizedRound
 from peers.state import checkpoint_file
@@ -28,14 +27,7 @@ async def remembered(swarm, round, role="bootstrap"):
     """A bootstrap tells how far the run has come."""
     transport = swarm.network.transport(REMEMBERS.peer_id)
     directory = swarm.network.directory(REMEMBERS.peer_id)
-    presence = RecordAnnouncer(
-        signed=swarm.signed,
-        identity=REMEMBERS,
-        transport=transport,
-        directory=directory,
-        version="",
-        log_event=lambda *_, **__: None,
-    )
+    presence = announcer(swarm.signed, REMEMBERS, transport, directory)
 
     async def forever():
         while True:

@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from model_sizes import model_shape
 from torch import Tensor
 
 from swarmnet.identifiers import PeerId
@@ -23,15 +24,7 @@ from swarmnet.run.manifest_check import check
 from swarmnet.run.schema import ModelShape, Paths
 
 CPU = torch.device("cpu")
-USUAL = ModelShape(
-    vocab_size=64,
-    hidden_size=32,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    head_dim=8,
-    intermediate_size=48,
-    max_position_embeddings=128,
-)
+USUAL = model_shape(width=32, layers=4, heads=4, inner=48, vocab_size=64, max_position_embeddings=128)
 NARROW = replace(USUAL, boundary=Boundary("token-anchored", width=8, after=(1, 2, 3)))
 HASHED = replace(NARROW, boundary=replace(NARROW.boundary, anchor_rows=16))
 SHARED = replace(USUAL, boundary=Boundary("shared-subspace", width=8, after=(1, 2, 3)))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from model_sizes import model_shape
 
 from swarmnet.model.experts.merging import SHARE_BITS, ExpertMerging, nearest_of
 from swarmnet.model.fixed_point import to_units
@@ -14,19 +15,10 @@ from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.optimizer.method import method_of
 from swarmnet.optimizer.replica import Replica
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import Experts, ModelShape, Sync
+from swarmnet.run.schema import Experts, Sync
 
 EXPERTS = Experts(num_experts=4, top_k=2, merge_rounds=2, merge_until=10, merge_share=0.25, merge_nearest=2)
-SHAPE = ModelShape(
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    head_dim=8,
-    intermediate_size=24,
-    qk_norm=True,
-    experts=EXPERTS,
-)
+SHAPE = model_shape(width=16, layers=2, heads=2, kv_heads=2, inner=24, qk_norm=True, experts=EXPERTS)
 LAYOUT = layout_of(parameter_shapes(SHAPE, whole(SHAPE)))
 
 

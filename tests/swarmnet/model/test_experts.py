@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from model_sizes import model_shape
 from torch.nn import functional
 
 import swarmnet.model.linear
@@ -15,15 +16,14 @@ from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes, trains_with_muon, whole
 from swarmnet.run.manifest import Manifest, ManifestError
 from swarmnet.run.manifest_check import check
-from swarmnet.run.schema import Experts, ModelShape
+from swarmnet.run.schema import Experts
 
-SHAPE = ModelShape(
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    head_dim=8,
-    intermediate_size=12,
+SHAPE = model_shape(
+    width=16,
+    layers=1,
+    heads=2,
+    kv_heads=2,
+    inner=12,
     vocab_size=256,
     qk_norm=True,
     experts=Experts(num_experts=4, top_k=2, aux_loss_coef=0.0),

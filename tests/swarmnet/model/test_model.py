@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from model_sizes import model_shape
 from torch import Tensor
 
 from swarmnet.identifiers import PeerId
@@ -15,15 +16,8 @@ from swarmnet.model.parameters import parameter_shapes, residual_init_scale, who
 from swarmnet.run.manifest import Manifest, Span
 from swarmnet.run.schema import ModelShape
 
-SMALL = ModelShape(
-    hidden_size=16,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    intermediate_size=24,
-    max_position_embeddings=32,
-    qk_norm=True,
+SMALL = model_shape(
+    width=16, layers=3, heads=4, kv_heads=2, inner=24, head_dim=8, max_position_embeddings=32, qk_norm=True
 )
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from clocks import on_virtual_clock
+from model_sizes import model_shape
 from swarm import tiny_manifest
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -19,17 +20,10 @@ from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.flops import operations_per_token
 from swarmnet.model.stage_compute import StageCompute, copied
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import Data, Experts, ModelShape
+from swarmnet.run.schema import Data, Experts
 
-SHAPE = ModelShape(
-    hidden_size=32,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    intermediate_size=64,
-    vocab_size=128,
-    max_position_embeddings=64,
+SHAPE = model_shape(
+    width=32, layers=4, heads=4, kv_heads=2, inner=64, vocab_size=128, max_position_embeddings=64
 )
 RATIO = "swarmnet_train_flops_utilization_ratio"
 MIXED = replace(SHAPE, qk_norm=True, intermediate_size=24, experts=Experts(num_experts=4, top_k=2))

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from model_sizes import model_shape
 from torch import Tensor
 from torch.nn import functional
 
@@ -20,15 +21,7 @@ from swarmnet.run.boundary_settings import Boundary
 from swarmnet.run.manifest import Manifest, Span
 from swarmnet.run.schema import Experts, ModelShape, RopeScaling
 
-LLAMA = ModelShape(
-    vocab_size=64,
-    hidden_size=32,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    head_dim=8,
-    intermediate_size=48,
-    max_position_embeddings=64,
-)
+LLAMA = model_shape(width=32, layers=4, heads=4, inner=48, vocab_size=64, max_position_embeddings=64)
 GROUPED = replace(LLAMA, num_key_value_heads=2)
 QWEN = replace(LLAMA, num_key_value_heads=1, qk_norm=True, rope_theta=1e6)
 BIASED = replace(GROUPED, attention_bias=True, rope_scaling=RopeScaling("linear", 2.0))

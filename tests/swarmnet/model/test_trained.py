@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from model_sizes import model_shape
 from torch.nn import functional
 
 from peers.compute.stage_part import StagePart, build_stage_part
@@ -23,15 +24,8 @@ from swarmnet.resources.memory_estimate import needs_of
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.schema import InitCheckpoint, Lora, ModelShape, Sync
 
-PLAIN_SHAPE = ModelShape(
-    vocab_size=64,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    intermediate_size=48,
-    max_position_embeddings=64,
+PLAIN_SHAPE = model_shape(
+    width=32, layers=2, heads=4, kv_heads=2, inner=48, vocab_size=64, max_position_embeddings=64
 )
 ADAPTED = replace(PLAIN_SHAPE, lora=Lora(rank=3, alpha=6.0), qk_norm=True)
 TOKENS = torch.randint(64, (2, 20), generator=torch.Generator().manual_seed(0))
@@ -158,15 +152,7 @@ def test_all_that_a_stage_holds_is_trained_or_frozen_and_lies_in_one_vector():
 
 
 def test_a_run_of_factors_sends_less_takes_less_memory_and_computes_less():
-    shape = ModelShape(
-        vocab_size=8192,
-        hidden_size=512,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        head_dim=64,
-        intermediate_size=1536,
-    )
+    shape = model_shape(width=512, layers=8, heads=8, kv_heads=8, inner=1536, vocab_size=8192)
     whole_run, factors = manifest_of(shape, stages=(4, 4)), manifest_of(
         replace(shape, lora=Lora(rank=8)), stages=(4, 4)
     )  # fmt: skip

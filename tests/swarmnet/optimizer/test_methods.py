@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from method_cases import PEERS, SELECTIONS, bent, gradient_of, shapes_of
+from model_sizes import model_shape
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.model.fixed_point import to_floats, to_units
@@ -18,7 +19,6 @@ from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.optimizer.method import METHODS, ContributionError, GradientError, add_own, method_of
 from swarmnet.optimizer.step import dense
 from swarmnet.rounds.result_table import Contributor, tag_of
-from swarmnet.run.schema import ModelShape
 from swarmnet.run.sync_methods import METHOD_CONFIGS, PRESETS, MethodName
 
 TRANSFORMS = ["hadamard", "dct"]
@@ -88,14 +88,7 @@ def test_every_method_goes_through_this():
 
 @pytest.mark.parametrize("method_name", SIGNED)
 def test_what_ends_a_branch_is_stepped_by_its_share_of_the_learning_rate(method_name):
-    shape = ModelShape(
-        hidden_size=32,
-        num_hidden_layers=8,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=16,
-        intermediate_size=64,
-    )
+    shape = model_shape(width=32, layers=8, heads=2, kv_heads=2, inner=64)
     layout = layout_of(parameter_shapes(shape, whole(shape)))
     small = replace(manifest(method=method_name, topk_per_chunk=4096, learning_rate=2.0**-6), model=shape)
     method = method_of(small, layout)

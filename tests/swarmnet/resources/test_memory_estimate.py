@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from model_sizes import model_shape
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import trained_layout
@@ -11,14 +12,7 @@ from swarmnet.resources.memory_estimate import needs_of, waits
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.schema import Data, ModelShape, Sync
 
-MODEL = ModelShape(
-    hidden_size=512,
-    num_hidden_layers=16,
-    num_attention_heads=8,
-    num_key_value_heads=8,
-    head_dim=64,
-    intermediate_size=1536,
-)
+MODEL = model_shape(width=512, layers=16, heads=8, kv_heads=8, inner=1536)
 ONE_STEP = Sync(method="local-steps", inner_batch_tokens=1)
 """For each microbatch, so that its gradient lies in its own numbers."""
 

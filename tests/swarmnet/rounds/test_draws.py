@@ -91,7 +91,7 @@ def test_a_newcomer_asks_one_ally_after_the_other_until_it_knows_the_draw():
     asked = [young.asks(8, now) for now in (0.0, 0.5, ASK_SECONDS, 2 * ASK_SECONDS)]
     assert asked == [[RequestChain(A, 7)], [], [RequestChain(B, 7)], [RequestChain(A, 7)]]
     assert young.next_deadline() == 3 * ASK_SECONDS
-    young._chain.learn(0, START, history(7).part(0, 7))
+    young.chain.learn(0, START, history(7).part(0, 7))
     assert young.asks(8, 9.0) == []
     assert young.next_deadline() == float("inf")
     assert young.reducers(8) == reducing(history(9)).reducers(8)

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from swarm import TINY_MODEL
 
+from swarmnet.run.boundary_settings import Boundary
 from swarmnet.run.manifest import Manifest, ManifestError
 from swarmnet.run.manifest_check import check
-from swarmnet.run.schema import Data, DocumentPrivacy, Experts, Sync, TextSource
+from swarmnet.run.schema import Data, DocumentPrivacy, Experts, Paths, Sync, TextSource
 
 OWN = TextSource("own", "own")
 PRIVATE = Manifest(
@@ -18,6 +19,15 @@ PRIVATE = Manifest(
     data=Data((OWN,), seq_len=16, private=True, privacy=DocumentPrivacy(8.0)),
     sync=Sync("diloco", outer_lr=1.0, outer_momentum=0.0, weights="tokens"),
 )
+
+
+U_SHAPED = replace(
+    PRIVATE, stages=(2, 1), data=replace(PRIVATE.data, privacy=DocumentPrivacy(), u_shaped_layers=1)
+)
+
+
+def u_shaped(stages=(2, 1), manifest=U_SHAPED, **data):
+    return replace(manifest, stages=stages, data=replace(manifest.data, **data))
 
 
 def with_source(**facts):
@@ -35,10 +45,50 @@ def test_federated_averaging_is_a_private_run():
     check(replace(PRIVATE, sync=replace(PRIVATE.sync, weights="equal", topology="sharded-reduce")))
 
 
+def test_owners_may_hold_both_ends_of_a_model_that_is_split():
+    check(U_SHAPED)
+    check(u_shaped((2, 1), replace(U_SHAPED, model=replace(TINY_MODEL, tie_word_embeddings=True))))
+    spans = [U_SHAPED.span(stage) for stage in (0, 1, 2)]
+    assert [(span.first, span.stop, span.layers) for span in spans] == [
+        (0, 1, (0, 2)),
+        (1, 2, (1,)),
+        (2, 3, (2,)),
+    ]
+    assert [U_SHAPED.neighbour_stages(stage) for stage in (0, 1)] == [(1,), (0,)]
+    four = u_shaped((2, 1, 1, 1), replace(U_SHAPED, model=replace(TINY_MODEL, num_hidden_layers=5)))
+    check(four)
+    assert [four.neighbour_stages(stage) for stage in range(4)] == [(1, 3), (0, 2), (1, 3), (0, 2)]
+    assert four.body_bytes == 2 * 4 * 16 * 32, "hidden states in bf16 and no label"
+
+
 @pytest.mark.parametrize(
     ("manifest", "told"),
     [
-        (replace(PRIVATE, stages=(1, 2)), r"with 2 stages, .* set stages: \[3\]"),
+        (replace(PRIVATE, stages=(1, 2)), r"with 2 stages, .* set stages: \[3\], or keep the labels with"),
+        (u_shaped(private=False), "keeps private text with its owners; set data.private: true"),
+        (u_shaped((3,)), r"there is only one stage; set stages to two or more, such as \[2, 1\]"),
+        (u_shaped((1, 2)), "u_shaped_layers is 1, and stage 0 has 1 layers; .* bare embeddings would name"),
+        (u_shaped(u_shaped_layers=2), "it must lie in 1 to 1"),
+        (
+            u_shaped((2, 1, 1, 1), replace(U_SHAPED, model=replace(TINY_MODEL, num_hidden_layers=5),
+                                           paths=Paths(skip_ratio=0.25))),
+            "the way back to the owner skips no stage; set paths.skip_ratio: 0",
+        ),
+        (
+            u_shaped(manifest=replace(U_SHAPED, model=replace(
+                TINY_MODEL, boundary=Boundary("token-anchored", width=8, after=(2,), anchor_rows=32)))),
+            "narrow boundaries send the tokens to every stage; set model.boundary.kind: full",
+        ),
+        (u_shaped(privacy=DocumentPrivacy(8.0)), "leave without the noise of data.privacy; leave"),
+        (
+            u_shaped(manifest=replace(U_SHAPED, access="invite", sync=Sync("sign-muon", secure_owners=3))),
+            "masks votes of a single stage; set sync.secure_owners: 0",
+        ),
+        (
+            u_shaped(manifest=replace(
+                U_SHAPED, sync=replace(U_SHAPED.sync, weights="equal", topology="sharded-reduce"))),
+            "could take the owners' stage; set sync.topology: all-gather",
+        ),
         (with_source(sha256="0" * 64), "no peer names or hashes a private text; leave index, sha256"),
         (with_source(index="0" * 64), "no peer names or hashes a private text"),
         (with_source(documents=9), "no peer names or hashes a private text"),

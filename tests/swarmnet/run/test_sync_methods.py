@@ -18,9 +18,7 @@ from swarmnet.run.sync_methods import (
     meaning_of_methods,
 )
 
-FACTS = {
-    "meaning", "value_bits", "not_divisible", "votes_on_matrices", "is_steady", "small_model_rate",
-}  # fmt: skip
+FACTS = {"meaning", "value_bits", "votes_on_matrices", "is_steady", "small_model_rate"}
 """Fields of configurations that no run file can set."""
 OF_METHODS = {"inner_optimizer", "fragments", "delta_codec", "residual", "outer_lr"}
 """Keys whose default stands for the method's own value."""

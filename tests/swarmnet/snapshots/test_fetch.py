@@ -14,7 +14,7 @@ from peers.state.snapshot_store import SNAPSHOTS_KEPT
 from protocols.messages.table import HEADER_LIMIT, SnapshotOffer, SnapshotRoot, encode
 from protocols.signed.envelope import ENVELOPE_BYTES
 from swarmnet.identifiers import PeerId
-from swarmnet.rounds.history import DIGEST_BYTES
+from swarmnet.lineage import DIGEST_BYTES
 from swarmnet.snapshots.fetch import (
     ASKED_AT_ONCE,
     MAX_CHUNKS,

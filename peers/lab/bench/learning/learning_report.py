@@ -123,8 +123,7 @@ def render(report: LearningReport) -> str:
 
 
 def _weights_line(report: LearningReport, row: MethodRow) -> str:
-    """Return a line with the weights of votes by agreement, mean over rounds and seeds; empty if all are
-    equal."""
+    """Return a line with the mean weights of votes by agreement; empty if all are equal."""
     seeds = [outcome.vote_weights for outcome in row.outcomes if outcome.vote_weights]
     if not seeds:
         return ""
@@ -145,8 +144,7 @@ def _weights_line(report: LearningReport, row: MethodRow) -> str:
 
 
 def _owners_line(row: MethodRow) -> str:
-    """Return a line with the loss on the held-out text of each owner, mean over the seeds; empty if owners
-    have none."""
+    """Return a line with the mean loss on each owner's held-out text; empty if owners have none."""
     seeds = [outcome.owner_losses for outcome in row.outcomes if outcome.owner_losses]
     means = [sum(of_owner) / len(seeds) for of_owner in zip(*seeds, strict=True)]
     return f"loss of each owner, {row.method}: {', '.join(f'{mean:.4f}' for mean in means)}" if means else ""

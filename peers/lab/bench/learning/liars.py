@@ -67,7 +67,6 @@ class Lies:
 
     @property
     def any(self) -> bool:
-        """Whether any peer lies."""
         return bool(self._liars)
 
     def replace(self, stage: int, round: int, payloads: Mapping[PeerId, bytes]) -> dict[PeerId, bytes]:

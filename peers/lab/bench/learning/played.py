@@ -20,14 +20,13 @@ import torch
 from peers.compute.stage_part import computing_of
 from peers.config.compute_file import ComputeFile
 from peers.config.errors import UserError
-from peers.config.run_file import beside, load_manifest
+from peers.config.run_file import beside, load_straight_manifest
 from peers.lab.bench.learning.ground import BenchTexts, Ground, read_texts
 from peers.lab.bench.learning.recipes import recipes
 from peers.lab.bench.learning.text_split import TextSplit
 from peers.lab.bench.learning.trials import Outcome, Trial, play
 from peers.lab.world.parallel import pool
 from peers.state.start_folder import open_model, require_hash
-from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import Manifest
 
 Said: TypeAlias = Callable[[Trial, int], None]
@@ -62,8 +61,7 @@ class TrialSubject:
         )
 
     def start(self, manifest: Manifest) -> Path | None:
-        """Return the folder of the model that the run starts from; None if there is none. Raises
-        UserError."""
+        """Return the folder of the run's initial model; None without one. Raises UserError."""
         wanted = manifest.init_checkpoint.path
         if not wanted:
             return None
@@ -78,7 +76,7 @@ class TrialSubject:
 
     def manifest(self) -> Manifest:
         """Return the manifest of the run. Raises UserError."""
-        return load_manifest(self.run_file, PeerId(""), {})
+        return load_straight_manifest(self.run_file)
 
 
 @lru_cache(maxsize=1)  # A corpus takes 8 bytes a token, and a process runs trials of one run only.

@@ -57,8 +57,7 @@ class TextSplit:
         return cls(by_kind, tuple(map(int, sizes)), trains)
 
     def cut(self, sources: Sequence[Tensor], window: int) -> tuple[Tensor, ...]:
-        """Return the tokens of each owner from those of each source; each needs `window` tokens. Raises
-        UserError."""
+        """Return each owner's tokens from each source's; each needs `window` tokens. Raises UserError."""
         texts = tuple(sources) if self.by_kind else (torch.cat(list(sources)),)
         if self.by_kind and self.sizes and len(self.sizes) != len(texts):
             raise UserError(f"--split: {len(self.sizes)} sizes where the run has {len(texts)} sources")

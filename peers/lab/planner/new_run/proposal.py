@@ -18,8 +18,7 @@ from swarmnet.run.schema import BYTES, Lora, ModelShape, Rounds, Sync
 from swarmnet.run.sync_methods import COMMON_STEP_METHOD
 
 MAX_EPOCHS = 4
-"""Maximum epochs of a text: up to four, repeated tokens are almost as good as new ones
-(arXiv:2305.16264)."""
+"""Maximum epochs of a text: up to four, repeated tokens are almost as good as new ones (arXiv:2305.16264)."""
 TUNING_EPOCHS, TUNING_ROUNDS = 3, 200
 """Epochs of a fine-tuning, and its rounds as far as its text allows."""
 TUNING_RATES, MEASURED_WIDTH = {True: 1.6e-2, False: 8e-3}, 64

@@ -33,9 +33,8 @@ class TextFacts:
 
 
 def format_of(place: str) -> FormatName:
-    """Return the format of a text: that of the first conversation or
-    line of its first file with lines of JSON or Parquet. Raises
-    TextError if there is no text."""
+    """Return the format of a text: that of the first conversation or line of its first file with lines of
+    JSON or Parquet. Raises TextError if there is no text."""
     from peers.data.conversations import messages_of
 
     for _, file in files_at(place, ReadSummary()):
@@ -56,8 +55,7 @@ def format_of(place: str) -> FormatName:
 
 
 def facts_of(place: str, reads: Tokenizer, progress: Callable[[int, int], None]) -> TextFacts:
-    """Read a text and count its tokens. `progress` is called with the bytes read and in all. Raises
-    TextError."""
+    """Read a text and count its tokens. `progress` gets the bytes read and in all. Raises TextError."""
     from peers.data.tokens import encoded
 
     text = text_at([place], parse_line=reads.parse_line)

@@ -193,8 +193,7 @@ class Judge:
         return Judged(shape, rate, replicas, loss, tokens, seconds)
 
     def _contributions(self, stages: tuple[int, ...], parts: int, local: bool) -> Exchange:
-        """Return the exchange of the shapes with these stages and fragments; fields in which they differ are
-        not set."""
+        """Return the exchange of shapes with these stages and fragments; fields that differ are not set."""
         shape = Shape(stages, 1, "all-gather", 1, 1 if local else 0, parts)
         return exchange_of(shape.manifest(self.run))
 

@@ -22,8 +22,7 @@ from swarmnet.run.manifest import Manifest
 PLAYED = 4
 """Number of the best shapes that are simulated; they differ in stages or exchange. Takes a minute or two."""
 ALIKE = 1.02
-"""Durations until the loss within this factor are treated as equal; simulations with other seeds differ
-as much."""
+"""Durations until the loss within this factor count as equal; other seeds differ as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,6 @@ class Search:
 
     @property
     def rounds(self) -> int:
-        """Return the number of rounds of the best shape."""
         return max(1, ceil(self.tokens / self.found[0].shape.round_tokens))
 
     @property

@@ -9,6 +9,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from model_sizes import model_shape
 
 from peers.compute.devices import device_processes as processes_module
 from peers.compute.devices.part import not_divisible, spread_part
@@ -21,23 +22,15 @@ from swarmnet.model.flat_layout import views_of
 from swarmnet.model.stage_compute import StageError
 from swarmnet.model.state_layout import first_state
 from swarmnet.optimizer.agreement.comparison import FULL_WEIGHT
-from swarmnet.optimizer.agreement.ledger import LAG, AgreementLedger
+from swarmnet.optimizer.agreement.ledger import LAG, AgreementLedger, votes_of
 from swarmnet.optimizer.method import ContributionError
 from swarmnet.optimizer.replica import NOT_HASHED
-from swarmnet.rounds.result_table import Contributor, tag_of
+from swarmnet.rounds.result_table import Contributor, tag_key, tag_of
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import ModelShape, Sync
+from swarmnet.run.schema import Sync
 
 CPU = torch.device("cpu")
-SHAPE = ModelShape(
-    vocab_size=256,
-    hidden_size=64,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    head_dim=16,
-    intermediate_size=192,
-    max_position_embeddings=256,
-)
+SHAPE = model_shape(width=64, layers=4, heads=4, inner=192, vocab_size=256, max_position_embeddings=256)
 REDUCED = {"topology": "sharded-reduce", "shards": 3}
 RUN = Manifest("spread", PeerId("owner"), stages=(2, 2), model=SHAPE)
 ME, OTHER = PeerId("me"), PeerId("other")
@@ -182,6 +175,8 @@ def test_devices_weigh_votes_by_the_agreement_ledger_as_one_device_does(topology
         ledger = AgreementLedger()
         ledger.load(states[1][held[1].size :].numpy())
         assert ledger.weights(99, [tag_of(name) for name in names]) == [FULL_WEIGHT] * 6 + [0] * 2
+        votes = {tag_key(tag_of(name)): name not in liars for name in names}
+        assert [votes_of(part.method) for part in (alone, together)] == [votes, votes]
 
         settled_round = held[0].settled_round  # As after a restart: new replicas with what was settled.
         again = [

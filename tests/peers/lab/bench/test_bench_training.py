@@ -4,22 +4,16 @@ import re
 
 import pytest
 import torch
+from model_sizes import model_shape
 from swarm import OWNER
 
 from peers.cli import main as cli
 from peers.lab.bench.training import Plain, StagesInOneThread, bench, texts_of
 from swarmnet.model.state_layout import first_state
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import Data, ModelShape, Rounds, Sync
+from swarmnet.run.schema import Data, Rounds, Sync
 
-SHAPE = ModelShape(
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    head_dim=8,
-    intermediate_size=32,
-)
+SHAPE = model_shape(width=16, layers=2, heads=2, kv_heads=2, inner=32)
 
 
 def run(stages=(1, 1), **sync):

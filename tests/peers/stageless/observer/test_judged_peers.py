@@ -26,9 +26,8 @@ from swarmnet.optimizer.agreement.weight_report import (
     is_reporter,
     open_report,
     short_tag,
-    tag_key,
 )
-from swarmnet.rounds.result_table import tag_of
+from swarmnet.rounds.result_table import tag_key, tag_of
 
 SIGNED = sign(tiny_manifest())
 

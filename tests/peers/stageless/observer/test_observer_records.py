@@ -103,6 +103,7 @@ def test_a_worker_in_trouble_makes_no_record_that_would_be_refused(loss):
         round_service=NoRounds(),
         disk=SimpleNamespace(saved=None),
         links=SimpleNamespace(traffic=traffic),
+        receipts=SimpleNamespace(newest=lambda: ()),
     )
     claims = claims_of(services, HeartbeatLoad(0, False, 0, 0.0, 0))
     assert (claims.loss, claims.name, claims.tokens, claims.joules) == (None, "a?b", 5, 7.5)

@@ -107,7 +107,7 @@ def test_a_record_that_expires_takes_its_peer_away_and_leaves_its_contribution()
     sightings.look(NOON + RECORD_SECONDS + 1)
     assert sightings.peers == {}
     assert sightings.departures == {"silent": 1}
-    assert sightings.contributions.largest(5, 10**9) == [("peer-0", "peer-0", 5000, 0.0)]
+    assert sightings.contributions.ranking(5, 10**9) == [("peer-0", "peer-0", 0, 5000, 0.0)]
     sightings.recorded(record(at=NOON + 200, tokens=5100), NOON + 200)
     assert sightings.contributions.of_stage(0, 10**9) == 5100
 
@@ -161,7 +161,7 @@ def test_all_that_strangers_can_fill_is_bounded():
     for number in range(MAX_KEPT + 10):
         contributions.add(record(f"peer-{number}", tokens=number).record, NOON)
     assert len(contributions.tokens) <= MAX_KEPT
-    assert contributions.largest(1, 10**9)[0][2] == MAX_KEPT + 9, "the largest stay"
+    assert contributions.ranking(1, 10**9)[0][3] == MAX_KEPT + 9, "the largest stay"
     assert len(contributions.names) <= MAX_KEPT
     assert len(contributions.newest) <= MAX_KEPT
     curve = Curve()

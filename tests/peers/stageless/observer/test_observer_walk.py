@@ -8,6 +8,7 @@ from swarm import OWNER, Swarm, tiny_manifest
 
 from peers.lab.world.virtual_time import run
 from peers.network.discovery.announcer import RecordAnnouncer
+from peers.network.discovery.claimed_tokens import Contributions
 from peers.network.discovery.claims import Claims
 from peers.stageless.observer import crawler
 from peers.stageless.observer.crawler import Crawl, walk_seconds
@@ -40,7 +41,8 @@ class Watched:
         for name, stage in (("a", 0), ("b", 0), ("c", 1), ("d", 1)):
             swarm.start(name, stage, compute=lambda _: SLOW_SECONDS)
         swarm.network.transport(EYE.peer_id)
-        self.sightings = PeerObservations(2)
+        of_run = Contributions(swarm.signed.run_id, swarm.signed.manifest.rounds.snapshot_interval)
+        self.sightings = PeerObservations(2, contributions=of_run)
         self.directory = swarm.network.directory(EYE.peer_id)
         note = lambda event: self.notes.append((event.name, event.fields))  # noqa: E731 - the event log
         self.orders = Orders(swarm.signed, note, self.sightings.events.append)
@@ -113,8 +115,12 @@ def test_a_stage_thins_within_fifteen_seconds_of_a_peers_end(how, code):
 def test_who_leaves_says_so_and_its_work_stays_counted():
     watched = Watched()
 
+    def confirmed():
+        return [entry[2] for entry in watched.picture().contributors]
+
     async def story():
         async with watched.training() as swarm:
+            await swarm.until(lambda: len(confirmed()) == 4 and min(confirmed()) > 0, 240.0)
             await swarm.until(lambda: swarm.committed(0) > 4, 60.0)
             await swarm.until(lambda: watched.picture().tokens > 0, 45.0)
             counted = watched.picture().tokens

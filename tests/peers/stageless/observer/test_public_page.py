@@ -6,6 +6,7 @@ import zlib
 from dataclasses import replace
 
 import pytest
+from archived import entry
 from observed import NOON, record
 from swarm import sign, tiny_manifest
 
@@ -19,8 +20,13 @@ from peers.stageless.observer.preview_picture import HEIGHT, WIDTH, draw_preview
 from peers.stageless.observer.sightings import PeerObservations
 from peers.stageless.observer.snapshot_of_records import snapshot_of
 from peers.stageless.observer.swarm_metrics import SwarmMetrics
+from peers.state.archive import Archive
+from peers.state.archive_store import open_store
 from peers.telemetry.event_log import LOG_FILE, EventLog, read_all
 from peers.telemetry.log_events import PromptContinued
+from protocols.signed.identity import Identity
+from protocols.signed.signed_receipts import seal_receipt
+from swarmnet.rounds.receipt_rules import Receipt
 
 HOSTILE = '"><script>alert(1)</script>'
 SIGNED = sign(tiny_manifest((1, 1, 1), name="tales " + HOSTILE))
@@ -47,30 +53,85 @@ def test_tokens_and_hours_of_people_outlive_a_restart_of_the_observer_and_of_the
     run, first = SIGNED.run_id, Contributions()
     for at, tokens in ((0, 100), (30, 400), (60, 400), (90, 900)):
         first.add(record("a", name="anna", tokens=tokens, started=1).record, NOON + at)
-    assert first.largest(3, 10**9) == [("a", "anna", 900, 60.0)], "30 s without a token are no work"
+    assert first.ranking(3, 10**9) == [("a", "anna", 0, 900, 60.0)], "30 s without a token are no work"
     assert restore_people(tmp_path, run, Contributions()) is None, "there is no file yet"
-    keep_people(tmp_path, run, first.totals())
+    keep_people(tmp_path, run, first.totals(), 0)
     second = Contributions()
     assert restore_people(tmp_path, run, second) is None
     assert second.totals() == first.totals()
     second.add(record("a", name="anna", tokens=1200, started=1).record, NOON + 400)
-    assert second.largest(1, 10**9) == [("a", "anna", 1200, 60.0)], "nobody watched for so long"
+    assert second.ranking(1, 10**9) == [("a", "anna", 0, 1200, 60.0)], "nobody watched for so long"
     second.add(record("a", name="anna", tokens=5000, started=2).record, NOON + 430)
-    assert second.largest(1, 10**9)[0][2] == 1200 + 5000, "its process has started again"
+    assert second.ranking(1, 10**9)[0][3] == 1200 + 5000, "its process has started again"
     second.add(record("a", stage=1, name="anna", tokens=10, started=2).record, NOON + 460)
     second.add(record("a", stage=0, name="anna", tokens=5001, started=2).record, NOON + 490)
-    assert second.largest(1, 10**9)[0][2] == 6200 + 10 + 5001, "each move begins at 0"
+    assert second.ranking(1, 10**9)[0][3] == 6200 + 10 + 5001, "each move begins at 0"
 
 
 def test_people_of_another_run_or_in_a_broken_file_are_left_out(tmp_path):
     contributions = Contributions()
     contributions.add(record("a", tokens=5).record, NOON)
-    keep_people(tmp_path, "cd" * 32, contributions.totals())
+    keep_people(tmp_path, "cd" * 32, contributions.totals(), 0)
     kept = Contributions()
     assert restore_people(tmp_path, SIGNED.run_id, kept) is None
     (tmp_path / FILE_NAME).write_text('{"run": 3}')
     assert "Expected `str`" in restore_people(tmp_path, SIGNED.run_id, kept)
     assert not kept.totals()
+
+
+def test_people_are_ranked_by_what_others_have_signed_and_that_outlives_a_restart(tmp_path):
+    run, block = SIGNED.run_id, SIGNED.manifest.rounds.snapshot_interval
+    loud, anna, ben, signer = (Identity.from_seed(bytes([n]) * 32) for n in range(4))
+
+    def receipt(number, count, contributor=anna, by=signer, stage=0, of_run=run):
+        first, last = block * number, block * number + block - 1
+        content = Receipt(by.peer_id, contributor.peer_id, stage, first, last, count)
+        return seal_receipt(by, of_run, content, NOON)
+
+    def told(sightings, who, name, at, *receipts, tokens=100):
+        fields = {"tokens": tokens, "receipts": receipts, "round": 2 * block - 1, "started": 1}
+        signed = record(who.peer_id, at=NOON + at, name=name, **fields)
+        sightings.recorded(signed, NOON + at)
+
+    def shown(sightings, now):
+        people = snapshot_of(sightings, SIGNED, NOON + now).contributors
+        return [(name, confirmed, tokens) for _, name, confirmed, tokens, _ in people]
+
+    sightings = PeerObservations(3, contributions=Contributions(run, block))
+    false = (
+        receipt(0, 2, contributor=ben), receipt(0, 2, stage=1), receipt(0, 2, of_run="cd" * 32),
+        receipt(0, 2, contributor=loud)[:-1] + b"x",
+    )  # fmt: skip
+    told(sightings, loud, "loud", 0, *false, tokens=900)
+    told(sightings, anna, "anna", 0, receipt(0, 1))
+    told(sightings, anna, "anna", 30, receipt(0, block), receipt(1, 1))
+    told(sightings, anna, "anna", 60, receipt(0, block), receipt(1, 1))
+    told(sightings, ben, "ben", 60, *(receipt(n, block, contributor=ben) for n in range(4)))
+    board = [("ben", 2 * block, 100), ("anna", block + 1, 100), ("loud", 0, 900)]
+    assert shown(sightings, 60) == board, "one contribution a round at most, and none twice"
+
+    keep_people(tmp_path, run, sightings.contributions.totals(), sightings.contributions.rounds)
+    again = PeerObservations(3, contributions=Contributions(run, block))
+    assert restore_people(tmp_path, run, again.contributions) is None
+    assert shown(again, 90) == board, "nobody is here, and all of it is"
+    told(again, anna, "anna", 120, receipt(0, block), receipt(1, 1), receipt(1, 2))
+    assert shown(again, 120)[1] == ("anna", block + 2, 100)
+
+
+def test_a_new_observer_takes_the_people_from_the_archive(tmp_path):
+    state, place, found = tmp_path / "state", str(tmp_path / "archive"), Contributions(SIGNED.run_id, 4)
+    assert restore_people(state, SIGNED.run_id, found, place) is None, "nothing is archived yet"
+    archive = Archive(open_store(place))
+    archive.open(SIGNED)
+    archive.put(entry(0, 39, b"weights"), b"weights")
+    archive.put_contributors([
+        {"peer": "a", "name": "anna", "tokens": {"0": 900}, "confirmed": {"0": [30, 9, 4]}},
+        {"peer": "b", "name": "ben", "tokens": {"0": 950}, "confirmed": {"0": [31, "9", 4], "1": 3}},
+    ])  # fmt: skip
+    assert restore_people(state, SIGNED.run_id, found, place) is None
+    assert found.ranking(3, 10**9) == [("a", "anna", 30, 900, 0.0), ("b", "ben", 0, 950, 0.0)]
+    other = sign(tiny_manifest(name="other")).run_id
+    assert "of another run" in restore_people(state, other, Contributions(other, 4), place)
 
 
 # -- previews of links ------------------------------------------------------------------------------------

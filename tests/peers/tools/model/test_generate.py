@@ -6,6 +6,7 @@ from math import log
 
 import pytest
 import torch
+from model_sizes import model_shape
 from sharp_weights import sharp_weights
 from torch import Tensor
 from torch.nn import functional
@@ -16,17 +17,8 @@ from peers.tools.model.evaluate import bits_per_byte, score_weights
 from peers.tools.model.generate import Continuation, generate
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import HEAD, whole
-from swarmnet.run.schema import ModelShape
 
-SHAPE = ModelShape(
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    intermediate_size=48,
-    max_position_embeddings=24,
-)
+SHAPE = model_shape(width=32, layers=2, heads=4, kv_heads=2, inner=48, max_position_embeddings=24)
 
 
 @pytest.fixture(scope="module")

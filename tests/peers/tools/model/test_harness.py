@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from model_sizes import model_shape
 from sharp_weights import sharp_weights
 from torch import Tensor
 from torch.nn import functional
@@ -17,17 +18,8 @@ from peers.data.tokenizer import ByteTokenizer
 from peers.tools.model.likelihood import ModelScorer
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
-from swarmnet.run.schema import ModelShape
 
-SHAPE = ModelShape(
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    intermediate_size=48,
-    max_position_embeddings=64,
-)
+SHAPE = model_shape(width=32, layers=2, heads=4, kv_heads=2, inner=48, max_position_embeddings=64)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from model_sizes import model_shape
 from ruamel.yaml import YAML
 from typed import typing
 
@@ -34,17 +35,10 @@ from swarmnet.model.parameters import parameter_shapes
 from swarmnet.rounds.receipt_rules import Receipt
 from swarmnet.run.manifest import Manifest, ManifestError
 from swarmnet.run.manifest_check import check
-from swarmnet.run.schema import Data, InitCheckpoint, Lora, ModelShape, Paths, TextSource
+from swarmnet.run.schema import Data, InitCheckpoint, Lora, Paths, TextSource
 
-SHAPE = ModelShape(
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=8,
-    intermediate_size=24,
-    max_position_embeddings=64,
-    rope_theta=5e5,
+SHAPE = model_shape(
+    width=16, layers=2, heads=2, kv_heads=1, inner=24, max_position_embeddings=64, rope_theta=5e5
 )
 SOURCES = (
     TextSource("books", "books", "CC0-1.0", "https://example.org/books"),

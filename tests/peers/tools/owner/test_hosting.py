@@ -2,14 +2,17 @@
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from swarm import tiny_manifest
 
 from peers.config.errors import UserError
 from peers.config.peer_file import load
 from peers.tools.owner import hosting
-from peers.tools.owner.hosting import HostedPart, HostPlan, host
+from peers.tools.owner.hosting import SCORE_SECONDS, HostedPart, HostPlan, host, scoring_keys
+from swarmnet.run.schema import TextSource
 
 
 def plan(tmp_path):
@@ -21,7 +24,7 @@ def plan(tmp_path):
 
 def test_the_parts_know_the_bootstrap_by_its_key_and_use_ports_of_their_own(tmp_path):
     made = plan(tmp_path)
-    parts = made.write(["--set", "tokenizer=/a/tokenizer.json"])
+    parts = made.write(tiny_manifest(), ["--set", "tokenizer=/a/tokenizer.json"], {})
     assert [part.name for part in parts] == ["bootstrap", "observer", "archivist", "peer-1", "peer-2"]
     assert made.multiaddr() == made.multiaddr(), "the key is kept"
     peer_id = made.multiaddr().rpartition("/")[2]
@@ -40,11 +43,35 @@ def test_the_parts_know_the_bootstrap_by_its_key_and_use_ports_of_their_own(tmp_
 
 def test_a_file_that_was_changed_stays_as_it_is(tmp_path):
     made = plan(tmp_path)
-    made.write([])
+    made.write(tiny_manifest(), [], {})
     file = made.folder / "observer.yaml"
     file.write_text(file.read_text() + "name: ours\n")
-    made.write([])
+    made.write(tiny_manifest(), [], {})
     assert load(file, {}).name == "ours"
+
+
+def test_the_observer_scores_held_out_text_where_there_is_some(tmp_path):
+    made, library = plan(tmp_path), tiny_manifest()
+    made.write(tiny_manifest(), [], scoring_keys(library, tmp_path))
+    found = load(made.folder / "observer.yaml", {})
+    assert (found.evaluating.seconds, found.evaluating.text) == (SCORE_SECONDS, None)
+    source = TextSource("tale", "tale.txt")
+    read = replace(library, data=replace(library.data, sources=(source,), tokenizer="tokenizer.json"))
+    assert scoring_keys(read, tmp_path) == {}, "no text was kept from it"
+    (tmp_path / "held-out.txt").write_text("once")
+    assert scoring_keys(read, tmp_path) == {}, "its tokenizer is not here"
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (made.folder / "observer.yaml").unlink()
+    parts = made.write(read, [], scoring_keys(read, tmp_path))
+    alone = [part.name for part in parts if "--stage" in part.arguments]
+    assert alone == ["peer-1"], "others have no text, and so it takes the stage that reads it"
+    found = load(made.folder / "observer.yaml", {})
+    assert (found.evaluating.text, found.tokenizer) == (
+        tmp_path / "held-out.txt",
+        tmp_path / "tokenizer.json",
+    )
+    assert scoring_keys(replace(read, access="invite"), tmp_path) == {}
+    assert scoring_keys(replace(read, data=replace(read.data, private=True)), tmp_path) == {}
 
 
 class Parts:

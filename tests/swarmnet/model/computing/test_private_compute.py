@@ -7,13 +7,13 @@ import torch
 from swarm import TINY_MODEL
 
 from swarmnet.model.computing.choices import PLAIN
+from swarmnet.model.computing.privacy_loss import noise_multiplier
 from swarmnet.model.computing.private_compute import DocumentNoise, PrivateStageCompute
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import NOTHING, trained_layout, views_of
 from swarmnet.model.stage_compute import StageCompute, StageError, copied
 from swarmnet.model.state_layout import first_state
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.privacy_loss import noise_multiplier
 from swarmnet.run.schema import Data, DocumentPrivacy
 
 MANIFEST = Manifest(

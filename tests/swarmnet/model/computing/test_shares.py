@@ -4,21 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from model_sizes import model_shape
 
 from swarmnet.model.computing.shares import Shares
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.run.schema import Experts, ModelShape
 
-LLAMA = ModelShape(
-    vocab_size=256,
-    hidden_size=96,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    head_dim=24,
-    intermediate_size=200,
-    max_position_embeddings=64,
-)
+LLAMA = model_shape(width=96, layers=3, heads=4, inner=200, vocab_size=256, max_position_embeddings=64)
 EXPERTS = replace(LLAMA, qk_norm=True, experts=Experts(num_experts=4, top_k=2))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from model_sizes import model_shape
 from torch import distributed
 
 from swarmnet.model.computing.choices import PLAIN
@@ -12,15 +13,14 @@ from swarmnet.model.computing.whole_weights import Rows
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.run.manifest import Span
-from swarmnet.run.schema import Experts, ModelShape
+from swarmnet.run.schema import Experts
 
-SHAPE = ModelShape(
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    head_dim=8,
-    intermediate_size=12,
+SHAPE = model_shape(
+    width=16,
+    layers=2,
+    heads=2,
+    kv_heads=2,
+    inner=12,
     qk_norm=True,
     experts=Experts(num_experts=4, top_k=2, aux_loss_coef=0.01),
 )

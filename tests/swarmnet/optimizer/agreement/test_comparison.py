@@ -9,12 +9,12 @@ from method_cases import correlated_votes
 from swarmnet.optimizer.agreement.comparison import (
     FULL_RATIO,
     FULL_WEIGHT,
-    MIN_CONTRIBUTORS,
     RATIO,
     ZERO_RATIO,
     base_weights,
     compare,
 )
+from swarmnet.rounds.open_round import MIN_CONTRIBUTORS
 
 NUMBERS = 4096
 

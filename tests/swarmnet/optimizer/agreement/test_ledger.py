@@ -14,9 +14,8 @@ from swarmnet.optimizer.agreement.weight_report import (
     REPORT_INTERVAL,
     open_report,
     short_tag,
-    tag_key,
 )
-from swarmnet.rounds.result_table import tag_of
+from swarmnet.rounds.result_table import tag_key, tag_of
 
 PEERS = [PeerId(f"peer {number:03}") for number in range(12)]
 
@@ -42,7 +41,9 @@ class Story:
             order = np.argsort(contributors)
             tags = [tag_of(contributors[i]) for i in order]
             self.ledger.record(self.round, tags, self.ledger.compare(tags, signs_CN[order]))
+            votes = self.ledger.votes
             self.ledger = read(self.ledger.numbers())
+            assert self.ledger.votes == votes
             self.round += 1
         return self
 
@@ -78,8 +79,10 @@ def test_a_newcomer_counts_after_its_probation():
     story = Story().play(PEERS[:8], rounds=9)
     for _ in range(PROBATION_ROUNDS):
         assert story.weights(PEERS[:9]) == [FULL_WEIGHT] * 8 + [0]
+        assert story.ledger.votes == {tag_key(tag_of(peer)): True for peer in PEERS[:8]}
         story.play(PEERS[:9])
     assert story.weights(PEERS[:9]) == [FULL_WEIGHT] * 9
+    assert story.ledger.votes == {tag_key(tag_of(peer)): True for peer in PEERS[:9]}
 
 
 def test_who_misses_rounds_keeps_its_weight():

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from method_cases import PEERS, bent, gradient_of, moved_by
+from model_sizes import model_shape
 
 from swarmnet.model.flat_layout import expert_of, layout_of, some_planes
 from swarmnet.model.parameters import parameter_shapes, whole
@@ -19,15 +20,14 @@ from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.step import dense
 from swarmnet.run.manifest import Manifest, ManifestError
 from swarmnet.run.manifest_check import check
-from swarmnet.run.schema import Experts, ModelShape, Sync
+from swarmnet.run.schema import Experts, Sync
 
-SHAPE = ModelShape(
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    head_dim=16,
-    intermediate_size=48,
+SHAPE = model_shape(
+    width=32,
+    layers=2,
+    heads=2,
+    kv_heads=2,
+    inner=48,
     qk_norm=True,
     experts=Experts(num_experts=4, top_k=2, groups=2),
 )

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from method_cases import PEERS, bent, gradient_of, moved_by
+from model_sizes import model_shape
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.model.flat_layout import expert_of, layout_of
@@ -33,15 +34,14 @@ from swarmnet.rounds.result_table import (
     tag_of,
 )
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import Experts, ModelShape, Sync
+from swarmnet.run.schema import Experts, Sync
 
-SHAPE = ModelShape(
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    head_dim=16,
-    intermediate_size=48,
+SHAPE = model_shape(
+    width=32,
+    layers=2,
+    heads=2,
+    kv_heads=2,
+    inner=48,
     qk_norm=True,
     experts=Experts(num_experts=6, top_k=2, groups=3),
 )

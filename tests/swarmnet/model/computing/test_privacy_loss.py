@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.run.privacy_loss import delta_of, epsilon_of, noise_multiplier
+from swarmnet.model.computing.privacy_loss import delta_of, epsilon_of, noise_multiplier
 from swarmnet.run.schema import DocumentPrivacy
 
 REFERENCE = {(0.6, 1): 8.003691057033603, (1.0, 4): 9.997256150242432, (2.0, 10): 7.511275904062699}
