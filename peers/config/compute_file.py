@@ -19,8 +19,8 @@ class NodesFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     listen: HostAndPort = "off"
-    """Address in a private network for the devices of other machines (`swarmnet lend`). Tensors between them
-    are not encrypted. `off`: none."""
+    """Address in a private network, to which other machines lend devices. Tensors between them are not
+    encrypted. `off`: none."""
     devices: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of devices of all other machines."""
     key: FilePath | None = Field(default=None, json_schema_extra={"default": "none"})
