@@ -58,14 +58,14 @@ def spread_part(
     a whole stage."""
     obstacle = not_divisible(manifest)
     if obstacle:
-        raise UserError(f"compute.devices: {obstacle}; set it to 1")
+        raise UserError(f"compute.devices: {obstacle}; set it to 1, and leave out compute.nodes")
     layout = trained_layout(manifest, stage)
     count = len(devices) + (nodes.devices if nodes is not None else 0)
     shares = Shares(layout, count)
     # A run is here a range of the vector that is on one device.
     devices_with_share = {run.device for run in shares.runs()}
     if len(devices_with_share) < count:
-        raise UserError(f"compute.devices: stage {stage} is too small for {count}; set it to 1")
+        raise UserError(f"compute.devices: stage {stage} is too small for {count} devices; use fewer")
     begin = orders.Begin(
         manifest.canonical(),
         stage,

@@ -103,5 +103,10 @@ def test_two_cards_need_about_half_of_the_memory_each_and_two_processes_here_mor
     assert one.least / 2 < each.least < 0.8 * one.least, "beside its half a layer and the tables at times"
     (here,) = all_needs(manifest(), CPU, 0)
     (both,) = all_needs(manifest(), CPU, 0, devices=2)
+    (with_another_node,) = all_needs(manifest(), CPU, 0, devices=1, remote_devices=1)
+    assert here.weights / 2 < with_another_node.weights < both.weights
+    assert with_another_node.process < both.process
+    (gpu_of_two_nodes,) = all_needs(manifest(), torch.device("cuda"), 0, devices=1, remote_devices=1)
+    assert gpu_of_two_nodes == each
     assert both.process - here.process == 2 * PROCESS_BYTES
     assert both.weights > here.weights
