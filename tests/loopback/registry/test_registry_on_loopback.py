@@ -61,14 +61,14 @@ class Play:
         rows = json.loads(await self.typed("registry", "list", "--json", *options))
         return {row["name"]: row for row in rows}
 
-    async def until_listed(self, states: dict[str, str]) -> dict[str, dict[str, object]]:
-        """Return the rows once each run has its state, and runs in training have counted tokens: a peer
-        is listed by its record, which it renews some seconds after a round settles."""
+    async def until_listed(self, states: dict[str, str], counted: str = "") -> dict[str, dict[str, object]]:
+        """Return the rows once each run has its state, and the run `counted` has tokens: they come with a
+        peer's next record, up to 30 s after a round settles."""
         async with asyncio.timeout(180.0):
             while True:
                 rows = await self.listed()
-                counted = all(row["tokens"] for row in rows.values() if row["state"] == "training")
-                if counted and {name: row["state"] for name, row in rows.items()} == states:
+                is_counted = not counted or rows[counted]["tokens"]
+                if is_counted and {name: row["state"] for name, row in rows.items()} == states:
                     return rows
                 await asyncio.sleep(1.0)
 
@@ -132,7 +132,7 @@ async def test_five_runs_two_curators_and_an_objection(tmp_path):
         # The owner resumes the proposal, and a peer trains it.
         await play.order("resume", "proposed")
         await play.worker("proposed")
-        await play.until_listed({**states, "proposed": "training"})
+        await play.until_listed({**states, "proposed": "training"}, counted="training")
 
         # Third persons object to a document, and the owner withdraws it.
         for _ in range(2):

@@ -89,7 +89,12 @@ def test_a_run_is_joined_from_a_url_and_the_file_can_be_read_by_people(swarmnet,
     (config.state / "peer.yaml").write_text(text[: text.index("# Uncomment")] + optional)
     again = load(config.state / "peer.yaml")
     assert again.limits == LimitsFile(
-        upload=2.5e6, memory=8 << 30, hours="22:00-08:00", only_when_idle=True, only_when_plugged_in=True
+        upload=2.5e6,
+        memory=8 << 30,
+        hours="22:00-08:00",
+        only_when_idle=True,
+        share_when_busy=0.2,
+        only_when_plugged_in=True,
     ), "without the #, what is offered is right"
 
 

@@ -164,7 +164,7 @@ def test_a_worker_says_it_when_it_starts_as_a_warning(library, monkeypatch, only
     config = SimpleNamespace(
         device="cuda", stage="auto", limits=LimitsFile(only_when_idle=only_when_idle),
         metrics=SimpleNamespace(peak_flops=None), threads=1, compute=ComputeFile(dtype="fp32"),
-        state=tmp_path,
+        state=tmp_path, compute_duty_cycle=1.0,
     )  # fmt: skip
     WorkerRole(SimpleNamespace(
         config=config, report=report, metrics=PeerMetrics(process=False),

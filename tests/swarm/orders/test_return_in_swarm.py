@@ -230,7 +230,7 @@ async def test_an_archive_gives_what_no_peer_has_any_more_and_keeps_what_is_give
     assert all(kept[stage] < archive.newest(stage)[0].round <= later[stage] for stage in (0, 1))
     again = Archive(open_store(str(tmp_path)))
     again.open()
-    assert again.order() == order.data
+    assert again.orders() == [order.data]
     assert again.damaged() == []
     archivist.circle.close()
     await swarm.close()

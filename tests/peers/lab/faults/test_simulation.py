@@ -260,7 +260,7 @@ def test_the_checker_finds_a_contribution_that_is_settled_and_came_back(quiet):
 @pytest.fixture(scope="module")
 def sharded() -> ScheduleRecord:
     """A small world with reducers, of which some stand still, so that parts of contributions come back."""
-    seen = play(Options(6, peers=6, stages=2, rounds=20, sharded=True))
+    seen = play(Options(10, peers=6, stages=2, rounds=20, sharded=True))
     assert check(seen) == []
     return seen
 
