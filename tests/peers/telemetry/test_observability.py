@@ -417,7 +417,8 @@ async def shown(watched, what, good):
 
 
 def contributed(swarm):
-    return {entry[0]: entry[2] for entry in swarm["contributors"]}
+    """The tokens that each contributor claims."""
+    return {peer: tokens for peer, _name, _confirmed, tokens, _seconds in swarm["contributors"]}
 
 
 async def a_restart_of_the_observer_loses_nothing(watched):
