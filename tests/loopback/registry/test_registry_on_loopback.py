@@ -90,8 +90,10 @@ async def test_five_runs_two_curators_and_an_objection(tmp_path):
             lambda: min((scene.settled(peer) or [-1])[-1] for peer in scene.peers[1:]) >= 0, "all settle"
         )
         await play.order("pause", "paused")
+        await play.order("pause", "ended")  # It makes many rounds while a command starts.
         newest = scene.settled(scene.peers[3])[-1]
         await play.order("end", "ended", "--from-round", newest + LAST_ROUND + 20)
+        await play.order("resume", "ended")
         states = {name: name for name in ("proposed", "idle", "training", "paused", "ended")}
         rows = await play.until_listed(states)
         assert {row["run"] for row in rows.values()} == set(ids.values())
