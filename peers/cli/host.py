@@ -68,6 +68,8 @@ def host(
     parts = plan.write(signed.manifest, shlex.split(options), scoring)
     typer.echo(f"files  {folder}")
     typer.echo(f"page   http://{page}")
+    if peers:
+        typer.echo(f"watch  swarmnet top {folder / 'peer-1'}")
     if not scoring:
         typer.echo(
             f"       without a held-out loss; for one, put text that the run lacks beside {run_file.name} "

@@ -122,8 +122,9 @@ def public_ranges(addresses: tuple[str, ...]) -> frozenset[str]:
 def dialable(addresses: Iterable[str], own: Iterable[str]) -> tuple[str, ...]:
     """Return those of `addresses`, the multiaddrs in a record, that a peer with the addresses `own` may dial.
 
-    Names and public addresses are allowed. A private one is allowed in a block where this peer is too, and a
-    loopback one if this peer has no others. A resolved name must pass again (protocols/daemon/names.py)."""
+    Names, public addresses and this machine's own are allowed. A private one is allowed in a block where this
+    peer is too, and a loopback one if this peer has no others. A resolved name must pass again
+    (protocols/daemon/names.py)."""
     direct = [address for address in own if "/p2p-circuit" not in address]
     ips = [_ip_at(*beginning(address)) for address in direct]
     own_ips = [ip for ip in ips if ip is not None]
@@ -142,7 +143,7 @@ def _may_dial(address: str, own_ips: list[IP]) -> bool:
         return False
     if ip.is_loopback:
         return bool(own_ips) and all(own_ip.is_loopback for own_ip in own_ips)
-    if is_public(ip):
+    if is_public(ip) or ip in own_ips:  # Some machines have an address that is neither public nor private.
         return True
     return any(ip in block and any(own_ip in block for own_ip in own_ips) for block in PRIVATE_BLOCKS)
 

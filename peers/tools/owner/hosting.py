@@ -19,7 +19,7 @@ from peers.config.run_file import beside
 from peers.runtime.child_process import start_swarmnet
 from protocols.signed.identity import load_or_create
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import BYTES, STANDARD_LIBRARY, Data
+from swarmnet.run.schema import BYTES
 
 FIRST_WAIT_SECONDS = 5.0
 LONGEST_WAIT_SECONDS = 300.0
@@ -106,11 +106,8 @@ class HostPlan:
         for number in range(1, self.peers + 1):
             name = f"peer-{number}"
             joining = ["join", run, "--bootstrap", here, "--state", str(self.folder / name)]
-            if number == 1 and _has_text_alone(manifest.data):
-                joining += [
-                    "--stage",
-                    "0",
-                ]  # The only one that others cannot hold: the run would stand still.
+            if number == 1 and not manifest.data.is_library_alone:
+                joining += ["--stage", "0"]  # At first only this peer has the text, and others need it.
             parts.append(HostedPart(name, (*joining, "--set", "log=line", *options)))
         return parts
 
@@ -127,11 +124,6 @@ def scoring_keys(manifest: Manifest, folder: Path) -> dict[str, object]:
     text = {"text": str(found[0])} if found else {}
     keys: dict[str, object] = {"evaluating": {"seconds": SCORE_SECONDS, **text}}
     return keys if tokenizer is None else {**keys, "tokenizer": str(tokenizer)}
-
-
-def _has_text_alone(data: Data) -> bool:
-    """Return whether peers of the first stage need text that they cannot fetch from others."""
-    return any(source.path != STANDARD_LIBRARY and not source.is_shared for source in data.sources)
 
 
 async def host(parts: Sequence[HostedPart], tell: Tell, spawn: Spawn | None = None) -> None:

@@ -69,6 +69,12 @@ def test_only_who_has_an_address_in_a_private_network_is_led_there(address, from
     assert bool(dialable([address], [LAB, "/ip6/::1/tcp/1"])) is in_a_lab
 
 
+def test_peers_of_one_machine_reach_each_other_at_an_address_of_any_kind():
+    there = "/ip4/192.0.2.2/tcp/1"  # Of a test network: neither public nor private.
+    assert dialable([there], ["/ip4/127.0.0.1/tcp/2", "/ip4/192.0.2.2/tcp/2"]) == (there,)
+    assert dialable([there], ["/ip4/192.0.2.3/tcp/2"]) == ()
+
+
 @given(st.lists(st.text(max_size=30)), st.lists(st.text(max_size=30)))
 def test_any_text_for_an_address_is_taken_or_left_without_an_error(addresses, own):
     assert set(dialable(addresses, own)) <= set(addresses)

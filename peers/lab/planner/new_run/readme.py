@@ -41,6 +41,13 @@ The settings are in `{folder.name}.yaml`. Once published, they are fixed.
 {listed}
 ## Train
 
+Fill in contact, intended use and licences. Peers send only text with a `licence` and a `kind` to
+others. One command then does steps 1 to 3, runs the run's page, and prints the link by which others
+join:
+
+{_block(f"swarmnet host {quote(str(folder / folder.name))}.yaml")}
+Or step by step:
+
 1. Sign the run. Keep a copy of the key whose path is printed.
 
 {_block(publish)}

@@ -64,7 +64,8 @@ def test_the_observer_scores_held_out_text_where_there_is_some(tmp_path):
     (made.folder / "observer.yaml").unlink()
     parts = made.write(read, [], scoring_keys(read, tmp_path))
     alone = [part.name for part in parts if "--stage" in part.arguments]
-    assert alone == ["peer-1"], "others have no text, and so it takes the stage that reads it"
+    assert alone == ["peer-1"], "others have no text yet, and so it takes the stage that reads it"
+    assert not any("--stage" in part.arguments for part in made.write(library, [], {}))
     found = load(made.folder / "observer.yaml", {})
     assert (found.evaluating.text, found.tokenizer) == (
         tmp_path / "held-out.txt",
