@@ -236,6 +236,12 @@ def creator(play: Play) -> None:
     owner.type("new", "tale", "--text", "letters")
     play.until("`swarmnet new tale --text FOLDER` proposes a run", owner.has_ended)
     shutil.move(owner.home / "letters" / HELD_OUT, owner.home / "tale/held-out.md")
+    run_file = owner.home / "tale/tale.yaml"
+    # A creator states these, so that peers may send the text to others.
+    text = run_file.read_text().replace(
+        "    path: text\n", "    path: text\n    licence: MIT\n    kind: public\n"
+    )
+    run_file.write_text(text)
     _, link, swarm = host(play, "tale/tale.yaml", 1)
     people = [play.person(name) for name in ("ben", "cleo")]
     for person in people:
