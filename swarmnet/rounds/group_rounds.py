@@ -155,7 +155,8 @@ class GroupRounds:
         return not (self.agreement.joins or self._is_behind())
 
     def _is_behind(self) -> bool:
-        return self.agreement.are_ahead(lambda _, view: view.settled > self.applied)
+        views = self.same_branch_peers.values()
+        return self.agreement.are_ahead((view, view.settled > self.applied) for view in views)
 
     def handle(self, event: events.Event, now: float) -> list[events.Effect]:
         """Handle an event. Returns what must be done, in order."""
@@ -164,10 +165,9 @@ class GroupRounds:
             case events.GradientAccumulated(tokens):
                 is_first = self.open_round.tokens == 0  # A round without tokens has no deadline.
                 self.open_round.tokens += tokens
-                is_full = self.open_round.full(now)
                 self.gossip.committed(self.open_round.tokens, self.open_round.share)
                 self._due = min(self._due, self.gossip.next_deadline())
-                if not (is_first or is_full) and now < self._due:
+                if not (is_first or self.open_round.full(now)) and now < self._due:
                     return []  # The usual case: nothing below can change yet.
             case events.Contributed(round, reference, table):
                 self._record_table(reference, table)
@@ -442,7 +442,7 @@ class GroupRounds:
         """Return whether it is too late to contribute: sealed or settled, here or by half in sight."""
         if number <= self.settled or (number in self.rounds and self.rounds[number].sealed):
             return True
-        return self.agreement.are_ahead(lambda _, view: view.has_sealed(number))
+        return self.agreement.are_ahead((v, v.has_sealed(number)) for v in self.same_branch_peers.values())
 
     def _close_left_rounds(self, now: float) -> None:
         """Close the rounds that enough neighbours have left, but stay within `kept_rounds` of the settled."""

@@ -144,19 +144,16 @@ class CurrentRound:
         round's tokens, or if it has been ahead for a while. One peer can then neither drive the others
         through empty rounds nor leave idle peers behind. `contributed`: a signed contribution to this round
         exists, which proves that the round is over. Without it, this peer waits longer."""
-        if not any(self._has_left(peer, view) for peer, view in self._same_branch_peers.items()):
+        counting, views = self._that_count(), self._same_branch_peers
+        left = [(view, view.round > self.number) for peer, view in views.items() if peer in counting]
+        if not any(has_left for _, has_left in left):
             self._left_at = float("inf")
             return False
         self._left_at = min(self._left_at, now)
         has_half_of_tokens = 2 * self.tokens_of_group() >= self.rules.global_batch_tokens
         rules = self.rules
         wait_seconds = rules.contribution_timeout_seconds if contributed else rules.max_seconds
-        return (
-            has_half_of_tokens or now >= self._left_at + wait_seconds or agreement.are_ahead(self._has_left)
-        )
-
-    def _has_left(self, peer: PeerId, view: NeighbourView) -> bool:
-        return view.round > self.number and peer in self._that_count()
+        return has_half_of_tokens or now >= self._left_at + wait_seconds or agreement.are_ahead(left)
 
     def go_on(self, now: float) -> None:
         """Begin the next round. `tokens` is not reset: the caller sets it to 0 when it contributes, and what

@@ -14,7 +14,7 @@ fully linked group.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from swarmnet.identifiers import PeerId
@@ -38,14 +38,12 @@ class FinalityRules:
     """True until this peer has caught up with its group. Neighbours that are catching up too then have no say
     against those that are ahead: two newcomers would outvote the only peer that has trained."""
 
-    def are_ahead(self, is_ahead: Callable[[PeerId, NeighbourView], bool]) -> bool:
-        """Return whether this peer believes the neighbours that report to be ahead: half of the peers in
-        sight, or any one while it `follows`. `is_ahead` tells whether a neighbour reports so."""
-        views = self.same_branch_peers.items()
-        reports = [(view.in_step, is_ahead(peer, view)) for peer, view in views]
-        ahead = sum(reported for _, reported in reports)
-        counted = sum(in_step or reported or not self.joins for in_step, reported in reports)
-        return ahead > 0 if self.follows else 2 * ahead >= 1 + counted
+    def are_ahead(self, reports: Iterable[tuple[NeighbourView, bool]]) -> bool:
+        """Return whether this peer believes the neighbours that report to be ahead: half of those that count
+        and this peer, or any one while it `follows`. `reports`: each neighbour that counts, and whether it
+        reports so."""
+        saying = [says for view, says in reports if says or view.in_step or not self.joins]
+        return any(saying) if self.follows else self.is_half(saying)
 
     def is_half(self, saying: Iterable[bool]) -> bool:
         """Return whether the neighbours that report something are at least half of these and this peer.
@@ -76,7 +74,7 @@ class FinalityRules:
 
     def _settled_by_enough(self, number: int) -> bool:
         """Return whether the neighbours that have settled the round are believed at once."""
-        return self.are_ahead(lambda _, view: view.settled >= number)
+        return self.are_ahead((view, view.settled >= number) for view in self.same_branch_peers.values())
 
     def _digest_settled_most(self, number: int, state: RoundSet) -> bytes:
         """Return the most frequent digest among neighbours that have settled the round; of equally frequent
