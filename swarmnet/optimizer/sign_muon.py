@@ -80,7 +80,8 @@ class SignMuon:
         self._fragments = config.fragments
         self._decay = config.momentum
         self.state = state_of(layout, manifest.sync)
-        self.ledger = AgreementLedger() if config.weighs_by_agreement else None
+        weighs, is_private = config.weighs_by_agreement, manifest.data.private
+        self.ledger = AgreementLedger(is_private=is_private) if weighs else None
         self._layout = layout
         self._device = device
         self._clip = BlockClip(layout, manifest.sync.max_grad_norm, device)

@@ -37,11 +37,6 @@ def private_rows(manifest: Manifest) -> list[Problem]:
             "files and shared out of data.sources",
         ),
         (
-            manifest.sync.weights == "agreement",
-            "data.private: sync.weights: agreement compares peers, and an owner of unlike text would lose "
-            "weight; set sync.weights: equal or tokens",
-        ),
-        (
             bool(data.tokenizer_sha256),
             "data.private: a private run shares no text and no tokenizer; leave data.tokenizer_sha256 out",
         ),

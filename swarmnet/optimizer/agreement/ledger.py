@@ -88,8 +88,9 @@ class Weighable(Protocol):
 class AgreementLedger:
     """The rows of the contributors to the settled rounds, sorted by tag."""
 
-    def __init__(self) -> None:
-        """Begin without any contributor."""
+    def __init__(self, *, is_private: bool = False) -> None:
+        """Begin without any contributor. `is_private`: whether each peer trains on its own text."""
+        self.is_private = is_private
         self.report = b""
         """The newest report on the weights; empty before the first. Other threads may read it."""
         self.votes: Votes = {}
@@ -119,7 +120,8 @@ class AgreementLedger:
     def compare(self, tags: Sequence[bytes], signs_CN: NDArray[np.int8]) -> RoundAgreement | None:
         """Compare the contributors of a round by their votes, +1 or -1, and by their weights so far."""
         rows_CF = self._rows(tags)
-        return compare(signs_CN, base_weights(rows_CF[:, STANDING]), _are_known(rows_CF))
+        bases_C = base_weights(rows_CF[:, STANDING])
+        return compare(signs_CN, bases_C, _are_known(rows_CF), is_private=self.is_private)
 
     def record(self, round: int, tags: Sequence[bytes], found: RoundAgreement | None) -> None:
         """Add a settled round, the next one. `found`: what its votes say of its contributors."""

@@ -49,7 +49,7 @@ class WeighedVotes(ReducedVotes):
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         super().__init__(manifest, layout, device)
-        self.ledger = AgreementLedger()
+        self.ledger = AgreementLedger(is_private=manifest.data.private)
 
     def all_sums_bytes(self, contributors: int) -> int:
         sums = super().all_sums_bytes(FULL_WEIGHT * contributors)
@@ -104,7 +104,8 @@ class WeighedVotes(ReducedVotes):
         places = drawn_places(negative_WN.shape[1], len(contributors), seed)
         signs_WN = 1 - 2 * negative_WN[:, places].astype(np.int8)
         known_W = np.array(marks) != NEWCOMER
-        found = compare(signs_WN, np.array(counted(marks), np.int64), known_W)
+        bases_W = np.array(counted(marks), np.int64)
+        found = compare(signs_WN, bases_W, known_W, is_private=self.ledger.is_private)
         if found is None:
             rows = [(mark, FULL_WEIGHT, NOT_COMPARED) for mark in marks]
         else:

@@ -87,6 +87,8 @@ def _read(subject: TrialSubject) -> tuple[Manifest, BenchTexts]:
         sha256 = require_hash(open_model(start, manifest), manifest)
         manifest = replace(manifest, init_checkpoint=replace(manifest.init_checkpoint, sha256=sha256))
     split = TextSplit.parse(subject.split)
+    if split != TextSplit() and not split.trains:  # Each peer has the text of its owner.
+        manifest = replace(manifest, data=replace(manifest.data, private=True))
     return manifest, read_texts(subject.run_file, manifest, subject.eval_text, subject.tokenizer, split)
 
 

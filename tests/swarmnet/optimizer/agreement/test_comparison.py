@@ -19,11 +19,11 @@ from swarmnet.rounds.open_round import MIN_CONTRIBUTORS
 NUMBERS = 4096
 
 
-def found(signs_CN, bases=None, known=None):
+def found(signs_CN, bases=None, known=None, is_private=False):
     contributors = len(signs_CN)
     bases_C = np.full(contributors, FULL_WEIGHT) if bases is None else np.array(bases)
     known_C = np.ones(contributors, bool) if known is None else np.array(known)
-    return compare(signs_CN, bases_C, known_C)
+    return compare(signs_CN, bases_C, known_C, is_private=is_private)
 
 
 def lies(kind, count, honest_CN, right_N):
@@ -55,6 +55,22 @@ def test_liars_lose_their_weight_and_honest_peers_keep_theirs(kind, count):
     assert (weights[:-count] == FULL_WEIGHT).all()
     assert (weights[-count:] == 0).all()
     assert (result.shared[:-count] == FULL_WEIGHT).all()
+
+
+@pytest.mark.parametrize("count", [3, 4, 6])
+def test_liars_as_alike_as_honest_peers_lose_their_weight(count):
+    """Correlations of 0.12 among honest peers, as late in training, and of 0.25 among liars that err around
+    a common wrong direction. In a private run, they may be an owner's peers."""
+    open_RC, private_RC = np.zeros((2, 12, 16), int)
+    for round in range(12):
+        honest_CN, _ = correlated_votes(16 - count, 10_000, errors=0.325, seed=round)
+        lies_CN, _ = correlated_votes(count, 10_000, errors=0.25, seed=100 + round)
+        signs_CN = np.concatenate([honest_CN, lies_CN])
+        open_RC[round] = found(signs_CN).ratios
+        private_RC[round] = found(signs_CN, is_private=True).ratios
+    expected = [FULL_WEIGHT] * (16 - count) + [0] * count
+    assert (base_weights(open_RC.mean(0).astype(int)) == expected).all()
+    assert (private_RC[:, 16 - count :] > open_RC[:, 16 - count :]).all()
 
 
 def test_copies_and_the_copied_share_one_vote():
@@ -141,6 +157,6 @@ def test_owners_of_other_text_get_their_votes_back(without_votes):
         [np.where(generator.random((5, NUMBERS)) < 0.24, -right_N, right_N) for right_N in right]
     )
     bases = [0 if owner == without_votes else FULL_WEIGHT for owner in range(3) for _ in range(5)]
-    weights = base_weights(found(signs_CN, bases).ratios).reshape(3, 5)
+    weights = base_weights(found(signs_CN, bases, is_private=True).ratios).reshape(3, 5)
     assert (weights[without_votes] > 0).all()
     assert (np.delete(weights, without_votes, 0) == FULL_WEIGHT).all()
