@@ -1,4 +1,5 @@
-"""Real processes of three owners train on private text with noise, and count what their documents lose."""
+"""Real processes train on private text: owners with noise, owners that see only sums of votes, and owners
+that hold both ends of a model. What these send is read before it is encrypted."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from archive_scene import RUN, Scene, order
+from archive_scene import RUN, Scene, order, owned
+from private_wire import Wire, token_windows
 from processes import publish_run
 
 from peers.lab.processes import demo_report
@@ -103,7 +105,11 @@ async def test_processes_that_see_only_sums_of_votes_learn(tmp_path: Path):
     assert demo_report.unequal_digests(stories) == []
 
 
-async def test_processes_that_hold_both_ends_or_the_middle_learn(tmp_path: Path):
+TEXT = "a cat sat on the mat and sang. "
+
+
+async def test_processes_that_hold_both_ends_or_the_middle_learn_and_send_no_text(tmp_path: Path):
+    wire = Wire(tmp_path)
     run = {
         **FEDERATED,
         "name": "u-shaped",
@@ -117,8 +123,9 @@ async def test_processes_that_hold_both_ends_or_the_middle_learn(tmp_path: Path)
     try:
         boot = await scene.peer("boot", {"role": "bootstrap", "run": "run.json"})
         await boot.until_listening()
-        (tmp_path / "own.txt").write_text("a cat sat on the mat and sang. " * 500)
+        (tmp_path / "own.txt").write_text(TEXT * 500)
         keys = {"run": "run.json", "bootstrap": boot.addresses, "checkpoint_seconds": 5}
+        scene.prefix = wire.prefix
         for number in range(2):  # Nobody is told which stage to serve.
             await scene.peer(f"owner-{number}", {**keys, "data_paths": {"own": "own.txt"}})
             await scene.peer(f"middle-{number}", keys)
@@ -134,7 +141,22 @@ async def test_processes_that_hold_both_ends_or_the_middle_learn(tmp_path: Path)
     assert demo_report.unequal_digests(stories) == []
     assert [{commit[4] is None for commit in story.commits} for story in stories] == [{False}, {True}] * 2
     held_out = tmp_path / "held.txt"
-    held_out.write_text("a cat sat on the mat and sang. " * 20)
+    held_out.write_text(TEXT * 20)
     scored = await scene.swarmnet("evaluate", "--from", tmp_path, "--eval-text", held_out)
     perplexity = float(re.search(r"perplexity ([0-9.]+)", scored)[1])
     assert perplexity < 200, "of both stages together, from the peers' checkpoints"
+    assert all(len(wire.sent(peer.process.pid)) > 1 << 20 for peer in peers), "hidden states and updates"
+    sent = wire.all_sent()
+    assert [found for found in token_windows(TEXT.encode() * 4) if found in sent] == []
+
+
+async def test_the_reader_of_the_wire_finds_the_labels_that_ordinary_processes_send(tmp_path: Path):
+    wire = Wire(tmp_path)
+    async with owned(tmp_path, "ordinary") as (scene, keys):
+        scene.prefix = wire.prefix
+        for stage in range(2):
+            await scene.peer(f"peer-{stage}", {**keys, "stage": stage})
+        first = scene.peers[1]
+        await scene.until(lambda: scene.settled(first), "a round settles")
+    windows = token_windows(b"the first text. " * 4)
+    assert any(found in wire.sent(first.process.pid) for found in windows)

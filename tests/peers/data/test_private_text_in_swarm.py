@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from private_wire import token_windows
 from swarm import Swarm, TextProcess, exchange_alone, shared_rounds, tiny_manifest
 
 from peers.config.peer_file import PeerFile
@@ -102,16 +103,6 @@ async def texts(swarm, tmp_path):
     return shelves
 
 
-def windows(folder):
-    """All sequences of six tokens of the text, and so of its labels: as bytes, which are also what msgpack
-    makes of small integers, and as integers of each width that the wire knows."""
-    (path,) = folder.glob("*.txt")
-    text = np.frombuffer(path.read_bytes()[:64], np.uint8)  # It repeats after 20 bytes.
-    assert text.max() < 128
-    kinds = ("u1", "<u2", ">u2", "<i4", ">i4", "<i8", ">i8")
-    return {text[at : at + 6].astype(kind).tobytes() for at in range(32) for kind in kinds}
-
-
 def knows_nothing_for_others(shelves, tmp_path):
     for shelf, name in zip(shelves, OWNERS, strict=True):
         digest = hashlib.sha256((tmp_path / name / f"secret-of-{name}.txt").read_bytes()).digest()
@@ -175,7 +166,7 @@ def test_neither_tokens_nor_labels_leave_an_owner_that_holds_both_ends(sent, tmp
     wire = b"\0".join(sent)
     assert swarm.committed(1) > 40, "hidden states went over the wire"
     for name in OWNERS:
-        secrets = {*needles(tmp_path / name), *windows(tmp_path / name)}
+        secrets = {*needles(tmp_path / name), *token_windows(OWNERS[name] * 4)}
         assert [secret for secret in secrets if secret in wire] == []
     knows_nothing_for_others(shelves, tmp_path)
 
@@ -184,7 +175,7 @@ def test_the_reader_of_the_wire_finds_the_labels_of_ordinary_stages(sent, tmp_pa
     ordinary = replace(U_SHAPED, data=replace(U_SHAPED.data, u_shaped_layers=0))
     train(ordinary, tmp_path, (0, 1, 1))
     wire = b"\0".join(sent)
-    assert any(needle in wire for needle in windows(tmp_path / "a"))
+    assert any(needle in wire for needle in token_windows(OWNERS["a"] * 4))
 
 
 def test_the_reader_finds_the_tokens_that_an_owner_sends_and_no_peer_takes_them(sent, tmp_path, monkeypatch):
@@ -198,6 +189,6 @@ def test_the_reader_finds_the_tokens_that_an_owner_sends_and_no_peer_takes_them(
 
     swarm, _ = train(U_SHAPED, tmp_path, (0, 0, 0), (("m", 1),), refusals)
     wire = b"\0".join(sent)
-    assert any(needle in wire for needle in windows(tmp_path / "a"))
+    assert any(needle in wire for needle in token_windows(OWNERS["a"] * 4))
     assert all("2048 are allowed" in reason for reason in refusals(swarm)), "as many as hidden states take"
     assert swarm.of("committed") == []

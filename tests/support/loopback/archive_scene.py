@@ -36,8 +36,11 @@ RUN = {
 
 
 class Scene(RunningPeers):
+    prefix: tuple[str, ...] = ()
+    """Command that runs the peers that start from now on."""
+
     async def peer(self, name: str, keys: dict[str, object]) -> DemoPeer:
-        self.peers.append(await start(self.folder, name, {**keys, **LOOPBACK}))
+        self.peers.append(await start(self.folder, name, {**keys, **LOOPBACK}, self.prefix))
         return self.peers[-1]
 
     def settled(self, peer: DemoPeer) -> list[int]:
