@@ -27,7 +27,7 @@ from peers.data.documents import held_out_text
 from peers.lab.processes import demo_report
 from peers.lab.processes.demo_table import Moment, table
 from peers.lab.processes.local_processes import DemoPeer, start
-from peers.state.checkpoint_file import newest
+from peers.state.checkpoint_file import CheckpointError, Model, newest
 from peers.telemetry.event_log import LOG_FILE
 from peers.tools.model.evaluate import score_weights
 from peers.tools.model.export import export
@@ -236,7 +236,7 @@ class Demo:
         for peer in self.peers:
             stories[peer.name].alive = peer.killed_at is None
             stories[peer.name].started_at = peer.started_at
-        model = newest(self.folder)
+        model = self._model(trained)
         weights = model.whole()
         shape, data = model.manifest.model, model.manifest.data
         score = score_weights(weights, shape, held_out_text(), window=data.seq_len)
@@ -263,6 +263,16 @@ class Demo:
         write_atomically(path, (json.dumps(report, indent=1) + "\n").encode())
         self._print_report(report, text, folder, path)
         return 0 if report["loss_end"] is not None and not report["unequal_digests"] else 1
+
+    def _model(self, trained: float) -> Model:
+        """Return the newest model of the peers. Raises UserError if a stage has no checkpoint yet."""
+        try:
+            return newest(self.folder)
+        except CheckpointError as error:
+            raise UserError(
+                f"{error}; the peers settled too few rounds in {trained:.0f} s: give them longer, as "
+                f"swarmnet demo --seconds {3 * self.options.seconds:.0f}"
+            ) from None
 
     def _print_report(self, report: dict[str, object], text: str, model: Path, path: Path) -> None:
         """Print the report: times after the faults, loss, digests, a sample of the model, and its files."""

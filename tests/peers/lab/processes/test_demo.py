@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from peers.config.errors import UserError
 from peers.config.peer_file import DemoOptions
 from peers.config.run_file import load_manifest
 from peers.lab.processes.demo import Demo, by_method
@@ -42,6 +43,11 @@ def test_what_happened_is_told_once(tmp_path, terminal):
     assert told_at_once is not terminal, "a terminal shows it in the live table"
     demo._print_report(REPORT, "pass", Path("model"), Path("report.json"))
     assert demo.console.file.getvalue().count("a fresh peer joins") == 1
+
+
+def test_too_few_rounds_for_a_checkpoint_say_for_how_long_to_train(tmp_path):
+    with pytest.raises(UserError, match=r"holds no checkpoint .* in 61 s: .* swarmnet demo --seconds 180$"):
+        Demo(DemoOptions(seconds=60.0), tmp_path)._model(61.2)
 
 
 def test_the_run_file_of_the_examples_trains_as_the_demo_does():
