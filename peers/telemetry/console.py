@@ -54,7 +54,7 @@ class StatusLine:
         """Return one line for people; values that are None are left out. A narrow terminal cuts the end, so
         what matters most comes first. Without a stage, only the state and the number of known peers."""
         if self.stage is None:
-            return self.state + (f"  {self.swarm_peers} peers known" if self.swarm_peers else "")
+            return self.state + (f"  {counted(self.swarm_peers, 'peer')} known" if self.swarm_peers else "")
         parts = [self.state if self.waits_for is None else f"waits for stage {self.waits_for}"]
         if self.round is not None:
             parts.append(f"round {self.round}")
