@@ -43,8 +43,6 @@ HELD_OUT = "held-out"
 """
 ANY_ADDRESS = "/ip4/0.0.0.0"
 LOOPBACK = "/ip4/127."
-NAME_CHARACTERS = 50
-"""Characters of the run's name in the name of a part; a peer's name has at most 64."""
 USER_ERROR = 2
 """Exit code of an error that the user must correct; starting again would not help."""
 
@@ -112,8 +110,7 @@ class HostPlan:
         for port, (role, keys) in enumerate(roles.items(), self.port):
             file = self.folder / f"{role}.yaml"
             if not is_there(file):
-                values = {"role": role, "name": _name(manifest, role), "state": role, **keys}
-                values["listen"] = [f"{self.listen}/tcp/{port}"]
+                values = {"role": role, "state": role, **keys, "listen": [f"{self.listen}/tcp/{port}"]}
                 if self.is_announced:
                     values["announce"] = [f"{self.address}/tcp/{port}"]
                 lines = [f"{key}: {json.dumps(value)}" for key, value in values.items()]
@@ -123,7 +120,7 @@ class HostPlan:
             name = f"peer-{number}"
             joining = ["join", run, "--bootstrap", here, "--state", str(self.folder / name)]
             if not is_there(self.folder / name / PEER_FILE):  # Later, its owner may have changed these.
-                joining += ["--name", _name(manifest, str(number)), *self._options_of_place()]
+                joining += ["--name", name, *self._options_of_place()]
             if number == 1 and not manifest.data.is_library_alone:
                 joining += ["--stage", "0"]  # At first only this peer has the text, and others need it.
             parts.append(HostedPart(name, (*joining, "--set", "log=line", *options)))
@@ -139,11 +136,6 @@ class HostPlan:
             return []
         keys = {"listen": [f"{self.listen}/tcp/0"], "nat": False, **self._lan()}
         return [word for key, value in keys.items() for word in ("--set", f"{key}={json.dumps(value)}")]
-
-
-def _name(manifest: Manifest, part: str) -> str:
-    """Return the name that `swarmnet top` and the page show for a part."""
-    return f"{manifest.name[:NAME_CHARACTERS]}-{part}"
 
 
 def listen_place(place: str) -> str:

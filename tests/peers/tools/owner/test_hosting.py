@@ -48,7 +48,7 @@ def test_the_parts_know_the_bootstrap_by_its_key_and_use_ports_of_their_own(tmp_
     ports = [files[name].listen[0].rpartition("/")[2] for name in files]
     assert ports == ["31330", "31331", "31332"]
     assert files["observer"].announce == ("/ip4/192.0.2.7/tcp/31331",)
-    assert files["observer"].name == f"{tiny_manifest().name}-observer"
+    assert files["observer"].name == "observer"
     joining = (
         "join",
         str(made.published),
@@ -58,7 +58,7 @@ def test_the_parts_know_the_bootstrap_by_its_key_and_use_ports_of_their_own(tmp_
         str(tmp_path / "mine-host/peer-1"),
     )
     common = ("--set", "log=line", "--set", "tokenizer=/a/tokenizer.json")
-    named = ("--name", f"{tiny_manifest().name}-1")
+    named = ("--name", "peer-1")
     assert parts[3].arguments == (*joining, *named, *common)
     (tmp_path / "mine-host/peer-1").mkdir()
     (tmp_path / "mine-host/peer-1/peer.yaml").touch()
