@@ -35,13 +35,21 @@ def host(
     from peers.config.run_file import initial_model_option, load_manifest, load_signed, text_settings
     from peers.lab.planner.new_run.machines import bootstrap_place
     from peers.runtime.state_lock import make_private
-    from peers.tools.owner.hosting import HELD_OUT, HostPlan, scoring_keys
-    from peers.tools.owner.hosting import host as host_parts
+    from peers.tools.owner.hosting import (
+        ANY_ADDRESS,
+        HELD_OUT,
+        HostPlan,
+        found_by_commands,
+        host_until_stopped,
+        listen_place,
+        scoring_keys,
+    )
     from protocols.signed.identity import IdentityError
     from swarmnet.identifiers import PeerId
 
     manifest = load_manifest(run_file, PeerId(""))
     place, port = bootstrap_place(address)
+    listen = ANY_ADDRESS if address is None else listen_place(place)
     folder = run_file.absolute().parent / f"{run_file.stem}-host"
     published = run_file.absolute().with_suffix(".run.json")
     plan = HostPlan(
@@ -51,7 +59,8 @@ def host(
         port=port,
         page=page,
         peers=peers,
-        is_announced=address is not None,
+        listen=listen,
+        is_announced=address is not None and listen != place,
     )
     make_private(folder)
     with as_user_errors(IdentityError):
@@ -76,4 +85,5 @@ def host(
             f"({HELD_OUT}.txt), and delete {folder / 'observer.yaml'}"
         )
     typer.echo("stop   Ctrl+C: all leave; the same command continues")
-    asyncio.run(host_parts(parts, lambda line: typer.echo(line, err=True)))
+    with found_by_commands(plan):
+        asyncio.run(host_until_stopped(parts, lambda line: typer.echo(line, err=True)))

@@ -229,7 +229,8 @@ class PeerLinks:
             record.uploads_seen,
         )
         if is_news:
-            self.membership.peers[signed.peer].started = record.started
+            known = self.membership.peers[signed.peer]
+            known.started, known.name = record.started, record.name
             if record.started != old_start:
                 # Maybe two processes use one key: the linked one must see the record of the other.
                 self.post(signed.peer, "group", PeerRecords([data]))

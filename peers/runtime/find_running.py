@@ -15,6 +15,8 @@ from peers.runtime.state_lock import is_held, role_of
 
 PEER_FILE = "peer.yaml"
 """Name of the peer file that `swarmnet join` writes into the state folder."""
+HOSTED = "hosted"
+"""Folder in the state home with links to the peers of a running `swarmnet host`, which are elsewhere."""
 OF_A_PEER = (PEER_FILE, "identity.key")
 """Files that identify a folder as a peer's state."""
 
@@ -48,9 +50,10 @@ def peer_file_of(where: Path | None, command: str) -> Path:
 
 
 def running_here() -> list[Path]:
-    """Return the state folders of this user's running peers, in the system's default place."""
+    """Return the state folders of this user's running peers, in the system's default place or hosted."""
     home = default_state(os.environ, sys.platform)
-    return sorted(path for path in home.glob("*/") if _is_running(path))
+    hosted = (path.resolve() for path in (home / HOSTED).glob("*/"))
+    return sorted(path for path in (*home.glob("*/"), *hosted) if _is_running(path))
 
 
 def states_here() -> list[Path]:

@@ -43,24 +43,29 @@ class StatusLine:
     swarm_peers: int = 0
     tokens: int = 0
     """Tokens committed here since the start."""
+    confirmed_tokens: int | None = None
+    """Tokens of own contributions that others confirmed, as `swarmnet credit` shows them."""
     total_tokens: int | None = None
     """Tokens of all peers in all settled rounds of the stage."""
     waits_for: int | None = None
     """A neighbouring stage without a peer, so that no microbatch can pass; None if there is none."""
 
     def line(self) -> str:
-        """Return one line for people; values that are None are left out. Without a stage, only the state and
-        the number of known peers."""
+        """Return one line for people; values that are None are left out. A narrow terminal cuts the end, so
+        what matters most comes first. Without a stage, only the state and the number of known peers."""
         if self.stage is None:
-            return self.state + (f"  {self.swarm_peers} peers known" if self.swarm_peers else "")
-        parts = [self.state if self.waits_for is None else f"waits for a peer of stage {self.waits_for}"]
-        parts.append(f"stage {self.stage}" + (f" of 0-{self.stages - 1}" if self.stages is not None else ""))
+            return self.state + (f"  {counted(self.swarm_peers, 'peer')} known" if self.swarm_peers else "")
+        parts = [self.state if self.waits_for is None else f"waits for stage {self.waits_for}"]
         if self.round is not None:
             parts.append(f"round {self.round}")
         if self.loss is not None:
             parts.append(f"loss {self.loss:.3f}")
+        if self.confirmed_tokens is not None:
+            parts.append(f"{count_text(self.confirmed_tokens)} tokens confirmed")
         if self.tokens_per_second is not None:
             parts.append(pace(self.tokens_per_second))
+        stages = self.stages or 1
+        parts.append(f"stage {self.stage}" + (f" of 0-{stages - 1}" if stages > 1 else ""))
         parts.append(f"up {amount(self.sent_bytes)} down {amount(self.received_bytes)}")
         parts.append(f"peers {self.group_peers} here, {self.swarm_peers} in all")
         return "  ".join(parts)
@@ -224,6 +229,14 @@ def amount(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 99.5 else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def count_text(count: int) -> str:
+    """Return a number for people: `9,500`, `2.4 million`."""
+    for size, word in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
+        if count >= size:
+            return f"{count / size:.1f} {word}"
+    return f"{count:,}"
 
 
 def pace(tokens_per_second: float) -> str:

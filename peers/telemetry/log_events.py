@@ -100,7 +100,7 @@ class Linked(Event, frozen=True):
 
 class Unlinked(Event, frozen=True):
     """A linked neighbour is gone; `released`: neither side needed the link."""
-    sentence = "lost {peer}"
+    sentence = "{peer} is gone"
     codes = reasons.DEPARTURES
     is_printed = True
     peer: str

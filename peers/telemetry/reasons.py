@@ -52,7 +52,7 @@ class Codes(Mapping[str, Reason]):
 
 
 DEPARTURES = Codes("A linked peer is gone", "departures_total", {
-    "left": Reason("it said goodbye", NOTHING),
+    "left": Reason("it left", NOTHING),
     "moved": Reason("it went to another stage", NOTHING),
     "paused": Reason("its owner paused it", NOTHING),
     "silent": Reason(
@@ -201,7 +201,7 @@ ROUNDS = Codes("A round was applied", "rounds_total", {
     "deadline": Reason("some came late; they still count, as corrections", f"{TOP}: who lags or has gone?"),
     "alone": Reason("no other peer of the stage was there", f"ask others to join: {JOIN}"),
     "empty": Reason("no contribution had come yet; late ones correct it", f"{TOP}: which stage is missing?"),
-    "replayed": Reason("the group had settled it before; this peer caught up", NOTHING, "none"),
+    "replayed": Reason("the group had closed it before; this peer caught up", NOTHING, "none"),
 })  # fmt: skip
 
 CONTRIBUTIONS = Codes(

@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 
 from peers.config.errors import UserError
-from peers.telemetry.console import printable
+from peers.telemetry.console import count_text, printable
 from swarmnet.run.owner_orders import NO_ORDER, OwnerOrders
 from swarmnet.run.progress import duration_text, percent, progress_text
 
@@ -208,14 +208,6 @@ class OwnWork:
 
 
 JOULES_PER_KWH = 3.6e6
-
-
-def count_text(count: int) -> str:
-    """Return a number for people: `9,500`, `2.4 million`."""
-    for size, word in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
-        if count >= size:
-            return f"{count / size:.1f} {word}"
-    return f"{count:,}"
 
 
 @dataclass(frozen=True, slots=True)

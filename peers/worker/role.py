@@ -268,7 +268,7 @@ class WorkerRole(Role):
             await text.close()
             observer.look()
             observer.log_event()
-            self.record.end_stage(worker.services)
+            self.record.end_stage(worker.services, process.report.notify)
             process.log.flush()
             if worker.services is not None:
                 known = worker.services.links.membership.peers.items()

@@ -238,10 +238,8 @@ def creator(play: Play) -> None:
     shutil.move(owner.home / "letters" / HELD_OUT, owner.home / "tale/held-out.md")
     run_file = owner.home / "tale/tale.yaml"
     # A creator states these, so that peers may send the text to others.
-    text = run_file.read_text().replace(
-        "    path: text\n", "    path: text\n    licence: MIT\n    kind: public\n"
-    )
-    run_file.write_text(text)
+    text = run_file.read_text().replace("# licence: unknown", "licence: MIT")
+    run_file.write_text(text.replace("# kind: other ", "kind: public "))
     _, link, swarm = host(play, "tale/tale.yaml", 1)
     people = [play.person(name) for name in ("ben", "cleo")]
     for person in people:

@@ -56,6 +56,8 @@ class PeerInfo:
     (swarmnet/rounds/upload_meter.py)."""
     started: int = 0
     """When its process started, by its newest record; 0: unknown."""
+    name: str = ""
+    """Its name for people, by its newest record; empty: none."""
     worked: bool = False
     """True if it has contributed to a settled set of this group."""
 

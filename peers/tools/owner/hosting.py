@@ -7,16 +7,24 @@ when they fail.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import signal
+import socket
+import sys
 from asyncio.subprocess import Process
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from peers.config.atomic_files import is_there, write_atomically
 from peers.config.errors import UserError
+from peers.config.peer_file import default_state
 from peers.config.run_file import beside
 from peers.runtime.child_process import start_swarmnet
+from peers.runtime.find_running import HOSTED, PEER_FILE
+from peers.runtime.state_lock import make_private
 from protocols.signed.identity import load_or_create
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.schema import BYTES
@@ -33,6 +41,8 @@ SCORE_SECONDS = 600.0
 HELD_OUT = "held-out"
 """Beginning of the name of the held-out text next to the run file: a folder, or a file such as held-out.txt.
 """
+ANY_ADDRESS = "/ip4/0.0.0.0"
+LOOPBACK = "/ip4/127."
 USER_ERROR = 2
 """Exit code of an error that the user must correct; starting again would not help."""
 
@@ -64,6 +74,8 @@ class HostPlan:
     """Address of the observer's page, as HOST:PORT."""
     peers: int
     """How many peers train on this machine."""
+    listen: str
+    """Beginning of the multiaddrs at which the parts listen: all addresses of this machine, or `address`."""
     is_announced: bool
     """Whether the parts announce `address`, because the machine does not know it (behind a router)."""
 
@@ -84,9 +96,10 @@ class HostPlan:
         are the observer's keys of `scoring_keys`. Files of an earlier call stay as they are. Raises
         UserError."""
         peer_id = self.multiaddr().rpartition("/")[2]
-        here = f"/ip4/127.0.0.1/tcp/{self.port}/p2p/{peer_id}"
+        way = "/ip4/127.0.0.1" if self.listen == ANY_ADDRESS else self.listen
+        here = f"{way}/tcp/{self.port}/p2p/{peer_id}"
         run = str(self.published.absolute())
-        common: dict[str, object] = {"run": run, "nat": False, "log": "line"}
+        common: dict[str, object] = {"run": run, "nat": False, "log": "line", **self._lan()}
         knows = {**common, "bootstrap": [here]}
         roles: dict[str, dict[str, object]] = {
             "bootstrap": common,
@@ -97,7 +110,7 @@ class HostPlan:
         for port, (role, keys) in enumerate(roles.items(), self.port):
             file = self.folder / f"{role}.yaml"
             if not is_there(file):
-                values = {"role": role, "state": role, **keys, "listen": [f"/ip4/0.0.0.0/tcp/{port}"]}
+                values = {"role": role, "state": role, **keys, "listen": [f"{self.listen}/tcp/{port}"]}
                 if self.is_announced:
                     values["announce"] = [f"{self.address}/tcp/{port}"]
                 lines = [f"{key}: {json.dumps(value)}" for key, value in values.items()]
@@ -106,10 +119,34 @@ class HostPlan:
         for number in range(1, self.peers + 1):
             name = f"peer-{number}"
             joining = ["join", run, "--bootstrap", here, "--state", str(self.folder / name)]
+            if not is_there(self.folder / name / PEER_FILE):  # Later, its owner may have changed these.
+                joining += ["--name", name, *self._options_of_place()]
             if number == 1 and not manifest.data.is_library_alone:
                 joining += ["--stage", "0"]  # At first only this peer has the text, and others need it.
             parts.append(HostedPart(name, (*joining, "--set", "log=line", *options)))
         return parts
+
+    def _lan(self) -> dict[str, object]:
+        """Return the key that keeps a part off the local network, if it listens only on this machine."""
+        return {"lan": False} if self.listen.startswith(LOOPBACK) else {}
+
+    def _options_of_place(self) -> list[str]:
+        """Return the options of `swarmnet join` with which a peer listens only where the other parts do."""
+        if self.listen == ANY_ADDRESS:
+            return []
+        keys = {"listen": [f"{self.listen}/tcp/0"], "nat": False, **self._lan()}
+        return [word for key, value in keys.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+
+
+def listen_place(place: str) -> str:
+    """Return the beginning of the multiaddrs to listen at, for a machine that others reach at `place`: that,
+    if it is an IPv4 address of this machine, else all addresses, as a router forwards connections."""
+    _, kind, host = place.split("/", 2)
+    if kind == "ip4":
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind((host, 0))
+            return place
+    return ANY_ADDRESS
 
 
 def scoring_keys(manifest: Manifest, folder: Path) -> dict[str, object]:
@@ -124,6 +161,46 @@ def scoring_keys(manifest: Manifest, folder: Path) -> dict[str, object]:
     text = {"text": str(found[0])} if found else {}
     keys: dict[str, object] = {"evaluating": {"seconds": SCORE_SECONDS, **text}}
     return keys if tokenizer is None else {**keys, "tokenizer": str(tokenizer)}
+
+
+@contextlib.contextmanager
+def found_by_commands(plan: HostPlan) -> Iterator[None]:
+    """Let commands without a state folder find the peers that train here: until the context ends, links in
+    the state home lead to their folders."""
+    home = default_state(os.environ, sys.platform) / HOSTED
+    links = {home / f"{plan.folder.name}-{number}": f"peer-{number}" for number in range(1, plan.peers + 1)}
+    with contextlib.suppress(OSError):  # Without links, commands take the folder.
+        make_private(home)
+        for link, name in links.items():
+            link.unlink(missing_ok=True)
+            link.symlink_to(plan.folder / name)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            for link in links:
+                link.unlink(missing_ok=True)
+            home.rmdir()  # Fails while another run is hosted.
+
+
+async def host_until_stopped(parts: Sequence[HostedPart], tell: Tell) -> None:
+    """Run all parts until Ctrl+C or SIGTERM, and then let them leave. A second one ends this process at once,
+    and with it all parts."""
+    loop, work = asyncio.get_running_loop(), asyncio.create_task(host(parts, tell), name="host")
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def stop() -> None:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+        tell("leaving: all finish what is under way; again: at once")
+        work.cancel()
+
+    for number in numbers:
+        loop.add_signal_handler(number, stop)
+    with contextlib.suppress(asyncio.CancelledError):
+        await work
+        return
+    tell("stopped: all have left; the same command continues")
 
 
 async def host(parts: Sequence[HostedPart], tell: Tell, spawn: Spawn | None = None) -> None:
@@ -148,7 +225,7 @@ async def _keep_running(part: HostedPart, tell: Tell, start: Spawn) -> None:
             await _repeat_lines(part, process, tell)
             code = await process.wait()
         finally:
-            await _leave(process)
+            await _leave(part, process, tell)
         if code == 0:
             tell(f"[{part.name}] is done")
             return
@@ -168,15 +245,15 @@ async def _repeat_lines(part: HostedPart, process: Process, tell: Tell) -> None:
         tell(f"[{part.name}] {line.decode(errors='replace').rstrip()}")
 
 
-async def _leave(process: Process) -> None:
-    """Ask the process to leave, and kill it after LEAVE_SECONDS. Nothing happens if it has ended."""
+async def _leave(part: HostedPart, process: Process, tell: Tell) -> None:
+    """Ask the process to leave, tell what it writes, and kill it after LEAVE_SECONDS. Nothing happens if it
+    has ended."""
     if process.returncode is not None:
         return
     process.terminate()
     try:
         async with asyncio.timeout(LEAVE_SECONDS):
-            if process.stderr is not None:
-                await process.stderr.read()
+            await _repeat_lines(part, process, tell)
             await process.wait()
     except TimeoutError:
         process.kill()

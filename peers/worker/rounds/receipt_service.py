@@ -388,13 +388,18 @@ def own_tokens(kept: ReceiptsFile, stage: int | None = None) -> int:
     return sum(tokens for (at, _), tokens in kept.tokens.items() if at == stage)
 
 
+def confirmed_tokens(kept: ReceiptsFile) -> int:
+    """Return the tokens of own contributions in the blocks that others confirmed, by this peer's own
+    count."""
+    return sum(kept.tokens.get(key, 0) for key in kept.book.blocks)
+
+
 def summary(kept: ReceiptsFile) -> dict[str, Any]:
-    """Return plain data for `swarmnet credit`. Tokens are this peer's own count, in confirmed blocks only."""
+    """Return plain data for `swarmnet credit`."""
     total = kept.book.total()
-    tokens = sum(kept.tokens.get(key, 0) for key in kept.book.blocks)
     return {
         "accepted": total.contributions,
-        "tokens": tokens,
+        "tokens": confirmed_tokens(kept),
         "signers": total.signers,
         "receipts": total.receipts,
         "blocks": total.blocks,

@@ -47,10 +47,14 @@ class RoundCounts:
 
 
 def _outcome(effect: ApplyRound, rounds: GroupRounds) -> Outcome:
+    neighbours = rounds.neighbours.values()
+    has_waited = effect.waited_seconds >= rounds.rules.contribution_timeout_seconds
     if not effect.contributors:
-        return "empty"
-    if not rounds.neighbours:
+        # A newcomer follows its neighbours through rounds that they left before, and fetches these later.
+        follows = not has_waited and any(neighbour.round > effect.round for neighbour in neighbours)
+        return "replayed" if follows else "empty"
+    if not neighbours:
         return "alone"
-    if any(neighbour.settled >= effect.round for neighbour in rounds.neighbours.values()):
+    if any(neighbour.settled >= effect.round for neighbour in neighbours):
         return "replayed"
-    return "deadline" if effect.waited_seconds >= rounds.rules.contribution_timeout_seconds else "completed"
+    return "deadline" if has_waited else "completed"

@@ -82,8 +82,12 @@ def _memory_line(config: PeerFile, signed: SignedManifest) -> str:
     where = "GPU memory" if device.type == "cuda" else "memory"
     limit = config.limits.memory
     bound = f"; never more than {gib(limit)}" if limit is not None else ""
-    span = gib(least) if least == most else f"{gib(least)} to {gib(most)}, by stage"
-    return f"memory    {span} of {where}, more with several microbatches at once{bound}"
+    span = f"{gib(most)} of {where}"
+    if least < most:  # Such as: 487 to 550 MiB of memory, by stage.
+        amount_least, unit = gib(least).split()
+        shown_least = amount_least if gib(most).endswith(unit) else gib(least)
+        span = f"{shown_least} to {span}, by stage"
+    return f"memory    {span}; more with several microbatches at once{bound}"
 
 
 def _upload_line(config: PeerFile, signed: SignedManifest | None, records: Sequence[PeerRecord]) -> str:

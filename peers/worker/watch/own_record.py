@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from peers.config.run_file import SignedManifest
+from peers.telemetry.console import count_text
 from peers.telemetry.snapshot import OwnWork
-from peers.worker.rounds.receipt_service import FILE_NAME, ReceiptsFile, own_tokens, read
+from peers.worker.rounds.receipt_service import FILE_NAME, ReceiptsFile, confirmed_tokens, own_tokens, read
 from peers.worker.stage_services import StageServices
 from peers.worker.watch.own_rank import OwnRank
 from peers.worker.watch.totals import PeerTotals
@@ -38,11 +39,17 @@ class OwnRecord:
         """Return the bytes sent and received in this calendar month."""
         return self._totals.month_bytes(_this_month())
 
-    def end_stage(self, services: StageServices | None) -> None:
-        """Called when the peer stops to serve a stage with these services; None if it had chosen none."""
+    def end_stage(self, services: StageServices | None, notify: Callable[[str, str], None]) -> None:
+        """Called when the peer stops to serve a stage with these services; None if it had chosen none. Tell
+        the user what this computer has contributed so far, and how much of it others have confirmed."""
         self._totals.save()
-        if services is not None:
-            self._receipts_before = services.receipts.kept
+        if services is None:
+            return
+        self._receipts_before = kept = services.receipts.kept
+        work = self.work(services.context.signed, services)
+        if work.tokens:
+            confirmed = count_text(confirmed_tokens(kept))
+            notify("credit", f"{work.text()} Others have confirmed {confirmed} tokens (`swarmnet credit`).")
 
     def receipts(self, signed: SignedManifest, services: StageServices | None) -> ReceiptsFile:
         """Return the receipts of this peer. `services` is None while it serves no stage. Reading the file

@@ -25,7 +25,7 @@ from peers.telemetry.reasons import DEPARTURES, DROPS, REQUESTS, REROUTES
 from peers.telemetry.snapshot import SwarmSnapshot
 from peers.worker.pipeline.document_reader import privacy_of
 from peers.worker.pipeline.text_reader import coverage_of
-from peers.worker.rounds.receipt_service import summary
+from peers.worker.rounds.receipt_service import confirmed_tokens, summary
 from peers.worker.rounds.round_service import RoundService
 from peers.worker.stage_services import StageServices
 from peers.worker.watch.compute_sampler import ComputeTime, idle_reason
@@ -211,6 +211,7 @@ class WorkerSampler:
                 group_peers=1 + sum(row.state == "training" for row in group),
                 swarm_peers=len(snapshot.rows),
                 tokens=snapshot.tokens,
+                confirmed_tokens=confirmed_tokens(services.receipts.kept),
                 total_tokens=snapshot.finalized_tokens,
                 waits_for=_waits_for(services),
             )

@@ -144,6 +144,7 @@ def _neighbours(services: StageServices) -> list[PeerRow]:
             peer,
             known.stage,
             _state(known, now),
+            known.name,
             role=HELPER_ROLE if known.is_helper else "worker",
             round=known.round if known.linked else None,
             can_do=_can_do(services, known.service_seconds) if known.linked else None,

@@ -1,5 +1,6 @@
 """What `swarmnet join` asks a person at a terminal, and that it asks a script nothing."""
 
+import re
 from pathlib import Path
 
 import observed
@@ -98,6 +99,7 @@ def test_the_summary_says_what_the_limits_leave(tmp_path):
     assert "no limit is set" in free
     assert "3 peers training" in free
     assert "loss 2.500" in free
+    assert re.search(r"^memory +\d+ to \d+ MiB of memory, by stage; more", free, re.MULTILINE), free
     held = "\n".join(summarize(config_of(tmp_path, upload="8Mbit/s", hours="22:00-08:00"), SIGNED, records))
     assert "limited to 8 Mbit/s" in held
     assert "at 22:00-08:00" in held

@@ -200,7 +200,7 @@ def test_every_event_is_followed_and_told_without_a_fault():
 
 def test_events_are_told_with_what_happened_why_and_what_helps():
     words = event_text(log_events.Unlinked("12D3KooWabcdef", "silent"))
-    assert words.text == "lost ...abcdef: it sent nothing for 4 seconds"
+    assert words.text == "...abcdef is gone: it sent nothing for 4 seconds"
     assert words.level == "warning"
     assert "swarmnet doctor" in words.cure
     assert event_text(log_events.Waiting("stage_missing", [1, 2])).text.startswith("waits for stages 1, 2:")
@@ -245,7 +245,7 @@ def test_a_report_tells_each_peer_and_nothing_that_is_everyday():
         (1.0, "committed", {"tokens": 5}),
     ]
     assert [line[1].partition(":")[0] for line in heard(events)] == [
-        "lost ...abcdef", "lost ...abcdeg", "a round was applied"
+        "...abcdef is gone", "...abcdeg is gone", "a round was applied"
     ]  # fmt: skip
 
 

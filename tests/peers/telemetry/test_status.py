@@ -31,6 +31,7 @@ STATUS = StatusLine(
     received_bytes=999,
     group_peers=2,
     swarm_peers=6,
+    confirmed_tokens=60_160,
 )
 
 
@@ -50,8 +51,16 @@ def test_what_strangers_wrote_is_shown_on_a_terminal_without_what_steers_it_and_
 
 def test_the_status_line_says_how_it_goes():
     assert STATUS.line() == (
-        "training  stage 1 of 0-2  round 17  loss 2.346  12,346 tok/s"
+        "training  round 17  loss 2.346  60,160 tokens confirmed  12,346 tok/s  stage 1 of 0-2"
         "  up 1.5 MB down 999 B  peers 2 here, 6 in all"
+    )
+    assert replace(STATUS, stage=0, stages=1).line().split("  ")[5] == "stage 0", "the only one"
+
+
+def test_what_matters_most_fits_into_80_columns():
+    waiting = replace(STATUS, round=12345, loss=10.25, confirmed_tokens=987_654_321, waits_for=12)
+    assert waiting.line()[:80].startswith(
+        "waits for stage 12  round 12345  loss 10.250  987.7 million tokens confirmed"
     )
 
 

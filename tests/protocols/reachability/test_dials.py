@@ -51,9 +51,11 @@ def test_who_leaves_before_it_is_dialled_is_not_dialled():
             log_event=lambda event: noted.append(event.name),
         )
         around.record = b"mine"
-        record = seal_record(other, RUN, PeerRecord(other.peer_id, 0, "worker", ["/x"], 0, 0.0, ""), 0.0)
+        claimed = PeerRecord(other.peer_id, 0, "worker", ["/x"], 0, 0.0, "", name="Ada")
+        record = seal_record(other, RUN, claimed, 0.0)
         around.received(other.peer_id, "group", Hello(WIRE_VERSION, run_bytes(RUN), record), b"", 0)
         assert around.membership.peers[other.peer_id].dialing
+        assert around.membership.peers[other.peer_id].name == "Ada", "as `swarmnet top` shows it"
         around.received(other.peer_id, "group", Bye("leaving"), b"", 0)
         await asyncio.sleep(1.0)
         await around.close("done")

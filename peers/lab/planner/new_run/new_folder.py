@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ruamel.yaml import YAML
 
@@ -30,6 +30,7 @@ from peers.lab.planner.new_run.proposal import propose_size, propose_tuning, voc
 from peers.lab.planner.new_run.readme import commands_of, readme_of
 from peers.lab.planner.new_run.text_facts import TextFacts, facts_of, format_of
 from peers.lab.planner.plan_request import PlanRequest
+from peers.lab.planner.shape.shape_report import sentence, warnings
 from peers.lab.planner.shape.shape_search import search
 from peers.lab.planner.shape.writing import WIDTH, text_of
 from peers.state.model_config import join_reasons, read_config
@@ -39,7 +40,15 @@ from peers.tools.owner.run_check import check_run
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flops import operations_per_token
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.schema import STANDARD_LIBRARY, Data, InitCheckpoint, ModelShape, Sync, TextSource
+from swarmnet.run.schema import (
+    STANDARD_LIBRARY,
+    Data,
+    InitCheckpoint,
+    ModelShape,
+    SourceKind,
+    Sync,
+    TextSource,
+)
 
 TEXT, MODEL, TOKENIZER = "text", "model", "tokenizer.json"
 EOS = "<|endoftext|>"
@@ -47,8 +56,13 @@ EOS = "<|endoftext|>"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 HEAD = (
     "Written by `swarmnet new NAME --text PATH`. Fill in contact, intended_use, license, and each source's "
-    "licence."
+    "licence and kind."
 )
+SOURCE_HINTS = (
+    ("licence: unknown", "SPDX name, such as CC0-1.0; the run's entry and its report state it"),
+    ("kind: other", f"or {', '.join(kind for kind in get_args(SourceKind) if kind != 'other')}"),
+)
+"""Keys of a source, with their defaults, that only the creator knows, and their values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +114,12 @@ def create(wanted: NewRun, notify: Callable[[str, str], None], progress: Callabl
             manifest = load_manifest(run_file, PeerId(""))
             if wanted.model is not None:
                 open_model(wanted.model, manifest)
-            warnings = (*text.warnings, *check_run(run_file, manifest))
+            doubts = (*text.warnings, *check_run(run_file, manifest))
             multiaddr = _write_bootstrap(folder, name, address)
             options = text_settings(manifest, folder) + initial_model_option(manifest, folder)
             options = options.replace(str(folder), str(wanted.folder.absolute()))
             commands = commands_of(wanted.folder, multiaddr, options)
-            notes = (*reasons, *(f"warning: {warning}" for warning in warnings))
+            notes = (*reasons, *(f"warning: {doubt}" for doubt in doubts))
             readme = readme_of(wanted.folder, manifest, commands, multiaddr, notes)
             (folder / "README.md").write_text(readme, encoding="utf-8")
             folder.rename(wanted.folder)
@@ -209,7 +223,8 @@ def _write_from_seed(
         "`swarmnet bench learning RUN.yaml`",
     )
     run_file.write_text(_comments(reasons) + planned, encoding="utf-8")
-    return (*reasons, f"stages, rounds and method: for {machines}")
+    plan = (f"plan: {sentence(found)}", *(f"warning: {warning}" for warning in warnings(found) if warning))
+    return (*reasons, f"stages, rounds and method: for {machines}", *plan)
 
 
 def _write_tuning(
@@ -228,7 +243,10 @@ def _write(run_file: Path, run: Manifest, reasons: tuple[str, ...]) -> None:
     body, dumper = StringIO(), YAML()
     dumper.width = WIDTH
     dumper.dump(_changed(run, Manifest("", PeerId(""))), body)
-    run_file.write_text((_comments(reasons) if reasons else "") + body.getvalue(), encoding="utf-8")
+    hints = "".join(f"    # {key:<18}# {values}\n" for key, values in SOURCE_HINTS)
+    before, path, after = re.split(r"(^    path: .*\n)", body.getvalue(), maxsplit=1, flags=re.MULTILINE)
+    text = (_comments(reasons) if reasons else "") + before + path + hints + after
+    run_file.write_text(text, encoding="utf-8")
 
 
 def _changed(value: object, default: object) -> object:

@@ -65,6 +65,13 @@ def test_a_folder_of_text_becomes_a_run_that_can_be_published(here, capsys):
     assert files(here / "tale") == {"tale.yaml", "bootstrap.yaml", "README.md", "text"}
     manifest = load_manifest(here / "tale" / "tale.yaml", PeerId(""))
     assert manifest.data.tokenizer == "bytes"
+    slower = "SLOWER THAN ONE OF ITS MEMBERS: one peer alone is sooner"
+    assert f"note   warning: {slower}" in told, "as `plan --shape` warns"
+    run_file = here / "tale" / "tale.yaml"
+    filled = run_file.read_text().replace("# licence: unknown", "licence: CC0-1.0")
+    run_file.write_text(filled.replace("# kind: other ", "kind: public "))
+    (source,) = load_manifest(run_file, PeerId("")).data.sources
+    assert (source.licence, source.kind) == ("CC0-1.0", "public"), "only the # must go"
     readme = (here / "tale" / "README.md").read_text()
     commands = re.findall(r"^next   swarmnet (.*)$", told, re.MULTILINE)
     assert len(commands) == 3

@@ -1,6 +1,8 @@
 """Hosting a run: files of the parts, restarts, and leaving. The parts are tiny programs."""
 
 import asyncio
+import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +12,19 @@ from swarm import tiny_manifest
 
 from peers.config.errors import UserError
 from peers.config.peer_file import load
+from peers.runtime.find_running import state_of
+from peers.runtime.state_lock import lock_state_folder
 from peers.tools.owner import hosting
-from peers.tools.owner.hosting import SCORE_SECONDS, HostedPart, HostPlan, host, scoring_keys
+from peers.tools.owner.hosting import (
+    SCORE_SECONDS,
+    HostedPart,
+    HostPlan,
+    found_by_commands,
+    host,
+    host_until_stopped,
+    listen_place,
+    scoring_keys,
+)
 from swarmnet.run.schema import TextSource
 
 
@@ -19,7 +32,7 @@ def plan(tmp_path):
     run = tmp_path / "mine.run.json"
     run.write_text("{}")
     return HostPlan(folder=tmp_path / "mine-host", published=run, address="/ip4/192.0.2.7", port=31330,
-                    page="127.0.0.1:9420", peers=2, is_announced=True)  # fmt: skip
+                    page="127.0.0.1:9420", peers=2, listen="/ip4/0.0.0.0", is_announced=True)  # fmt: skip
 
 
 def test_the_parts_know_the_bootstrap_by_its_key_and_use_ports_of_their_own(tmp_path):
@@ -35,19 +48,57 @@ def test_the_parts_know_the_bootstrap_by_its_key_and_use_ports_of_their_own(tmp_
     ports = [files[name].listen[0].rpartition("/")[2] for name in files]
     assert ports == ["31330", "31331", "31332"]
     assert files["observer"].announce == ("/ip4/192.0.2.7/tcp/31331",)
-    assert parts[3].arguments == (
-        "join", str(made.published), "--bootstrap", here, "--state", str(tmp_path / "mine-host/peer-1"),
-        "--set", "log=line", "--set", "tokenizer=/a/tokenizer.json"
-    )  # fmt: skip
+    assert files["observer"].name == "observer"
+    joining = (
+        "join",
+        str(made.published),
+        "--bootstrap",
+        here,
+        "--state",
+        str(tmp_path / "mine-host/peer-1"),
+    )
+    common = ("--set", "log=line", "--set", "tokenizer=/a/tokenizer.json")
+    named = ("--name", "peer-1")
+    assert parts[3].arguments == (*joining, *named, *common)
+    (tmp_path / "mine-host/peer-1").mkdir()
+    (tmp_path / "mine-host/peer-1/peer.yaml").touch()
+    again = made.write(tiny_manifest(), ["--set", "tokenizer=/a/tokenizer.json"], {})
+    assert again[3].arguments == (*joining, *common), "its owner may have named it otherwise"
+
+
+def test_parts_of_an_address_of_this_machine_listen_there_only(tmp_path):
+    assert listen_place("/ip4/192.0.2.7") == listen_place("/dns4/example.org") == "/ip4/0.0.0.0"
+    here = listen_place("/ip4/127.0.0.1")
+    made = replace(plan(tmp_path), address=here, listen=here, is_announced=False)
+    parts = made.write(tiny_manifest(), [], {})
+    for part in parts[:3]:
+        config = load(Path(part.arguments[1]), {})
+        assert config.listen[0].startswith("/ip4/127.0.0.1/tcp/3133")
+        assert (config.lan, config.announce) == (False, ())
+    for part in parts[3:]:
+        assert {'listen=["/ip4/127.0.0.1/tcp/0"]', "nat=false", "lan=false"} <= set(part.arguments)
+
+
+def test_commands_find_the_peer_that_trains_here(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("sys.platform", "linux")
+    made = replace(plan(tmp_path), peers=1)
+    (made.folder / "peer-1").mkdir(parents=True)
+    with lock_state_folder(made.folder / "peer-1", "worker"):
+        with found_by_commands(made):
+            assert state_of(None, "top") == made.folder.resolve() / "peer-1"
+        with pytest.raises(UserError, match="no peer seems to run"):
+            state_of(None, "top")
+    assert list((tmp_path / "home" / "swarmnet").iterdir()) == [], "no link is left"
 
 
 def test_a_file_that_was_changed_stays_as_it_is(tmp_path):
     made = plan(tmp_path)
     made.write(tiny_manifest(), [], {})
     file = made.folder / "observer.yaml"
-    file.write_text(file.read_text() + "name: ours\n")
+    file.write_text(file.read_text() + "relay: false\n")
     made.write(tiny_manifest(), [], {})
-    assert load(file, {}).name == "ours"
+    assert not load(file, {}).relay
 
 
 def test_the_observer_scores_held_out_text_where_there_is_some(tmp_path):
@@ -116,6 +167,21 @@ def test_an_error_of_the_user_ends_all_parts():
     parts = Parts(observer=[WAITS], peer=["raise SystemExit(2)"])
     with pytest.raises(UserError, match="the peer cannot run"):
         asyncio.run(parts.host())
+
+
+def test_ctrl_c_lets_every_part_leave_and_says_so(monkeypatch):
+    parts = Parts(observer=[WAITS], peer=[WAITS])
+    monkeypatch.setattr(hosting, "start_swarmnet", parts.spawn)
+
+    async def interrupted():
+        work = asyncio.create_task(host_until_stopped(parts.parts, parts.tell))
+        await parts.all_said_hello.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+        await work
+
+    asyncio.run(asyncio.wait_for(interrupted(), 60))
+    assert [line.partition(":")[0] for line in parts.told[2:]] == ["leaving", "stopped"]
+    assert parts.programs == {"observer": [], "peer": []}
 
 
 def test_when_it_is_cancelled_every_part_leaves():

@@ -1,14 +1,18 @@
 """What a peer counts of its own contributions: at once, and for all its life."""
 
 import asyncio
+import re
 from types import SimpleNamespace
 
 from swarm import sign, tiny_manifest
 
 from peers.worker.rounds import receipt_service
 from peers.worker.rounds.operations import RoundSettled
-from peers.worker.rounds.receipt_service import Receipts, own_tokens, summary
+from peers.worker.rounds.receipt_service import Receipts, confirmed_tokens, own_tokens, summary, take
+from peers.worker.watch.own_record import OwnRecord
 from protocols.signed.identity import Identity
+from protocols.signed.signed_receipts import seal_receipt
+from swarmnet.rounds.receipt_rules import Receipt
 
 SIGNED = sign(tiny_manifest())  # snapshot_interval: 4
 ME = Identity.from_seed(b"mine" * 8)
@@ -33,6 +37,30 @@ def settle(mine, rounds):
 
 def counted(mine):
     return own_tokens(mine.kept) + mine.own.unreported_tokens
+
+
+def test_at_the_end_of_a_stage_the_user_reads_what_others_have_confirmed(tmp_path):
+    mine, told = receipts(tmp_path / "receipts.jsonl"), []
+    for round in range(6):
+        mine.made(round, 100)
+    services = SimpleNamespace(
+        receipts=mine,
+        context=SimpleNamespace(signed=SIGNED),
+        stage=0,
+        round_service=SimpleNamespace(tokens=1200),
+    )
+    record = OwnRecord(tmp_path, ME.peer_id, lambda: 0.0)
+    record.end_stage(services, lambda event, text: told.append(text))
+    assert told == [], "nothing has settled"
+    settle(mine, range(6))
+    signer = Identity.from_seed(b"sign" * 8)
+    confirming = seal_receipt(signer, SIGNED.run_id, Receipt(signer.peer_id, ME.peer_id, 0, 0, 3, 4), 1000.0)
+    assert take(mine.kept, confirming, SIGNED, ME.peer_id)
+    assert (confirmed_tokens(mine.kept), summary(mine.kept)["tokens"]) == (400, 400), "the first block"
+    record.end_stage(services, lambda event, text: told.append(text))
+    assert [re.sub(r" \(5.*tokens\)", "", text) for text in told] == [
+        "This computer has trained 600 tokens in 0 s. Others have confirmed 400 tokens (`swarmnet credit`)."
+    ]
 
 
 def test_own_tokens_count_before_others_confirm_them_and_old_blocks_stay_as_a_sum(tmp_path, monkeypatch):
