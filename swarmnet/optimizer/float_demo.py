@@ -87,7 +87,6 @@ class FloatMethod(CoefficientMethod):
         self.lookahead_accuracy = codec.lookahead_accuracy
         self.sections = [(each.index_bits, 8 * codec.bytes_of(1, each.kept)) for each in self._selections]
         pairs = list(zip(self._layout.planes, self._selections, strict=True))
-        self.votes = sum(plane.chunks * selection.kept for plane, selection in pairs)
         self.payload_bytes = sum(
             packed_bytes(plane.chunks, selection.index_bits) + codec.bytes_of(plane.chunks, selection.kept)
             for plane, selection in pairs
