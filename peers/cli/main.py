@@ -175,9 +175,7 @@ def _add_groups(app: typer.Typer) -> None:
     }
     config: dict[str, Callable[..., None]] = {"check": config_check, "explain": config_explain}
     measure: dict[str, Callable[..., None]] = {
-        "contribution": lab.contribution,
         "group": lab.group,
-        "paths": lab.paths,
         "memory": lab.memory,
         "training": lab.training,
         "learning": lab.learning,

@@ -6,29 +6,12 @@ metrics are incremented by that."""
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from typing import Protocol
 
 from peers.network.counted_directory import CountedDirectory
 from peers.telemetry.counters import OBSERVE_SECONDS, Growth, by_code
 from peers.telemetry.metrics import PeerMetrics
+from protocols.dht.directory import DhtDirectory
 from protocols.reachability.relay_service import RelayService
-
-
-class DirectorySeen(Protocol):
-    """The properties of a directory that are sampled (`DhtDirectory`)."""
-
-    @property
-    def measured_offset(self) -> float | None: ...
-
-    @property
-    def refusals(self) -> Counter[str]: ...
-
-    @property
-    def sent_bytes(self) -> int: ...
-
-    @property
-    def received_bytes(self) -> int: ...
 
 
 class DirectoryObserver:
@@ -37,7 +20,7 @@ class DirectoryObserver:
     def __init__(
         self,
         counted: CountedDirectory,
-        directory: DirectorySeen,
+        directory: DhtDirectory,
         metrics: PeerMetrics,
     ) -> None:
         self.counted = counted

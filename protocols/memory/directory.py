@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from protocols.errors import Malformed, PeerGone, Unreachable
-from protocols.memory.conditions import Direction
 from protocols.signed.opinions import OPINION_SECONDS, OpinionKind, SignedOpinion, opinions_in_force
 from protocols.signed.orders import SignedOrder
 from protocols.signed.records import RECORD_SECONDS, SKEW_SECONDS, Remembered, open_manifest, open_record
@@ -15,36 +14,14 @@ from protocols.signed.registry_entry import open_listing
 from protocols.signed.stored_orders import open_any_order
 from swarmnet.identifiers import PeerId, RunId
 
-
-class ProcessLiveness(Protocol):
-    """The part of a transport that the directory needs: whether its process runs."""
-
-    @property
-    def closed(self) -> bool: ...
-
-    @property
-    def frozen(self) -> bool: ...
-
-
-class ReachableNetwork(Protocol):
-    """The part of a network that its directory needs: the stored values, the peers, and who reaches whom."""
-
-    records: dict[tuple[RunId, int], dict[PeerId, bytes]]
-    manifests: dict[RunId, bytes]
-    orders: dict[tuple[RunId, PeerId], SignedOrder]
-    listings: set[RunId]
-    opinions: dict[str, SignedOpinion]
-
-    @property
-    def transports(self) -> Mapping[PeerId, ProcessLiveness]: ...
-
-    def direction(self, source: PeerId, target: PeerId) -> Direction[Any]: ...
+if TYPE_CHECKING:
+    from protocols.memory.transport import MemoryNetwork
 
 
 class MemoryDirectory:
     """The `Directory` of one peer of a `MemoryNetwork`. Its time is the event loop's."""
 
-    def __init__(self, network: ReachableNetwork, peer: PeerId) -> None:
+    def __init__(self, network: MemoryNetwork, peer: PeerId) -> None:
         self._network = network
         self._peer = peer
         self._remembered = Remembered()

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
 
 from protocols.daemon.multiaddr import is_circuit, through_relay
 from protocols.daemon.p2pd import Daemon, Stream
 from protocols.errors import PeerGone, Unreachable
+from protocols.p2pd.multipath_link import P2pdLink
 from protocols.reachability.circuit_relay import PING_PROTOCOL
 from protocols.reachability.dial_back_service import place_of
 from swarmnet.identifiers import PeerId
@@ -54,15 +54,6 @@ async def probe_address(address: str) -> bool:
             writer.transport.abort()
 
 
-class EndableLink(Protocol):
-    """The part of a link that this module needs: whether it has ended, and how to end it."""
-
-    @property
-    def closed(self) -> bool: ...
-
-    def fail(self, reason: str) -> None: ...
-
-
 class Dialling:
     """Opens this peer's streams to other peers."""
 
@@ -97,14 +88,14 @@ class Dialling:
             self._pause_probes(peer)
         return stream
 
-    def leave_circuit(self, peer: PeerId, link: EndableLink) -> None:
+    def leave_circuit(self, peer: PeerId, link: P2pdLink) -> None:
         """Watch a link over a relay in the background. End it once there is a direct connection to its peer;
         the link's owner then opens it again."""
         task = asyncio.create_task(self._leave(peer, link), name=f"circuit to {peer}")
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def _leave(self, peer: PeerId, link: EndableLink) -> None:
+    async def _leave(self, peer: PeerId, link: P2pdLink) -> None:
         """Open a probe stream every `LOOK_SECONDS`, and fail the link once a probe is direct."""
         while not link.closed:
             await asyncio.sleep(LOOK_SECONDS)

@@ -21,7 +21,6 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
-from typing import Protocol
 
 from protocols.errors import Backlog, Malformed, WireError
 from protocols.fields import Body
@@ -64,19 +63,6 @@ def acknowledgement(messages: int) -> bytes:
     return _ACKNOWLEDGEMENT.pack(messages & 0xFFFFFFFF)
 
 
-class SubflowOwner(Protocol):
-    """The link that a subflow belongs to; the subflow reports to it."""
-
-    def taken(self) -> None:
-        """Called when a piece was taken from the queue, so that there is room for more messages."""
-
-    def acknowledged(self, outgoing: Outgoing, seconds: float) -> None:
-        """Called when a message was acknowledged, `seconds` after it was posted."""
-
-    def broke(self, subflow: Subflow, reason: str, error: WireError | None) -> None:
-        """Called when the stream has ended. `error` is set if the other side violated the protocol."""
-
-
 @dataclass(eq=False, kw_only=True)
 class Subflow:
     """One stream that we opened, with its queued frames and the messages in flight. Start to send and to read
@@ -86,7 +72,7 @@ class Subflow:
     name: InitVar[str]
     stream: InitVar[Stream]
     acknowledged: bool
-    owner: SubflowOwner
+    owner: P2pdLink
     upload: Upload | None
     carrier: PeerId | None = None
 

@@ -21,11 +21,10 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 from protocols.daemon.hivemind_imports import P2P, StreamInfo
 from protocols.daemon.multiaddr import is_circuit
-from protocols.daemon.p2pd import DAEMON_ERRORS
+from protocols.daemon.p2pd import DAEMON_ERRORS, Daemon
 from protocols.errors import Malformed, WireError
 from protocols.framing.upload_turns import Upload
 from protocols.messages.table import Chunk
@@ -100,18 +99,10 @@ class _Stream:
     """True if it was closed to make space, and its task is about to end."""
 
 
-class OpensStreams(Protocol):
-    """The part of `Daemon` that this module needs."""
-
-    async def open_stream(
-        self, peer: PeerId, protocol: str, deadline_seconds: float
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]: ...
-
-
 class RelayService:
     """Answers relay requests on streams that others open."""
 
-    def __init__(self, daemon: OpensStreams, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, daemon: Daemon, now: Callable[[], float] = time.time) -> None:
         self._daemon = daemon
         self._now = now
         self.upload: Upload | None = None

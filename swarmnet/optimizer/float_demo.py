@@ -15,11 +15,9 @@ Shapes: C chunks of a plane, N coefficients in a chunk, K kept of them, B bits o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from swarmnet.identifiers import PeerId
@@ -37,60 +35,24 @@ MEAN_BITS = 20
 ROOM = 1 + 2.0**-10
 """Largest growth of a value by float32 rounding in a transform (at most 4096 terms of relative error
 2**-24)."""
+VALUE_BYTES = 4
+"""A float32, as in DeMo's paper."""
 
 
-class ValueCodec(Protocol):
-    """Encodes the values of one plane. Its rounding error is not fed back to the momentum."""
-
-    @property
-    def lookahead_accuracy(self) -> float:
-        """`Method.lookahead_accuracy` of the method that uses it."""
-
-    def bytes_of(self, chunks: int, kept: int) -> int:
-        """Return the exact length of what `write` returns."""
-
-    def write(self, values_CK: NDArray[np.float32]) -> bytes: ...
-
-    def read(self, data: bytes, chunks: int, kept: int) -> NDArray[np.float32]:
-        """Return [C, K] for any bytes. The method checks that values are finite and within the clip."""
-
-
-class Float32:
-    """Four bytes per value, little-endian, as in DeMo's paper."""
+class FloatMethod(CoefficientMethod):
+    """Sync method `demo` for one peer of one stage. A value is a little-endian float32, as in the paper."""
 
     lookahead_accuracy = 0.99
     """Only the exact inverse rounds, at `MEAN_BITS`."""
 
-    def bytes_of(self, chunks: int, kept: int) -> int:
-        return 4 * chunks * kept
-
-    def write(self, values_CK: NDArray[np.float32]) -> bytes:
-        return values_CK.astype("<f4", copy=False).tobytes()
-
-    def read(self, data: bytes, chunks: int, kept: int) -> NDArray[np.float32]:
-        return np.frombuffer(data, "<f4").astype(np.float32).reshape(chunks, kept)
-
-
-FLOAT32 = Float32()
-
-
-class FloatMethod(CoefficientMethod):
-    """Sync method `demo` for one peer of one stage, or a variant of it with another codec."""
-
-    def __init__(
-        self, manifest: Manifest, layout: Layout, device: torch.device, *, codec: ValueCodec = FLOAT32
-    ) -> None:
+    def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         super().__init__(manifest, layout, device)
         self._sync = manifest.sync
         self._target_tokens = manifest.rounds.global_batch_tokens
-        self._codec = codec
-        self.lookahead_accuracy = codec.lookahead_accuracy
-        self.sections = [(each.index_bits, 8 * codec.bytes_of(1, each.kept)) for each in self._selections]
-        pairs = list(zip(self._layout.planes, self._selections, strict=True))
-        self.votes = sum(plane.chunks * selection.kept for plane, selection in pairs)
+        self.sections = [(each.index_bits, 8 * VALUE_BYTES * each.kept) for each in self._selections]
         self.payload_bytes = sum(
-            packed_bytes(plane.chunks, selection.index_bits) + codec.bytes_of(plane.chunks, selection.kept)
-            for plane, selection in pairs
+            packed_bytes(plane.chunks, each.index_bits) + VALUE_BYTES * plane.chunks * each.kept
+            for plane, each in zip(self._layout.planes, self._selections, strict=True)
         )
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
@@ -100,7 +62,7 @@ class FloatMethod(CoefficientMethod):
         parts = []
         for selection, sent in zip(self._selections, taken, strict=True):
             parts.append(pack(selection.write(sent.indices)))
-            parts.append(self._codec.write(sent.values.cpu().numpy()))
+            parts.append(sent.values.cpu().numpy().astype("<f4", copy=False).tobytes())
         return b"".join(parts)
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
@@ -127,9 +89,10 @@ class FloatMethod(CoefficientMethod):
         start = 0
         for plane, selection in zip(self._layout.planes, self._selections, strict=True):
             middle = start + packed_bytes(plane.chunks, selection.index_bits)
-            stop = middle + self._codec.bytes_of(plane.chunks, selection.kept)
+            stop = middle + VALUE_BYTES * plane.chunks * selection.kept
             bits_CB = unpack(memoryview(payload)[start:middle], plane.chunks, selection.index_bits)
-            values_CK = self._codec.read(payload[middle:stop], plane.chunks, selection.kept)
+            values_K = np.frombuffer(payload[middle:stop], "<f4").astype(np.float32)
+            values_CK = values_K.reshape(plane.chunks, selection.kept)
             if not np.all(np.abs(values_CK) <= self._sync.max_grad_norm * ROOM):
                 raise ContributionError(
                     f"a value is not a number, or larger than the clip {self._sync.max_grad_norm}"

@@ -154,10 +154,6 @@ class Method(Protocol):
         """Exact length of every peer's contribution."""
 
     @property
-    def votes(self) -> int:
-        """Number of coefficients in a contribution."""
-
-    @property
     def lookahead_accuracy(self) -> float:
         """Minimum share of a step's weights that `lookahead` predicts exactly.
 

@@ -50,10 +50,6 @@ class ResultParts(ABC):
         return self._maker.payload_bytes
 
     @property
-    def votes(self) -> int:
-        return self._maker.votes
-
-    @property
     def gradient_norm(self) -> float | None:
         return self._maker.gradient_norm
 

@@ -234,7 +234,6 @@ class SignMuon:
         self._plane = Plane(0, -(-longest // VOTE_CHUNK), VOTE_CHUNK)
         self.voted = Layout((), (self._plane,), (), self._plane.stop)
         """Layout of the votes of one round. It lists no parameters."""
-        self.votes = self.voted.size
         self.payload_bytes = packed_bytes(self._plane.chunks, VOTE_CHUNK)
 
 

@@ -37,8 +37,6 @@ class VoteSizes:
     sections: list[tuple[int]]
     """Bits of a chunk's code, for each plane."""
     payload_bytes: int
-    votes: int
-    """Number of votes."""
 
     @classmethod
     def from_layout(cls, sync: Sync, layout: Layout) -> VoteSizes:
@@ -54,7 +52,6 @@ class VoteSizes:
         return cls(
             sections=[(each,) for each in bits],
             payload_bytes=sum(map(packed_bytes, chunks, bits)),
-            votes=sum(count * each.kept for count, each in zip(chunks, selections, strict=True)),
         )
 
 
@@ -68,7 +65,7 @@ class VoteMethod(CoefficientMethod):
         super().__init__(manifest, layout, device)
         self._run_id = manifest.run_id()
         sizes = VoteSizes.from_selections(self._layout, self._selections)
-        self.sections, self.payload_bytes, self.votes = sizes.sections, sizes.payload_bytes, sizes.votes
+        self.sections, self.payload_bytes = sizes.sections, sizes.payload_bytes
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
         self.accumulate(gradient, tokens)

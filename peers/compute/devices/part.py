@@ -231,10 +231,6 @@ class SpreadMethod:
         return self.whole.payload_bytes
 
     @property
-    def votes(self) -> int:
-        return self.whole.votes
-
-    @property
     def lookahead_accuracy(self) -> float:
         return self.whole.lookahead_accuracy
 

@@ -165,7 +165,6 @@ class StubMethod:
     reduced: StubReduced | None = None
 
     payload_bytes = _PAYLOAD.size
-    votes = 1
     lookahead_accuracy = 0.0
     own = None
     gradient_norm = momentum_norm = None

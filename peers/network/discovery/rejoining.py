@@ -6,13 +6,12 @@ routing table contains no bootstrap and no bootstrap answers. Newcomers may then
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
-from typing import Protocol
 
 from peers.network.discovery.bootstrap import ANSWER_SECONDS
 from peers.telemetry.log_events import Notify
-from protocols.dht.directory import split_multiaddr
+from protocols.dht.directory import DhtDirectory, split_multiaddr
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.bootstrap_contacts import LONGEST_ASK_SECONDS, BootstrapContacts
 
@@ -20,20 +19,12 @@ LOOK_SECONDS = 1.0
 """Interval of the checks of the routing table in seconds; they cost nothing."""
 
 
-class Rejoinable(Protocol):
-    """The part of a directory that this module uses (`DhtDirectory`)."""
-
-    def met(self) -> Collection[PeerId]: ...
-
-    async def ask_again(self, multiaddrs: Sequence[str], deadline_seconds: float) -> set[PeerId]: ...
-
-
 class Rejoining:
     """Contacts bootstraps when `BootstrapContacts` says so, and reports changes to user and metric."""
 
     def __init__(
         self,
-        directory: Rejoinable,
+        directory: DhtDirectory,
         bootstraps: Sequence[str],
         remembered: Callable[[], Sequence[str]],
         *,

@@ -7,9 +7,9 @@ sample. The seconds per reason are therefore right over minutes, but not for eac
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
 from weakref import ref
 
+from peers.compute.executor import Compute
 from peers.telemetry.machine_metrics import ComputeSeconds
 from peers.worker.worker import Worker
 
@@ -25,16 +25,6 @@ PLAIN = {
 """States of a worker that are an idle reason themselves."""
 ELSEWHERE = ("waiting", "unrouted")
 """Phases of a microbatch (`pipeline.Phase`) that is on another stage or needs a peer of one."""
-
-
-class ComputeCounters(Protocol):
-    """The part of a compute thread (`compute.Compute`) that this module reads."""
-
-    @property
-    def busy_seconds(self) -> float: ...
-
-    @property
-    def rested_seconds(self) -> float: ...
 
 
 def idle_reason(worker: Worker) -> str:
@@ -55,7 +45,7 @@ class ComputeTime:
     def __init__(self, metrics: ComputeSeconds) -> None:
         self._metrics = metrics
         self._at: float | None = None
-        self._compute: ref[ComputeCounters] | None = None
+        self._compute: ref[Compute] | None = None
         """A weak reference: work waiting in it holds a stage's memory, which a paused peer has to release."""
         self._busy = 0.0
         self._rested = 0.0
@@ -63,7 +53,7 @@ class ComputeTime:
         self._samples: deque[tuple[float, float]] = deque()
         """Samples of (time, idle seconds until then)."""
 
-    def look(self, now: float, compute: ComputeCounters | None, reason: str) -> None:
+    def look(self, now: float, compute: Compute | None, reason: str) -> None:
         """Add a sample at `now` (seconds). `compute` may be None; `reason` explains idle time."""
         if compute is not (self._compute() if self._compute is not None else None):
             self._compute = ref(compute) if compute is not None else None

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Protocol
 
 from peers.telemetry import log_events
 from peers.telemetry.console import Reporter, StatusLine
@@ -31,6 +30,7 @@ from peers.worker.stage_services import StageServices
 from peers.worker.watch.compute_sampler import ComputeTime, idle_reason
 from peers.worker.watch.snapshot_of_worker import ledger_event, snapshot_of
 from peers.worker.worker import Worker
+from protocols.dht.directory import DhtDirectory
 from swarmnet.model.experts.load import Routed, busiest_ratio
 from swarmnet.model.flops import operations_per_token
 from swarmnet.pipeline.ledger import MicrobatchLedger
@@ -50,16 +50,6 @@ BALANCE_SECONDS = 10.0
 """Window for the load imbalance of experts; over a few microbatches chance alone makes some busier."""
 
 
-class DirectoryBytes(Protocol):
-    """Traffic counters of `DhtDirectory`."""
-
-    @property
-    def sent_bytes(self) -> int: ...
-
-    @property
-    def received_bytes(self) -> int: ...
-
-
 class WorkerSampler:
     """Samples one worker's counters."""
 
@@ -73,7 +63,7 @@ class WorkerSampler:
         compute_time: ComputeTime | None = None,
         count_totals: Callable[[float, bool, int], None] = lambda _now, _trains, _traffic_bytes: None,
         peak: float | None = None,
-        directory: DirectoryBytes | None = None,
+        directory: DhtDirectory | None = None,
         name: str = "",
     ) -> None:
         """`compute_time` belongs to the process, which may have had other workers before. `count_totals`

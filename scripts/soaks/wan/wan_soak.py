@@ -4,7 +4,6 @@
                 the same swarm on loopback
     partition   50/50 for a minute, then healed: seconds until every stage has one digest again
     join        a newcomer to a stage with four holders: how much of the lines its fetch of the state uses
-    links       how many microbatches the lines carry, without the computers
 
     liar        100 newcomers where one of four holders lies; in memory on a virtual clock, without the WAN
 
@@ -22,12 +21,11 @@ from pathlib import Path
 import wan
 from wan_join import join
 from wan_liar import liar
-from wan_links import links
 from wan_partition import partition
 from wan_swarm import MODELS
 from wan_tokens import tokens
 
-WORK = {"tokens": tokens, "partition": partition, "join": join, "liar": liar, "links": links}
+WORK = {"tokens": tokens, "partition": partition, "join": join, "liar": liar}
 
 
 def main():
@@ -50,9 +48,7 @@ def main():
     parser.add_argument("--seq-len", type=int, default=0, help="tokens; 0: the default")
     parser.add_argument("--quic", action="store_true", help="tokens: QUIC instead of TCP on the WAN")
     parser.add_argument("--paced", type=float, default=0.0, help="tokens: scripts/soaks/wan/wan_paced.py")
-    parser.add_argument(
-        "--subflows", type=int, default=2, help="links, tokens --paced: at most so many per link"
-    )
+    parser.add_argument("--subflows", type=int, default=2, help="tokens --paced: at most so many per link")
     parser.add_argument("--only-wan", action="store_true", help="tokens: without loopback")
     parser.add_argument("--training", action="store_true", help="join: while the others go on training")
     parser.add_argument("--holders", default="", help="join: what is wrong with the first: lies,stalls")

@@ -71,7 +71,6 @@ class ExpertShardSteps:
         self.width = self.shared.width
         self.hold(0)
         self.payload_bytes = 1 + self.shared.payload_bytes + self.of_group.payload_bytes
-        self.votes = self.shared.votes + self.of_group.votes
 
     def begins(self, peer: PeerId) -> bool:
         """Assign a first group, drawn from the peer's id. Returns True if this peer had none."""

@@ -111,7 +111,6 @@ class LocalSteps:
         """Tokens of the steps since the last send."""
         head = TOKEN_BYTES if self._weighs else 0
         self.payload_bytes = head + self.bytes_of([plane.chunks for plane in layout.planes])
-        self.votes = sum(plane.chunks * self.width(plane) for plane in layout.planes)
         self.sections = [(8 * self.code.head, self.code.bits(self.width(plane))) for plane in layout.planes]
 
     def use_device_group(self, company: DeviceGroup) -> None:

@@ -94,7 +94,6 @@ class LowRank:
         whole = VoteSizes.from_layout(self._manifest.sync, momenta.voted)
         self._vote_sections = whole.sections
         self.payload_bytes = sum(map(bytes_of, self._shapes)) + whole.payload_bytes
-        self.votes = sum(rows * columns for rows, columns in self._shapes) + whole.votes
         return momenta
 
     @property

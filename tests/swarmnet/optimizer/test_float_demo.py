@@ -6,7 +6,6 @@ import torch
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import layout_of
-from swarmnet.optimizer.float_demo import FloatMethod
 from swarmnet.optimizer.method import ContributionError, method_of
 from swarmnet.optimizer.step import dense
 from swarmnet.run.manifest import Manifest
@@ -76,43 +75,6 @@ def test_more_tokens_than_a_round_has_are_no_more_than_a_round():
     count = 5 * settings_.rounds.global_batch_tokens
     one_coefficient = torch.full((layout.size,), 10.0 * count)
     method.check(method.contribute(one_coefficient, count, 0, PEERS[0]))
-
-
-class TwoBytes:
-    """float16: exact for what the test sends."""
-
-    lookahead_accuracy = 0.9
-
-    def bytes_of(self, chunks, kept):
-        return 2 * chunks * kept
-
-    def write(self, values_CK):
-        return values_CK.astype("<f2").tobytes()
-
-    def read(self, data, chunks, kept):
-        return np.frombuffer(data, "<f2").astype(np.float32).reshape(chunks, kept)
-
-
-def test_another_codec_of_values_is_a_method_of_fewer_bytes_with_the_same_step():
-    layout = layout_of({"lm_head.weight": (64, 64), "model.norm.weight": (64,)})
-    run = manifest(selection="top-k", topk_per_chunk=1024, momentum=0.5)
-    plain, short = (
-        method_of(run, layout),
-        FloatMethod(run, layout, torch.device("cpu"), codec=TwoBytes()),
-    )
-    tokens = run.rounds.global_batch_tokens
-    gradient = tokens * torch.tensor([-(2.0**-8), 2.0**-7, 2.0**-6, -(2.0**-5)]).repeat(layout.size // 4)
-    steps = []
-    for method in (plain, short):
-        tally = method.tally(0)
-        tally.add(PEERS[0], method.contribute(gradient, tokens, 0, PEERS[0]))
-        steps.append(dense(tally.step(), layout))
-    assert plain.payload_bytes - short.payload_bytes == 2 * plain.votes
-    assert short.lookahead_accuracy == 0.9
-    assert torch.equal(*steps)
-    assert steps[0].any()
-    with pytest.raises(ContributionError, match="clip"):
-        short.check(short.contribute(gradient, tokens, 1, PEERS[0])[:-2] + np.float16("inf").tobytes())
 
 
 def test_a_coefficient_weighs_by_its_mean_and_not_by_its_number_of_senders():

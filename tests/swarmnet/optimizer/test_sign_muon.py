@@ -56,8 +56,7 @@ def sized(units, settings, round=0):
 def test_a_bit_of_each_number_of_the_fragment_is_sent(fragments):
     method = method_of(run(fragments), LAYOUT)
     mean = LAYOUT.parameters / fragments
-    assert mean <= method.votes <= 4 / 3 * mean + VOTE_CHUNK
-    assert method.payload_bytes == method.votes / 8
+    assert mean <= 8 * method.payload_bytes <= 4 / 3 * mean + VOTE_CHUNK
 
 
 @pytest.mark.parametrize("fragments", FRAGMENTS)
@@ -225,8 +224,9 @@ def test_agreement_is_counted_over_the_fragment_of_the_round():
     tally.add(PEERS[0], mine.contribute(gradient, 7, 0, PEERS[0]))
     tally.add(PEERS[1], theirs.contribute(gradient, 7, 0, PEERS[1]))
     found = tally.vote_agreement(PEERS[0])
-    padding = int((dense(mine.lookahead(0), LAYOUT) == 0).sum()) - LAYOUT.size + mine.votes
-    assert found == VoteAgreement(mine.votes - padding, 0, padding)
+    votes = 8 * mine.payload_bytes
+    padding = int((dense(mine.lookahead(0), LAYOUT) == 0).sum()) - LAYOUT.size + votes
+    assert found == VoteAgreement(votes - padding, 0, padding)
     assert mine.lookahead(1) is None
     assert tally.vote_agreement(PEERS[0]) is None, "its votes of an applied round are forgotten"
 

@@ -18,7 +18,7 @@ from peers.lab.bench.learning.learning_report import LearningReport, MethodRow, 
 from peers.lab.bench.learning.played import Play, Said, TrialSubject, player
 from peers.lab.bench.learning.rate_search import SearchResult, carried_out, plan
 from peers.lab.bench.learning.recipes import Recipe, recipes
-from peers.lab.bench.learning.trials import Outcome, Rates, StoredTrials, TrialSettings
+from peers.lab.bench.learning.trials import Outcome, Rates, StoredTrials, Trial
 from swarmnet.run.manifest import Manifest
 
 TOKENS_PER_PARAMETER = 20
@@ -72,18 +72,18 @@ def bench(question: BenchConfig, said: Said) -> LearningReport:
     tokens_of_a_step = question.peers * manifest.microbatch_tokens
     tokens = question.tokens or TOKENS_PER_PARAMETER * ground.count
     steps = question.microbatches or max(1, tokens // tokens_of_a_step)
-    terms = TrialSettings(
-        manifest.run_id(),
-        fingerprint(subject.texts().held_out.scored),
-        question.peers,
-        steps,
-        question.delay,
-        question.away,
-        question.late,
-        question.local_steps,
-        question.liars,
-        "" if question.device.type == "cpu" else f"{computed} {question.device.type}",
-        question.split,
+    shared = Trial(
+        run_id=manifest.run_id(),
+        text=fingerprint(subject.texts().held_out.scored),
+        peers=question.peers,
+        steps=steps,
+        delay=question.delay,
+        away=question.away,
+        late=question.late,
+        local_steps=question.local_steps,
+        liars=question.liars,
+        computed="" if question.device.type == "cpu" else f"{computed} {question.device.type}",
+        split=question.split,
     )
     question.out.mkdir(parents=True, exist_ok=True)
     plans = {}
@@ -92,7 +92,7 @@ def bench(question: BenchConfig, said: Said) -> LearningReport:
         begin = Rates(begin_rate, recipe.begin_outer)
         plans[name] = plan(begin, question.seeds, searches=question.rate is None)
     with player(subject, question.jobs, said) as play:
-        found = carried_out(plans, question.jobs, _kept(question, terms, known, play))
+        found = carried_out(plans, question.jobs, _kept(question.out, shared, known, play))
     rows = [_row(name, known[name], question, found[name]) for name in known]
     return LearningReport(
         manifest.name,
@@ -125,16 +125,16 @@ def _recipes(question: BenchConfig, manifest: Manifest) -> dict[str, Recipe]:
 
 
 def _kept(
-    question: BenchConfig, terms: TrialSettings, known: Mapping[str, Recipe], play: Play
+    out: Path, shared: Trial, known: Mapping[str, Recipe], play: Play
 ) -> Callable[[str, Rates, int], Future[Outcome]]:
     """Return the function that starts a trial, or reads its outcome from the folder `out` if it is there.
 
     The outcome of a new trial is written to the folder.
     """
-    kept = StoredTrials(question.out / "trials.jsonl")
+    kept = StoredTrials(out / "trials.jsonl")
 
     def begin(name: str, rates: Rates, seed: int) -> Future[Outcome]:
-        trial = terms.trial(name, known[name], rates, seed)
+        trial = shared.of_method(name, known[name], rates, seed)
         outcome: Future[Outcome] = Future()
         if found := kept.find(trial):
             outcome.set_result(found)

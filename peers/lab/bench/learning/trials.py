@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
 from time import perf_counter
@@ -31,31 +31,27 @@ class Rates:
     outer: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial(Setting):
     """The definition of a trial; equal definitions give equal results."""
 
     run_id: str
     """Run id of the manifest, which covers model, text, stages, codec and method."""
     text: str
     """SHA-256 of the held-out text."""
-    method: str
-    rate: float
-    seed: int
-    peers: int
-    steps: int
-    delay: int = 0
-    outer_lr: float | None = None
-    away: int = 0
-    late: float = 0.0
-    local_steps: int = 0
-    """Local steps of a round; 0: the method's own number."""
-    liars: str = ""
-    """Number and kind of peers that lie (`liars.py`); empty: none."""
+    method: str = ""
+    """Empty, with `rate` and `seed`, in what all trials of a benchmark share."""
+    rate: float = 0.0
+    seed: int = 0
     computed: str = ""
     """Number format and device, such as "bf16 cuda"; empty: float32 on the CPU."""
     split: str = ""
     """How the text is divided among owners (`text_split.py`); empty: all peers have all of it."""
+
+    def of_method(self, name: str, recipe: Recipe, rates: Rates, seed: int) -> Trial:
+        """Return this trial with the method `name` at these rates."""
+        steps = self.local_steps if recipe.local_steps else 0
+        return replace(self, method=name, rate=rates.rate, outer_lr=rates.outer, seed=seed, local_steps=steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,56 +113,9 @@ class StoredTrials:
             file.write(json.dumps(asdict(outcome)) + "\n")
 
 
-@dataclass(frozen=True, slots=True)
-class TrialSettings:
-    """The fields of `Trial` that all trials of a run share."""
-
-    run_id: str
-    text: str
-    peers: int
-    steps: int
-    delay: int = 0
-    away: int = 0
-    late: float = 0.0
-    local_steps: int = 0
-    liars: str = ""
-    computed: str = ""
-    split: str = ""
-
-    def trial(self, name: str, recipe: Recipe, rates: Rates, seed: int) -> Trial:
-        """Return the trial of the method `name` at these rates."""
-        return Trial(
-            self.run_id,
-            self.text,
-            name,
-            rates.rate,
-            seed,
-            self.peers,
-            self.steps,
-            self.delay,
-            rates.outer,
-            self.away,
-            self.late,
-            self.local_steps if recipe.local_steps else 0,
-            self.liars,
-            self.computed,
-            self.split,
-        )
-
-
 def play(trial: Trial, recipe: Recipe, ground: Ground, said: Callable[[int], None]) -> Outcome:
     """Run a trial to its end, or until it diverges. `said` receives the number of finished steps."""
-    setting = Setting(
-        trial.peers,
-        trial.steps,
-        trial.delay,
-        trial.outer_lr,
-        trial.away,
-        trial.late,
-        trial.local_steps,
-        trial.liars,
-    )
-    learner = recipe.make(ground, setting, trial.rate)
+    learner = recipe.make(ground, trial, trial.rate)
     tokens_of_a_step = trial.peers * ground.manifest.microbatch_tokens
     began, curve, losses = perf_counter(), [], list[float]()
     owner_losses: tuple[float, ...] = ()

@@ -177,4 +177,4 @@ def test_a_peers_agreement_with_the_others_leaves_its_own_vote_out():
     payload = made.contribute(torch.ones(LAYOUT.size), 1, 0, PEERS[0])
     tally = made.tally(0)
     tally.add(PEERS[0], payload)
-    assert tally.vote_agreement(PEERS[0]).alone == made.votes
+    assert tally.vote_agreement(PEERS[0]).alone == 8 * made.payload_bytes
