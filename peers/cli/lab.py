@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from swarmnet.run.schema import Rounds
 
 
+TABLE_COLUMNS = 200  # The table of paths does not fit in fewer.
+
+
 def memory(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="Run file.")],
     stage: Annotated[int, typer.Option(min=0, help="Stage to measure.")] = 0,
@@ -140,6 +143,27 @@ def group(
         for size in peers or [8, 64, 512]
     ]
     typer.echo(render(rows))
+
+
+def paths(
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of topologies.")] = 3,
+    memory: Annotated[
+        list[int] | None, typer.Option(min=1, max=64, help="Microbatches per peer. Repeatable. [default: 3]")
+    ] = None,
+    first: Annotated[int, typer.Option(min=0, help="Seed of the first topology; the others follow.")] = 0,
+    shared: Annotated[bool, typer.Option("--shared", help="A link sends one microbatch at a time.")] = False,
+    full_paths: Annotated[float, typer.Option(min=0, max=1, help="Share of full paths.")] = 0.0,
+) -> None:
+    """Let real workers skip a third of the stages on a map of 12 cities, compared with the router alone."""
+    from rich.console import Console
+
+    from peers.lab.bench.paths_in_peers import Lines, bench, render
+
+    console = Console(width=TABLE_COLUMNS)
+    lines: Lines = "shared" if shared else "alone"
+    for microbatches in memory or [3]:
+        topologies = list(bench(range(first, first + seeds), microbatches, lines, full_paths))
+        console.print(render(topologies, lines))
 
 
 MicrobatchesOption: TypeAlias = Annotated[

@@ -176,6 +176,7 @@ def _add_groups(app: typer.Typer) -> None:
     config: dict[str, Callable[..., None]] = {"check": config_check, "explain": config_explain}
     measure: dict[str, Callable[..., None]] = {
         "group": lab.group,
+        "paths": lab.paths,
         "memory": lab.memory,
         "training": lab.training,
         "learning": lab.learning,

@@ -270,8 +270,8 @@ class Demo:
             return newest(self.folder)
         except CheckpointError as error:
             raise UserError(
-                f"{error}; the peers settled too few rounds in {trained:.0f} s: give them longer, as "
-                f"swarmnet demo --seconds {3 * self.options.seconds:.0f}"
+                f"{error}; the peers settled too few rounds in {trained:.0f} s: give them longer "
+                f"(--seconds {3 * self.options.seconds:.0f})"
             ) from None
 
     def _print_report(self, report: dict[str, object], text: str, model: Path, path: Path) -> None:

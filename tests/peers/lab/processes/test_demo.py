@@ -46,7 +46,7 @@ def test_what_happened_is_told_once(tmp_path, terminal):
 
 
 def test_too_few_rounds_for_a_checkpoint_say_for_how_long_to_train(tmp_path):
-    with pytest.raises(UserError, match=r"holds no checkpoint .* in 61 s: .* swarmnet demo --seconds 180$"):
+    with pytest.raises(UserError, match=r"holds no checkpoint .* in 61 s: .* \(--seconds 180\)$"):
         Demo(DemoOptions(seconds=60.0), tmp_path)._model(61.2)
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from io import StringIO
 from typing import TypeVar
 
 from hostile import BODIES, Liar, messages
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from swarm import TINY_MODEL, Swarm, nothing_is_committed_twice, tiny_manifest
 
+from peers.lab.bench.paths_in_peers import Finding, TopologyRow, measure, render
+from peers.lab.bench.topologies import draw
 from peers.lab.world.virtual_time import run
 from peers.worker.pipeline.reservation_client import NoReservations
 from protocols.memory.conditions import Conditions
@@ -239,3 +243,29 @@ def test_in_a_run_that_skips_nothing_nobody_asks_or_tells_and_a_question_is_refu
         await liar.transport.close()
 
     play(story, replace(MANIFEST, paths=Paths()))
+
+
+def test_the_table_shows_what_each_rule_took_and_what_was_told():
+    told = {
+        "ReservationRequest": 120,
+        "refused": 5,
+        "bytes of ReservationRequest": 12_000,
+        "bytes of Prospect": 88_000,
+    }
+    ahead = Finding(22.0, (100, 50, 100), 100, told, 3)
+    router = Finding(27.5, (80, 70, 80), 80, {"re-routed: busy": 33}, 3)
+    row = TopologyRow(4, 3, router, ahead)
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(render([row], "alone"))
+    line = next(line for line in console.export_text().splitlines() if "22.0" in line)
+    cells = [cell.strip() for cell in line.strip("│ ").split("│")]
+    assert cells == [
+        "4", "3", "27.5", "22.0", "-20.0%", "33", "120", "5", "1", "100 50 100", "80 70 80"
+    ]  # fmt: skip
+
+
+def test_around_the_world_it_is_well_below_what_the_router_takes_by_itself():
+    topology = draw(0, 2, (3, 2, 2, 2))
+    found = {rule: measure(topology, rule, warm=25.0, watched=50.0) for rule in ("ahead", "router")}
+    assert found["ahead"].seconds < 0.95 * found["router"].seconds, found
+    assert found["ahead"].most_held <= 2
