@@ -79,12 +79,18 @@ def committed(fraction: float, seconds: float, uplink: float) -> int:
     return swarm.committed(0)
 
 
+UPLINKS = (52e3, 56e3, 60e3, 64e3, 68e3, 72e3)
+"""Bytes per second of a peer. Single runs scatter by up to a fifth, so their sum is compared."""
+
+
 def price(seconds: float) -> None:
     """Print the share of microbatches that comparisons cost, where compute is scarce and where upload is."""
-    for name, uplink in (("compute", inf), ("upload", 60_000.0)):
-        without = committed(0.0, seconds, uplink)
-        for fraction in (0.02, 0.1):
-            ratio = committed(fraction, seconds, uplink) / without
+    for name, uplinks in (("compute", (inf,)), ("upload", UPLINKS)):
+        without, *compared = (
+            sum(committed(fraction, seconds, uplink) for uplink in uplinks) for fraction in (0.0, 0.02, 0.1)
+        )
+        for fraction, count in zip((0.02, 0.1), compared, strict=True):
+            ratio = count / without
             print(f"{name} scarce: {without:,} microbatches; {fraction:.0%} compared: {ratio:.4f} of them")
 
 
