@@ -27,7 +27,7 @@ class DecodeContribution:
 
 @dataclass(frozen=True, slots=True)
 class ContributionReady:
-    """A contribution; it has no data if the gradient was not finite."""
+    """A contribution; it has no data if there was no gradient, or one that is not finite."""
 
     round: int
     data: bytes
@@ -43,7 +43,7 @@ class ContributionReady:
 
 @dataclass(frozen=True, slots=True)
 class SlicedContribution:
-    """A contribution for reducers; it has no id if the gradient was not finite."""
+    """A contribution for reducers; it has no id if there was no gradient, or one that is not finite."""
 
     round: int
     reducers: tuple[PeerId, ...]

@@ -333,7 +333,8 @@ class RoundService:
 
     def _log_made(self, made: ContributionReady | SlicedContribution) -> None:
         if made.id is None:
-            self.log_event(log_events.NotFinite("not_finite", made.round, made.tokens))
+            if made.tokens:
+                self.log_event(log_events.NotFinite("not_finite", made.round, made.tokens))
             return
         if self.work.closed:  # Made while the state was fetched: no peer will see it.
             self.rounds.offers.made(made.round, made.id, self.clock.time())

@@ -60,7 +60,7 @@ class WholeWriter:
     def write_nothing(
         self, round: int, reducers: tuple[PeerId, ...], tokens: int
     ) -> ContributionReady | SlicedContribution:
-        """Return that there is no contribution, because the gradient was not finite."""
+        """Return that there is no contribution, for want of a finite gradient."""
         return ContributionReady(round, b"", tokens, None)
 
     def write(
@@ -242,7 +242,7 @@ class UpdateWork:
         """Make this peer's contribution to a round, whole or in slices for reducers."""
         payload, tokens = self.source.encode(round)
         if payload is None:
-            self.counts.not_finite += 1
+            self.counts.not_finite += tokens > 0  # Without tokens, there was nothing to contribute.
             return self.writer.write_nothing(round, reducers, tokens)
         self.counts.norms = self.method.gradient_norm, self.method.momentum_norm
         made = self.writer.write(round, reducers, tokens, payload)

@@ -25,6 +25,7 @@ from reducer_world import (
 )
 
 from peers.lab.world.stub_stage import SLICE_BYTES
+from peers.telemetry.log_events import NotFinite
 from peers.worker.rounds.operations import ReduceShards, SlicedContribution
 from protocols.errors import BadSignature
 from protocols.messages.table import Announce, Contribution, GetContributions, Slices
@@ -319,10 +320,12 @@ async def test_an_own_contribution_goes_to_its_reducers_each_slice_to_one():
     world.path.close()
 
 
+@pytest.mark.parametrize("tokens", [20, 0], ids=["not finite", "nothing computed"])
 @on_virtual_clock
-async def test_of_a_gradient_that_was_not_finite_its_reducers_hear_that_nothing_comes():
+async def test_of_no_contribution_its_reducers_hear_and_a_gradient_that_was_not_finite_is_told(tokens):
     world = World()
-    world.path._worked([SlicedContribution(0, (B.peer_id, ME.peer_id, C.peer_id), 20)], 0.0)
+    world.path._worked([SlicedContribution(0, (B.peer_id, ME.peer_id, C.peer_id), tokens)], 0.0)
+    assert [note.tokens for note in world.notes if isinstance(note, NotFinite)] == [tokens] * (tokens > 0)
     sent = {(peer, body) for peer, message, body in world.posted if message == Slices(0, [])}
     assert sent == {(B.peer_id, b""), (C.peer_id, b"")}
     assert world.nothing_is_kept()
