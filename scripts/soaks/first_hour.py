@@ -163,7 +163,7 @@ class Play:
             "`swarmnet demo` trains with six peers on this computer. It kills one peer and starts a new one. "
             "You should see:"
         )
-        self.hour.run([SWARMNET, "demo", "--seconds", str(seconds)], seconds + 240, last=18)
+        self.hour.run([SWARMNET, "demo", "--seconds", str(seconds)], seconds + 240, last=28)
 
     def start(self, name: str, file: str, *settings: str) -> str:
         """A peer from a file of configs/, its state in a folder of its name. What a person would type."""
@@ -249,7 +249,7 @@ class Play:
             f"The observer's page showed {thinned:.1f} s after the kill that a worker was missing. "
             "`swarmnet top` should show the killed peer as `gone`:"
         )
-        hour.run([SWARMNET, "top", f"states/{survivor}"], 60, first=8)
+        hour.run([SWARMNET, "top", f"states/{survivor}"], 60, first=10)
         return victim, survivor
 
     def come_back(self, victim: str, survivor: str) -> None:
