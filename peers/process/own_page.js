@@ -72,7 +72,7 @@ function swarm(status) {
   }, (line, stage) => {
     put(line.children[0], "stage " + stage.stage);
     line.children[1].firstChild.style.width = (100 * stage.peers / most).toFixed(1) + "%";
-    put(line.children[2], stage.peers ? plural(stage.peers, "peer") : "no peer");
+    put(line.children[2], stage.peers ? plural(stage.peers, "peer") : stage.is_seen ? "no peer" : "not seen from here");
   });
   $("alone").hidden = status.rows.length > 1;
   $("peers").hidden = !status.rows.length;

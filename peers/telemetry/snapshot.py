@@ -104,6 +104,9 @@ class StageRow:
     states: Mapping[str, int]
     tokens_per_second: float
     """Speed that all present machines could reach together, by their own claims."""
+    is_seen: bool = True
+    """Whether the peers of this stage are known here: a worker sees its own stage and the stages next to it,
+    an observer sees all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +379,7 @@ def complete(known: SwarmSnapshot, layers: Sequence[int]) -> SwarmSnapshot:
     return replace(
         known,
         rows=rows,
-        stages=_stage_rows(rows, layers),
+        stages=_stage_rows(rows, layers, known.waits_for),
         states=_count_states(rows),
         versions=_count_versions(rows),
         lag=_largest_lag(rows) if known.lag is None else known.lag,
@@ -388,12 +391,18 @@ def _row_sort_key(row: PeerRow) -> tuple[int, bool, bool, float, str]:
     return stage, row.state == "gone", not row.here, -row.tokens, row.peer
 
 
-def _stage_rows(rows: Iterable[PeerRow], layers: Sequence[int]) -> tuple[StageRow, ...]:
+def _stage_rows(
+    rows: Iterable[PeerRow], layers: Sequence[int], without_peers: Sequence[int]
+) -> tuple[StageRow, ...]:
     """Return one row for each stage with its peers by state and their total possible speed. `layers` has the
-    number of layers of each stage. Peers in a state of HOLDING serve the stage or are about to."""
+    number of layers of each stage; stages `without_peers` are known to have none. Peers in a state of HOLDING
+    serve the stage or are about to."""
     states: list[Counter[str]] = [Counter(dict.fromkeys(STATES, 0)) for _ in layers]
     speeds: list[list[float]] = [[] for _ in layers]
+    near = range(len(layers))
     for row in rows:
+        if row.here and row.stage >= 0:
+            near = range(row.stage - 1, row.stage + 2)
         if 0 <= row.stage < len(layers):
             states[row.stage][row.state] += 1
             if row.state in HOLDING:
@@ -405,6 +414,7 @@ def _stage_rows(rows: Iterable[PeerRow], layers: Sequence[int]) -> tuple[StageRo
             peers=len(speeds[stage]),
             states=dict(states[stage]),
             tokens_per_second=capped_sum(speeds[stage]),
+            is_seen=stage in near or stage in without_peers or bool(speeds[stage]),
         )
         for stage in range(len(layers))
     )

@@ -150,11 +150,15 @@ def spark(values: Sequence[float], width: int, bars: str = UNICODE) -> str:
 
 def _stages(snapshot: SwarmSnapshot, bars: str) -> Text:
     line, stages = Text("stages  "), snapshot.stages
-    named = [stage for stage in stages if len(stages) <= MAX_STAGES or stage.peers < THIN_PEERS]
+    is_long = len(stages) > MAX_STAGES
+    named = [stage for stage in stages if not is_long or (stage.is_seen and stage.peers < THIN_PEERS)]
     for stage in named[:MAX_STAGES]:
         count = stage.peers
         style = "bold red" if count == 0 else "yellow" if count < THIN_PEERS else "green"
         line.append(f" {stage.stage}:", style="dim")
+        if not stage.is_seen:
+            line.append(" ? ", style="dim")
+            continue
         line.append(bars[-1] * min(count, 8) + f" {count} ", style=style)
     if len(named) < len(stages):
         line.append(f" and {len(stages) - len(named[:MAX_STAGES])} more")

@@ -142,6 +142,16 @@ def test_a_stage_without_peers_is_shown_and_named():
     assert "waits for stages 2: no peer holds them\nhold one: `swarmnet join RUN " in text
 
 
+def test_a_stage_whose_peers_a_worker_does_not_see_is_no_stage_without_peers():
+    first = (replace(PEERS[0], here=True), PEERS[1])
+    text = drawn(complete(replace(SNAPSHOT, rows=first), [1, 1, 1]))
+    assert "0:██ 2  1: 0  2: ? " in text
+    text = drawn(complete(replace(SNAPSHOT, rows=first, waits_for=(2,)), [1, 1, 1]))
+    assert "0:██ 2  1: 0  2: 0 " in text
+    seen = complete(replace(SNAPSHOT, rows=(replace(PEERS[0], here=False),)), [1, 1, 1])
+    assert "1: 0  2: 0 " in drawn(seen), "an observer sees all"
+
+
 def test_what_is_said_again_and_again_takes_one_line():
     events = [ShownEvent(EPOCH + number, "gone", "x was not reached") for number in range(9)]
     events.insert(4, ShownEvent(EPOCH + 3.5, "left", "y"))
