@@ -72,7 +72,8 @@ def bench(question: BenchConfig, said: Said) -> LearningReport:
     tokens_of_a_step = question.peers * manifest.microbatch_tokens
     tokens = question.tokens or TOKENS_PER_PARAMETER * ground.count
     steps = question.microbatches or max(1, tokens // tokens_of_a_step)
-    shared = Trial(
+    shared = partial(
+        Trial,
         run_id=manifest.run_id(),
         text=fingerprint(subject.texts().held_out.scored),
         peers=question.peers,
@@ -80,7 +81,6 @@ def bench(question: BenchConfig, said: Said) -> LearningReport:
         delay=question.delay,
         away=question.away,
         late=question.late,
-        local_steps=question.local_steps,
         liars=question.liars,
         computed="" if question.device.type == "cpu" else f"{computed} {question.device.type}",
         split=question.split,
@@ -92,7 +92,7 @@ def bench(question: BenchConfig, said: Said) -> LearningReport:
         begin = Rates(begin_rate, recipe.begin_outer)
         plans[name] = plan(begin, question.seeds, searches=question.rate is None)
     with player(subject, question.jobs, said) as play:
-        found = carried_out(plans, question.jobs, _kept(question.out, shared, known, play))
+        found = carried_out(plans, question.jobs, _kept(question, shared, known, play))
     rows = [_row(name, known[name], question, found[name]) for name in known]
     return LearningReport(
         manifest.name,
@@ -125,16 +125,17 @@ def _recipes(question: BenchConfig, manifest: Manifest) -> dict[str, Recipe]:
 
 
 def _kept(
-    out: Path, shared: Trial, known: Mapping[str, Recipe], play: Play
+    question: BenchConfig, shared: partial[Trial], known: Mapping[str, Recipe], play: Play
 ) -> Callable[[str, Rates, int], Future[Outcome]]:
     """Return the function that starts a trial, or reads its outcome from the folder `out` if it is there.
 
-    The outcome of a new trial is written to the folder.
+    The outcome of a new trial is written to the folder. `shared` has what all trials have in common.
     """
-    kept = StoredTrials(out / "trials.jsonl")
+    kept = StoredTrials(question.out / "trials.jsonl")
 
     def begin(name: str, rates: Rates, seed: int) -> Future[Outcome]:
-        trial = shared.of_method(name, known[name], rates, seed)
+        local_steps = question.local_steps if known[name].local_steps else 0
+        trial = shared(method=name, rate=rates.rate, outer_lr=rates.outer, seed=seed, local_steps=local_steps)
         outcome: Future[Outcome] = Future()
         if found := kept.find(trial):
             outcome.set_result(found)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import inf, isfinite
 from pathlib import Path
 from time import perf_counter
@@ -39,19 +39,14 @@ class Trial(Setting):
     """Run id of the manifest, which covers model, text, stages, codec and method."""
     text: str
     """SHA-256 of the held-out text."""
-    method: str = ""
-    """Empty, with `rate` and `seed`, in what all trials of a benchmark share."""
-    rate: float = 0.0
-    seed: int = 0
+    method: str
+    rate: float
+    """Peak learning rate."""
+    seed: int
     computed: str = ""
     """Number format and device, such as "bf16 cuda"; empty: float32 on the CPU."""
     split: str = ""
     """How the text is divided among owners (`text_split.py`); empty: all peers have all of it."""
-
-    def of_method(self, name: str, recipe: Recipe, rates: Rates, seed: int) -> Trial:
-        """Return this trial with the method `name` at these rates."""
-        steps = self.local_steps if recipe.local_steps else 0
-        return replace(self, method=name, rate=rates.rate, outer_lr=rates.outer, seed=seed, local_steps=steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from peers.lab.bench.learning.plain_demo import PlainDemo
 from peers.lab.bench.learning.play_rounds import BenchRounds
 from peers.lab.bench.learning.played import player
 from peers.lab.bench.learning.rate_search import MAX_PAIRS, carried_out, plan
-from peers.lab.bench.learning.recipes import Recipe, Setting, recipes
+from peers.lab.bench.learning.recipes import Setting, recipes
 from peers.lab.bench.learning.text_split import TextSplit
 from peers.lab.bench.learning.trials import Outcome, Rates, StoredTrials, Trial
 from peers.tools.model.evaluate import cut
@@ -208,11 +208,11 @@ def test_an_own_step_is_of_as_many_microbatches_as_the_run_says_and_a_round_of_a
     assert learner.sent_bytes == sum(method.payload_bytes for method in learner._methods[0]), "one round"
 
 
-SHARED = Trial(run_id="run", text="text", peers=2, steps=10)
-
-
 def outcome_of(rates, loss, name="x", seed=0):
-    trial = SHARED.of_method(name, Recipe(lambda *_: None, 1.0, ""), rates, seed)
+    trial = Trial(
+        run_id="run", text="text", peers=2, steps=10,
+        method=name, rate=rates.rate, outer_lr=rates.outer, seed=seed,
+    )  # fmt: skip
     return Outcome(trial, loss, 1.0, 100, 1000, 1.0, ())
 
 
@@ -405,7 +405,7 @@ def test_the_curve_of_a_demo_is_read_from_its_report_and_nothing_else_is_one(tmp
 def test_a_trial_keeps_what_training_cost_on_its_way():
     here = ground(stages=(3,))
     recipe = recipes(here.manifest.sync)["adamw"]
-    trial = Trial(run_id="run", text="text", method="adamw", rate=4e-3, peers=2, steps=32)
+    trial = Trial(run_id="run", text="text", method="adamw", rate=4e-3, seed=0, peers=2, steps=32)
     outcome = trials.play(trial, recipe, here, lambda done: None)
     told = [point.trained for point in outcome.curve]
     assert len(told) == trials.POINTS
