@@ -324,6 +324,7 @@ def simulate(
     schedules: Annotated[int, typer.Option(min=1, help="Number of schedules to simulate.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Schedules to simulate in parallel.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that every stage must settle.")] = 50,
+    seconds: Annotated[float, typer.Option(min=20, help="Virtual seconds in which faults begin.")] = 50.0,
     kind: Annotated[
         list[str] | None,
         typer.Option(help="Only faults of this kind. Repeatable. `move` and `lost stage` must be named."),
@@ -332,9 +333,7 @@ def simulate(
         bool, typer.Option("--moves", help="Let peers move between stages, on their own and on request.")
     ] = False,
     sharded: Annotated[bool, typer.Option("--sharded", help="Use a sharded reduction.")] = False,
-    helpers: Annotated[
-        int, typer.Option(min=0, max=16, help="With --sharded: further peers that only reduce.")
-    ] = 0,
+    helpers: Annotated[int, typer.Option(min=0, max=16, help="With --sharded: peers that only reduce.")] = 0,
     real: Annotated[
         bool, typer.Option("--real", help="Compute with a real, tiny model, which is slower.")
     ] = False,
@@ -369,6 +368,7 @@ def simulate(
             kinds=tuple(kind or ()),
             real=real,
             rounds=rounds,
+            seconds=seconds,
             moves=moves,
             sharded=sharded,
             helpers=helpers,

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from peers.compute.executor import set_threads
 from peers.lab.faults.invariants import check
-from peers.lab.faults.play import Options, ScheduleRecord, play
+from peers.lab.faults.play import FAULT_SECONDS, MIN_ROUNDS, Options, ScheduleRecord, play
 from peers.lab.faults.trees import Violation, stages_of, with_processes
 from peers.lab.world.parallel import pool
 from peers.telemetry.log_events import Settled
@@ -34,7 +35,11 @@ class Result:
 
 
 def run_schedule(options: Options) -> Result:
-    """Run one schedule and check its invariants."""
+    """Run one schedule in a process of the command, and check its invariants.
+
+    It computes with one thread: with tensors as small as these, more threads only wait for each other.
+    """
+    set_threads(1)
     seen = play(options)
     kinds = Counter(type(fault).__name__ for fault in seen.faults)
     return Result(
@@ -91,7 +96,8 @@ def again(of: Options, seed: int, run_file: Path | None) -> str:
     parts += [f"--peers {of.peers}"] if of.peers else []
     parts += [f"--stages {of.stages}"] if of.stages and run_file is None else []
     parts += [f"--helpers {of.helpers}"] if of.helpers else []
-    parts += [f"--rounds {of.rounds}"] if of.rounds != 50 else []
+    parts += [f"--rounds {of.rounds}"] if of.rounds != MIN_ROUNDS else []
+    parts += [f"--seconds {of.seconds:g}"] if of.seconds != FAULT_SECONDS else []
     parts += [f"--kind '{name}'" for name in of.kinds]
     parts += [f"--method {of.sync.method}"] if of.sync is not None else []
     flags = {"moves": of.moves, "real": of.real, "sharded": of.sharded, "experts": of.experts}
