@@ -94,7 +94,7 @@ def again(of: Options, seed: int, run_file: Path | None) -> str:
     """Return the command that runs a schedule again."""
     parts = ["swarmnet simulate", str(run_file or ""), f"--seed {seed}"]
     parts += [f"--peers {of.peers}"] if of.peers else []
-    parts += [f"--stages {of.stages}"] if of.stages and run_file is None else []
+    parts += [f"--stages {of.stages}"] if of.stages else []
     parts += [f"--helpers {of.helpers}"] if of.helpers else []
     parts += [f"--rounds {of.rounds}"] if of.rounds != MIN_ROUNDS else []
     parts += [f"--seconds {of.seconds:g}"] if of.seconds != FAULT_SECONDS else []

@@ -6,7 +6,7 @@ import asyncio
 import os
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -19,6 +19,7 @@ from peers.lab.world.stub_stage import StubReduced
 from peers.lab.world.world import Member, World
 from peers.lab.world.world_events import FaultSkipped, Healed, Injected, StageLost
 from peers.network.channels import DIAL_SECONDS
+from peers.telemetry.log_events import Assembled, Settled
 from peers.worker.rounds.round_service import RoundService
 from protocols.signed.identity import Identity
 from protocols.signed.records import RECORD_SECONDS
@@ -272,10 +273,39 @@ async def _calm(world: World, seen: ScheduleRecord) -> None:
     least = [max(seen.options.rounds, then + NEW_ROUNDS) for then in newest]
     while loop.time() <= began + LONGEST_SECONDS and not world.journal.escaped:
         seen.standing = _short_of(world, least, open_then)
+        if not seen.standing and world.real and loop.time() <= began + HEAL_SECONDS:
+            stages = {(peer.name, peer.life): peer.worker.stage for peer in world.living()}
+            seen.standing = forked_rounds(world.journal.events, stages)
         if not seen.standing:
             seen.calm = True
             return
         await asyncio.sleep(0.5)
+
+
+def forked_rounds(notes: Iterable[RecordedEvent], stages: Mapping[tuple[str, int], int]) -> list[str]:
+    """Return, as text, the rounds which living peers of a stage settled with different weights.
+
+    `stages` has the stage of each living process, by name and life. Of each peer the newest round counts, as
+    far as the others settled it as well: an older one may lie on a branch that the peer has left.
+    """
+    settled: dict[tuple[str, int], dict[int, str]] = {process: {} for process in stages}
+    for note in notes:
+        rounds = settled.get((note.name, note.life))
+        if rounds is None:
+            continue
+        match note.what:
+            case Assembled():
+                rounds.clear()
+            case Settled(round=round, digest=digest):
+                rounds.pop(round, None)
+                rounds[round] = digest
+    forked: set[tuple[int, int]] = set()
+    for process, rounds in settled.items():
+        newest = next(reversed(rounds), -1)
+        others = [settled[other] for other, stage in stages.items() if stage == stages[process]]
+        if any(other.get(newest, rounds.get(newest)) != rounds.get(newest) for other in others):
+            forked.add((stages[process], newest))
+    return [f"stage {stage} is forked at round {round}" for stage, round in sorted(forked)]
 
 
 def _newest(world: World, seen: ScheduleRecord) -> list[int]:

@@ -573,12 +573,6 @@ def test_the_command_says_what_happened(tmp_path):
     assert '"violations": []' in (tmp_path / "report.json").read_text()
 
 
-def test_the_command_that_repeats_a_schedule_names_what_differs_from_the_defaults():
-    shorter = fault_report.again(Options(3, peers=2, stages=1, rounds=10, seconds=20.0), 4, None)
-    assert shorter == "swarmnet simulate --seed 4 --peers 2 --stages 1 --rounds 10 --seconds 20"
-    assert fault_report.again(Options(3), 3, None) == "swarmnet simulate --seed 3"
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
