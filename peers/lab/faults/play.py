@@ -297,7 +297,7 @@ def forked_rounds(notes: Iterable[RecordedEvent], stages: Mapping[tuple[str, int
             case Assembled():
                 rounds.clear()
             case Settled(round=round, digest=digest):
-                rounds.pop(round, None)
+                rounds.pop(round, None)  # The last key is the newest round, also after a return.
                 rounds[round] = digest
     forked: set[tuple[int, int]] = set()
     for process, rounds in settled.items():
