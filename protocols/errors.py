@@ -46,6 +46,12 @@ class Backlog(WireError):
     code = "backlog"
 
 
+class NoPlace(WireError):
+    """The peer wants a link and gets none in return, because others have all places."""
+
+    code = "no_place"
+
+
 class Unreachable(WireError):
     """No address of the peer, or of any bootstrap, answered."""
 

@@ -23,9 +23,10 @@ from peers.runtime.timer import Timer
 from peers.telemetry import log_events
 from peers.telemetry.counters import Timings
 from peers.telemetry.reasons import refusal
-from protocols.errors import BadSignature, WireError
+from protocols.errors import BadSignature, NoPlace, WireError
 from protocols.fields import Body
 from protocols.messages.table import (
+    HEADER_LIMIT,
     Bye,
     GetManifest,
     Heartbeat,
@@ -42,13 +43,15 @@ from protocols.signed.envelope import run_bytes
 from protocols.signed.records import ANNOUNCE_SECONDS, SignedRecord, open_record
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.membership.address_ranges import dialable
-from swarmnet.membership.membership import MANY, SILENT_SECONDS, Membership
+from swarmnet.membership.membership import FORGOTTEN_AT_ONCE, MANY, SILENT_SECONDS, Membership
 from swarmnet.membership.peer_info import PeerInfo as KnownPeer
 from swarmnet.run.schema import WIRE_VERSION
 
 RECORDS_TOLD = 32
 """Maximum number of records of other peers that are sent to a new neighbour, and accepted in a message."""
-CROWDED_SECONDS = 0.25
+RECORDS_BYTES = HEADER_LIMIT // 2
+"""Maximum size in bytes of the records in a message: its header must have room for them, however long."""
+CROWDED_SECONDS = 0.5
 """With more than MANY known peers, choosing whom to dial runs at most once in this many seconds."""
 INTRODUCED_SECONDS = 2 * ANNOUNCE_SECONDS
 """Seconds for which a peer counts as a newcomer; later the directory has its record."""
@@ -174,16 +177,29 @@ class PeerLinks:
         self._dial_due()
         return peer
 
-    def learn_all(self, records: Iterable[bytes], sender: PeerId | None = None) -> None:
-        """Learn several records, and then dial the peers that are due. With a `sender`, the first invalid
-        record raises WireError; without one, invalid records are skipped."""
+    def learn_all(self, records: Iterable[bytes], sender: PeerId) -> None:
+        """Learn several records that a peer sent, and then dial the peers that are due. The first invalid
+        record raises WireError."""
         try:
             for data in records:
                 self._verify_and_add(data, sender)
         finally:
-            if sender is None:
-                self.membership.met(self.listener.met())
             self._dial_due()  # Once: in a large group, choosing whom to dial takes long.
+
+    def learn_found(self, records: Mapping[PeerId, bytes]) -> None:
+        """Learn records of the directory, and then dial the peers that are due. Invalid records are skipped.
+        Known ones are not verified again. If the membership is full, only some of those of unknown peers are
+        learned, chosen at random: an attacker can store any number."""
+        known = self.membership.peers
+        news = [peer for peer, data in records.items() if peer not in known or known[peer].record != data]
+        if self.membership.is_full:
+            strangers = [peer for peer in news if peer not in known]
+            chosen = self.membership.chance.sample(strangers, min(len(strangers), FORGOTTEN_AT_ONCE))
+            news = [peer for peer in news if peer in known] + chosen
+        for peer in news:
+            self._verify_and_add(records[peer], None)
+        self.membership.met(self.listener.met())
+        self._dial_due()
 
     def _verify_and_add(self, data: bytes, sender: PeerId | None) -> PeerId | None:
         """Verify a record, and add its peer to the membership unless it is excluded. A record of this peer's
@@ -238,18 +254,30 @@ class PeerLinks:
         if before is not None and before.linked and before.stage != old_stage:
             self._unlink(signed.peer, "moved", f"it is in stage {before.stage} now")
 
-    def introduce(self, contributor: PeerId, peers: Iterable[PeerId]) -> None:
-        """Send these peers the record of `contributor`, once each, because they ignore contributions of
-        unknown peers. Does nothing if this peer met the contributor over `INTRODUCED_SECONDS` ago: its record
-        is then in the directory. Peers that sent that record here (`tellers`) do not get it."""
-        known = self.membership.peers.get(contributor)
-        if known is None or known.stage < 0 or self.clock.time() > known.met_at + INTRODUCED_SECONDS:
-            return
-        for peer in peers:
+    def introduce(self, contributors: Iterable[PeerId], peers: Iterable[PeerId]) -> None:
+        """Send these peers the records of `contributors`, once each, because they ignore contributions of
+        unknown peers. Contributors that this peer met over `INTRODUCED_SECONDS` ago are left out: their
+        records are in the directory. Peers that sent such a record here (`tellers`) do not get it."""
+        met_since = self.clock.time() - INTRODUCED_SECONDS
+        known = self.membership.peers
+        recent = [one for one in contributors if one in known and known[one].stage >= 0]
+        recent = [one for one in recent if known[one].met_at >= met_since]
+        for peer in peers if recent else ():
             introduced = self._introduced.setdefault(peer, set())
-            if contributor not in introduced and peer not in (contributor, *known.tellers):
-                introduced.add(contributor)
-                self.post(peer, "group", PeerRecords([known.record]))
+            news = [one for one in recent if one not in introduced and peer not in (one, *known[one].tellers)]
+            introduced.update(news)
+            self._send_records(peer, [known[one].record for one in news])
+
+    def _send_records(self, peer: PeerId, records: Iterable[bytes]) -> None:
+        """Send a neighbour records of other peers, in as many messages as they need."""
+        parts: list[list[bytes]] = [[]]
+        for record in records:
+            if len(parts[-1]) == RECORDS_TOLD or sum(map(len, parts[-1])) + len(record) > RECORDS_BYTES:
+                parts.append([])
+            parts[-1].append(record)
+        for part in parts:
+            if part:
+                self.post(peer, "group", PeerRecords(part))
 
     def _dial_due(self) -> None:
         """Dial the peers that the membership chooses now. With more than `MANY` known peers, do so at most
@@ -300,7 +328,7 @@ class PeerLinks:
             self.listener.linked(peer, known.stage)
             self.listener.counted(self.membership.group_size())
             records = [record for record in self.membership.records(RECORDS_TOLD) if record != known.record]
-            self.post(peer, "group", PeerRecords(records))
+            self._send_records(peer, records)
             self.heartbeats.send(peer)
 
     async def _open_lanes(self, peer: PeerId, stage: int) -> str:
@@ -370,7 +398,8 @@ class PeerLinks:
 
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
         """Handle a message of `wire_bytes`. Before its `Hello`, a peer may only request the manifest or send
-        an order of the run's owner. Messages that are not about links go to the listener."""
+        an order of the run's owner. Messages that are not about links go to the listener. Raises NoPlace,
+        which ends the link, if the peer gets no link in return: it then turns to others."""
         self.traffic.received[message.kind] += wire_bytes
         if self._link_pool.closed:
             return
@@ -382,6 +411,8 @@ class PeerLinks:
             self._mark_alive(peer)
         if not self._router.dispatch(peer, message, body):
             self.listener.message(peer, message, body)
+        if peer in self.greeted and self.membership.finds_no_place(peer):
+            raise NoPlace("others have all places")
 
     @handles(GetManifest)
     def _send_manifest(self, peer: PeerId, _message: GetManifest, _body: bytes) -> None:
@@ -412,6 +443,9 @@ class PeerLinks:
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
         """Record that something was refused. If a peer sent something forged, end its links, and accept no
         messages and links of it for a while."""
+        if code == NoPlace.code:  # As often as strangers like: counted, not written down.
+            self.traffic.refused[code] += 1
+            return
         self._record_refusal(peer, code, reason)
         if code == BadSignature.code and not self._link_pool.closed:
             self._handshakes.greeted.pop(peer, None)

@@ -86,6 +86,7 @@ REFUSALS = Codes("Refused", "refused_total", {
     ),
     "wire_version": Reason("another version of the wire format", "update the older side; `swarmnet version`"),
     "backlog": Reason("too much is queued for that peer", f"{DOCTOR}: its link or yours is too slow"),
+    "no_place": Reason("it wanted a link, and others have all places", NOTHING, "none"),
     "wrong_stage": Reason("meant for another stage", "wait 2 minutes for fresh records"),
     "illegal_path": Reason("a path through the stages that the run forbids", f"{BAN}; {VERSION}", "warning"),
     "not_due": Reason(

@@ -286,7 +286,6 @@ class StageServices:
 
     def settled(self, settled: RoundSettled) -> None:
         """Called on the event loop when a round has settled."""
-        self.links.membership.worked(settled.contributors)
         self.digests.settled(settled)
         self.receipts.settled(settled)
 

@@ -16,6 +16,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from random import Random
 from typing import Any
 
 from protocols.daemon.hivemind_imports import (
@@ -36,7 +37,7 @@ from protocols.dht.stored_values import PLAIN, key_id, node_id, stored_value, un
 from protocols.dht.swarm_time import ClockVote, agreed_offset, changed, correction
 from protocols.dht.validator import ValidatedP2P
 from protocols.errors import PeerGone, Unreachable, WireError
-from protocols.signed.envelope import run_bytes
+from protocols.signed.envelope import RUN_ID_BYTES, run_bytes
 from protocols.signed.identity import public_key_bytes
 from protocols.signed.opinions import (
     OpinionKind,
@@ -91,7 +92,7 @@ class DhtDirectory:
     def __init__(self, gate: ValidatedP2P, node: DHTNode, refusals: Counter[str]) -> None:
         self._gate = gate
         self._node = node
-        self._remembered = Remembered()
+        self._remembered = Remembered(Random())
         self._named: dict[str, None] = {}
         """Peers that were passed to `bootstrap`."""
         self._reasons: dict[tuple[PeerId, str], str] = {}
@@ -330,12 +331,11 @@ class DhtDirectory:
                 found = await self._get(stage_key(run, stage))
         except TimeoutError:
             found, timed_out = None, True
-        entries = found.value.values() if found is not None and isinstance(found.value, dict) else ()
-        for entry in entries:
-            try:
-                self._remembered.take(run, entry.value[32:])  # The run id, of 32 bytes, precedes the record.
-            except WireError as error:
-                self.refusals[error.code] += 1
+        entries = found.value.items() if found is not None and isinstance(found.value, dict) else ()
+        # The run id precedes each record.
+        records_found = {PeerId(peer): entry.value[RUN_ID_BYTES:] for peer, entry in entries}
+        for error in self._remembered.take(run, records_found):
+            self.refusals[error.code] += 1
         # A record that is expired only by the swarm's time is kept: other peers may lie about the time.
         records = self._remembered.at(run, stage, min(self.now(), time.time()))
         if timed_out and not records:

@@ -24,7 +24,7 @@ class MemoryDirectory:
     def __init__(self, network: MemoryNetwork, peer: PeerId) -> None:
         self._network = network
         self._peer = peer
-        self._remembered = Remembered()
+        self._remembered = Remembered(network.random)
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -54,9 +54,9 @@ class MemoryDirectory:
     async def look_up(self, run: RunId, stage: int, deadline_seconds: float) -> dict[PeerId, bytes]:
         """Return a stage's unexpired records by peer: of reachable peers, and those seen before."""
         await asyncio.sleep(0)
-        for peer, record in self._network.records.get((run, stage), {}).items():
-            if self._reaches(peer):
-                self._remembered.take(run, record)
+        stored = self._network.records.get((run, stage), {})
+        found = {peer: record for peer, record in stored.items() if self._reaches(peer)}
+        self._remembered.take(run, found)
         return self._remembered.at(run, stage, self.now())
 
     async def put_manifest(self, run: RunId, signed_manifest: bytes, deadline_seconds: float) -> bool:

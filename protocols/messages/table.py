@@ -73,6 +73,10 @@ HEADER_LIMIT = 64 * 1024
 """Largest message header in bytes. 4 MB of MessagePack can expand to 296 MB of objects; 64 KiB are harmless.
 """
 
+UNGUARDED_BYTES = 4 * 1024
+"""Headers up to this size are decoded without msgpack_guard.py, which takes longer than decoding: their items
+are few, and the decoder's own limit of recursion is enough."""
+
 BODY_LIMIT = 64 * 1024 * 1024
 """Largest body in bytes if the receiver knows no tighter bound."""
 
@@ -89,7 +93,8 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(reduce(or_,
 def decode(data: bytes) -> Message:
     """Return the message of a header that may come from an untrusted peer; its body is not included. Raises
     TooLarge above `HEADER_LIMIT` or a limit of msgpack_guard.py, and Malformed for an invalid one."""
-    msgpack_guard.check(data, HEADER_LIMIT)
+    if len(data) > UNGUARDED_BYTES:
+        msgpack_guard.check(data, HEADER_LIMIT)
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

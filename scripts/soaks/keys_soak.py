@@ -1,4 +1,5 @@
-"""What many keys of one attacker cost a stage: a newcomer's time to join, throughput, and weights of votes.
+"""What many keys of one attacker cost a stage: a newcomer's time to join, throughput, processor time of each
+honest peer (in cores), and weights of votes.
 
 Eight honest peers on a virtual clock, whose votes are weighed by agreement, before and during the attack. All
 keys, which have 16 address ranges together, announce records and greet every honest peer again and again.
@@ -21,8 +22,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=40.0, help="virtual seconds of the attack")
     parser.add_argument("--way", choices=WAYS, action="append", help="what the keys do; all by default")
     given = parser.parse_args()
-    print("| keys | what they do | joins, s | microbatches/s | rounds/s | honest weight | false weight |")
-    print("|---:|---|---:|---:|---:|---:|---:|", flush=True)
+    print("| keys | what they do | joins, s | microbatches/s | rounds/s | cores | honest weight | false |")
+    print("|---:|---|---:|---:|---:|---:|---:|---:|", flush=True)
     for keys, way in [(0, "joins"), *((given.keys, way) for way in given.way or WAYS)]:
         print(run(story(Swarm(manifest()), keys, way, given.seconds)).row(), flush=True)
 

@@ -69,7 +69,8 @@ class Membership:
     """All known peers of one run, and the links that this peer wants.
 
     `wanted` computes these links and keeps the result in `_wanted`, until an event sets that to None. A peer
-    is *ready* if it takes part in training, and has *worked* if it has contributed to a settled set here."""
+    is *ready* if it takes part in training, and has *worked* if it has contributed to a settled set here with
+    weight (`CurrentRound.with_weight`)."""
 
     def __init__(
         self,
@@ -168,10 +169,14 @@ class Membership:
             known.sequence, known.record, known.recorded_at = sequence, record, now
         known.upload, known.uploads_seen = upload, uploads_seen
         known.outdated = outdated if sequence <= outdated else -1
-        is_known_peer = newest >= 0
-        if is_known_peer or len(self.peers) <= MANY:  # With many peers, choosing links takes long.
-            self._wanted = None
+        self._choose_again()
         return True
+
+    def _choose_again(self) -> None:
+        """Let links be chosen again: now or, with more than `MANY` peers, when `begin_dials` is called next.
+        Choosing takes long then, and attackers could cause it with every message."""
+        if len(self.peers) <= MANY:
+            self._wanted = None
 
     def on_heartbeat(self, peer: PeerId, now: float) -> None:
         known = self.peers.get(peer)
@@ -195,9 +200,9 @@ class Membership:
             known.moving_to, known.has_seen = moving_to, has_seen
             if known.stage != stage:
                 self._remember_former(peer)
-                self._wanted = None
+                self._choose_again()
             if known.ready != ready and not known.worked:
-                self._wanted = None
+                self._choose_again()
             known.heard_at, known.stage, known.ready = now, stage, ready
             known.round, known.service_seconds = round, service_seconds
 
@@ -214,8 +219,8 @@ class Membership:
             self.guests.admit(peer, public_ranges(known.addresses))
 
     def worked(self, peers: Iterable[PeerId]) -> None:
-        """Record that these peers have contributed to settled sets. Peers that have not contributed, such as
-        Sybils, then displace neither them nor their links."""
+        """Record that these peers have contributed, with weight, to settled sets. Peers that have not, such
+        as Sybils, then displace neither them nor their links."""
         for peer in peers:
             known = self.peers.get(peer)
             if known is not None and not known.worked:
@@ -236,7 +241,7 @@ class Membership:
             known = self.peers.get(peer)
             if known is not None and not known.met:
                 known.met = True
-                self._wanted = None
+                self._choose_again()
 
     def begin_dials(self, now: float) -> list[PeerId]:
         """Return the peers to dial now, and mark their dials as begun. Peers that are no strangers come
@@ -276,7 +281,7 @@ class Membership:
         self.budget.reached(peer)
         known.linked, known.reached, known.failures, known.heard_at = True, True, 0, now
         known.unneeded_since = float("inf")
-        self._wanted = None
+        self._choose_again()
 
     def unlinked(self, peer: PeerId, now: float) -> None:
         """Record that a dial failed, or a link broke or fell silent. The pause before the next dial grows."""
@@ -289,7 +294,7 @@ class Membership:
         pause = doubled(FIRST_REDIAL_SECONDS, known.failures, LONGEST_REDIAL_SECONDS)
         known.dial_at = now + pause * self.chance.uniform(0.8, 1.2)
         known.failures += 1
-        self._wanted = None
+        self._choose_again()
 
     def released(self, peer: PeerId) -> None:
         """Record that a link has ended because neither side needs it."""
@@ -304,14 +309,14 @@ class Membership:
         known = self.peers.get(peer)
         if known is not None:
             known.failures = max(known.failures, GONE_FAILURES)
-            self._wanted = None
+            self._choose_again()
 
     def left(self, peer: PeerId) -> None:
         """Record that a peer said goodbye. It is forgotten until it signs a newer record."""
         self._remember_former(peer)
         known = self.peers.pop(peer, None)
         self.guests.left(peer)
-        self._wanted = None
+        self._choose_again()
         if known is not None:
             self._left[peer] = max(known.sequence, known.outdated)
             if len(self._left) > MAX_PEERS:
@@ -369,10 +374,16 @@ class Membership:
         if self._wanted is None:
             self._group_neighbours = frozenset()
             wanted = self._reducers
-            filters = (lambda _: True, self._is_vouched, lambda known: known.reached, self._has_worked)
-            for is_eligible in filters:
-                self._group_neighbours |= choose_neighbours(self.me, self._select(self.stage, is_eligible))
-                wanted |= self._choose_adjacent(is_eligible)
+            for stage in (self.stage, *self.beside):
+                present = self._present(stage)
+                vouched = [peer for peer in present if self._is_vouched(self.peers[peer])]
+                reached = [peer for peer in vouched if self.peers[peer].reached]
+                worked = [peer for peer in present if self.peers[peer].worked]
+                for eligible in (present, vouched, reached, worked):
+                    if stage == self.stage:
+                        self._group_neighbours |= choose_neighbours(self.me, eligible)
+                    else:
+                        wanted |= choose_some(self.me, eligible, MAX_ADJACENT)
             group = self._present(self.stage)
             if not any(self.peers[peer].linked for peer in group):  # Any link into the group will do.
                 self._group_neighbours |= self._choose_across_ranges(group)
@@ -388,8 +399,8 @@ class Membership:
                 self._group_neighbours |= choose_helpers(self.me, self._helpers)
             self._wanted = wanted | self._group_neighbours
             self._chosen = self._wanted
-            reached = sum(self.peers[peer].reached for peer in group)
-            self._is_large = len(group) >= FULL_GROUP and reached >= FEWEST_ON_RINGS
+            reached_count = sum(self.peers[peer].reached for peer in group)
+            self._is_large = len(group) >= FULL_GROUP and reached_count >= FEWEST_ON_RINGS
         return self._wanted
 
     def reduces(self, reducers: Iterable[PeerId]) -> None:
@@ -425,13 +436,6 @@ class Membership:
         ranges = {peer: public_ranges(self.peers[peer].addresses) for peer in peers}
         return choose_spread(self.me, ranges, MAX_ADJACENT)
 
-    def _choose_adjacent(self, is_eligible: Callable[[PeerInfo], bool]) -> frozenset[PeerId]:
-        """Choose at most `MAX_ADJACENT` peers of each adjacent stage that fulfil `is_eligible`."""
-        chosen: frozenset[PeerId] = frozenset()
-        for stage in self.beside:
-            chosen |= choose_some(self.me, self._select(stage, is_eligible), MAX_ADJACENT)
-        return chosen
-
     def others_may_be_there(self) -> bool:
         """Return whether any other peer of this group is not known to be gone."""
         return bool(self._present(self.stage))
@@ -445,6 +449,13 @@ class Membership:
         if peer in self.wanted():
             return True
         return known.wants_us and (known.worked or peer in self.guests)
+
+    def finds_no_place(self, peer: PeerId) -> bool:
+        """Return whether a peer keeps a link to this one and gets none in return: it is not needed."""
+        known = self.peers.get(peer)
+        if known is None or known.linked or known.dialing or not known.wants_us:
+            return False
+        return self.concerns_us(known.stage) and not self.needs(peer)
 
     def surplus(self, now: float) -> list[PeerId]:
         """Return linked peers whose link neither side has needed for `RELEASE_SECONDS`."""
@@ -460,7 +471,10 @@ class Membership:
 
     def _present(self, stage: int) -> list[PeerId]:
         """Return the known peers of a stage that are not known to be gone; none for the stage -1."""
-        return [peer for peer, known in self.peers.items() if known.stage == stage >= 0 and known.present]
+        if stage < 0:
+            return []
+        in_stage = [(peer, known) for peer, known in self.peers.items() if known.stage == stage]
+        return [peer for peer, known in in_stage if known.failures < GONE_FAILURES or known.linked]
 
     def active(self, stage: int) -> list[PeerId]:
         """Return the peers of a stage that are linked and take part in its rounds."""
@@ -484,9 +498,9 @@ class Membership:
             if not known.linked
             and not known.dialing
             and known.dial_at <= now
-            and not self.refuses(peer, now)
-            and self.concerns_us(known.stage)
             and (known.failures >= GONE_FAILURES or self.needs(peer))
+            and self.concerns_us(known.stage)
+            and not self.refuses(peer, now)
         ]
 
     def silent(self, now: float) -> list[PeerId]:
@@ -509,7 +523,7 @@ class Membership:
             if not known.linked and last_sign_at + FORGET_SECONDS <= now:
                 del self.peers[peer]
                 self.guests.left(peer)
-                self._wanted = None
+                self._choose_again()
         for peer in [peer for peer, heard_at in self._former.items() if heard_at + FORGET_SECONDS <= now]:
             del self._former[peer]
 
@@ -527,21 +541,21 @@ class Membership:
         """Remember that `teller` sent the record of a peer."""
         if teller not in known.tellers and len(known.tellers) < MAX_TELLERS:
             known.tellers += (teller,)
-            self._wanted = None
+            self._choose_again()
 
     def _takes_part(self, known: PeerInfo) -> bool:
         return known.stage == self.stage and known.ready
 
-    def _has_worked(self, known: PeerInfo) -> bool:
-        return known.worked
-
     def _is_vouched(self, known: PeerInfo) -> bool:
         """Return whether a peer was reached, its DHT node has answered, or a reached peer sent its record."""
-        return (
-            known.reached
-            or known.met
-            or any(teller in self.peers and self.peers[teller].reached for teller in known.tellers)
-        )
+        if known.reached or known.met or not known.tellers:
+            return known.reached or known.met
+        return any(teller in self.peers and self.peers[teller].reached for teller in known.tellers)
+
+    @property
+    def is_full(self) -> bool:
+        """True if a new peer is known only if another one is forgotten."""
+        return len(self.peers) >= MAX_PEERS
 
     def _make_room(self) -> bool:
         """Forget some peers that are neither linked nor being dialled, `FORGOTTEN_AT_ONCE` or half of them at
@@ -563,7 +577,7 @@ class Membership:
         for *_, forgotten in nsmallest(count, ranked):
             del self.peers[forgotten]
             self.guests.left(forgotten)
-        self._wanted = None
+        self._choose_again()
         return True
 
     def records(self, most: int) -> list[bytes]:

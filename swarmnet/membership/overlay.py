@@ -37,10 +37,17 @@ RING = 2**64
 
 
 @lru_cache(maxsize=2 * 4096)
-def _positions(peer: PeerId) -> tuple[bytes, ...]:
+def _positions(peer: PeerId) -> tuple[int, ...]:
     """Return a peer's position on each ring. It is cached, as the rings are rebuilt whenever a peer joins."""
     digest = hashlib.sha512(peer.encode()).digest()
-    return tuple(digest[8 * ring : 8 * ring + 8] for ring in range(RINGS))
+    return tuple(int.from_bytes(digest[8 * ring : 8 * ring + 8]) for ring in range(RINGS))
+
+
+def _gaps_ahead(me: PeerId, others: Iterable[PeerId]) -> list[list[int]]:
+    """Return for each ring how far each of `others` is ahead of `me`."""
+    mine = _positions(me)
+    positions = [_positions(peer) for peer in others]
+    return [[(position[ring] - mine[ring]) % RING for position in positions] for ring in range(RINGS)]
 
 
 def choose_neighbours(me: PeerId, group: Iterable[PeerId]) -> frozenset[PeerId]:
@@ -50,15 +57,8 @@ def choose_neighbours(me: PeerId, group: Iterable[PeerId]) -> frozenset[PeerId]:
     if len(others) < FULL_GROUP:
         return frozenset(others)
     chosen: set[PeerId] = set()
-    positions = [(_positions(peer), peer) for peer in others]
-    my_positions = _positions(me)
-    for ring in range(RINGS):
-        places = [(position[ring], peer) for position, peer in positions]
-        my_place = (my_positions[ring], me)
-        # The ring is closed: after its last place comes its first one.
-        _, successor = min((place for place in places if place > my_place), default=min(places))
-        _, predecessor = max((place for place in places if place < my_place), default=max(places))
-        chosen.update((successor, predecessor))
+    for gaps in _gaps_ahead(me, others):
+        chosen.update((others[gaps.index(min(gaps))], others[gaps.index(max(gaps))]))
     return frozenset(chosen)
 
 
@@ -79,7 +79,12 @@ def choose_some(me: PeerId, others: Iterable[PeerId], most: int) -> frozenset[Pe
 
 def _in_drawn_order(me: PeerId, peers: Iterable[PeerId]) -> list[PeerId]:
     """Return `peers` in the order in which `me` prefers them, by a hash of both ids."""
-    return sorted(peers, key=lambda peer: hashlib.sha256(f"{me}/{peer}".encode()).digest())
+    return sorted(peers, key=lambda peer: _draw(me, peer))
+
+
+@lru_cache(maxsize=2 * 4096)
+def _draw(me: PeerId, peer: PeerId) -> bytes:
+    return hashlib.sha256(f"{me}/{peer}".encode()).digest()
 
 
 def choose_spread(me: PeerId, ranges: Mapping[PeerId, Collection[str]], most: int) -> frozenset[PeerId]:
@@ -101,15 +106,12 @@ def size_by_neighbours(me: PeerId, reached: Iterable[PeerId]) -> int:
 
     With n peers, gaps are exponential with mean 1 / n, as fractions of a ring. The expected k-th smallest of
     m gaps is (1/m + ... + 1/(m-k+1)) / n (Renyi, "On the theory of order statistics", 1953)."""
-    my_positions = [int.from_bytes(position) for position in _positions(me)]
-    other_positions = [[int.from_bytes(position) for position in _positions(peer)] for peer in reached]
-    if not other_positions:
+    others = list(reached)
+    if not others:
         return 1
     gaps = []
-    for ring in range(RINGS):
-        ahead = [(positions[ring] - my_positions[ring]) % RING for positions in other_positions]
-        gaps.append(min(ahead))  # To the successor.
-        gaps.append(min(RING - gap for gap in ahead))  # To the predecessor.
+    for ahead in _gaps_ahead(me, others):
+        gaps += [min(ahead), RING - max(ahead)]  # To the successor and to the predecessor.
     kth_gap = max(1, sorted(gaps)[GAP_TAKEN - 1]) / RING  # k is `GAP_TAKEN`, m the number of gaps.
     expected_times_n = sum(1 / (len(gaps) - smaller) for smaller in range(GAP_TAKEN))
     return math.ceil(SIZE_SLACK * expected_times_n / kth_gap)

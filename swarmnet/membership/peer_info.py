@@ -59,7 +59,7 @@ class PeerInfo:
     name: str = ""
     """Its name for people, by its newest record; empty: none."""
     worked: bool = False
-    """True if it has contributed to a settled set of this group."""
+    """True if it has contributed, with weight, to a settled set of this group."""
 
     @property
     def stranger(self) -> bool:

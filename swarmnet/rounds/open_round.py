@@ -11,7 +11,7 @@ are known.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView
@@ -77,6 +77,11 @@ class CurrentRound:
     def _count_contributors(self) -> None:
         self.contributors = max((len(self._with_votes(tags)) for tags in self._recent), default=0)
 
+    def with_weight(self, peers: Iterable[PeerId]) -> frozenset[PeerId]:
+        """Return those of `peers` whose votes have weight after the newest settled round."""
+        peer_of = {tag_of(peer): peer for peer in peers}
+        return frozenset(peer_of[tag] for tag in self._with_votes(peer_of))
+
     def _with_votes(self, tags: Collection[bytes]) -> Collection[bytes]:
         """Return those whose votes have weight. All count if fewer than `MIN_CONTRIBUTORS` are known, or none
         of these has weight, as when votes are counted (`AgreementLedger.marks`)."""
@@ -89,8 +94,7 @@ class CurrentRound:
         in_sight = self._same_branch_peers.keys()
         if self._in_sight != in_sight:
             self._in_sight = frozenset(in_sight)
-            peers = {tag_of(peer): peer for peer in (self._me, *in_sight)}
-            self._counting = frozenset(peers[tag] for tag in self._with_votes(peers))
+            self._counting = self.with_weight((self._me, *in_sight))
         return self._counting
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -119,15 +120,19 @@ class Measured:
     """Time from the start of an honest newcomer until it settles rounds with the group."""
     microbatches_per_second: float = 0.0
     rounds_per_second: float = 0.0
+    cores: float = 0.0
+    """Seconds of a processor core that each honest peer used in a second. The attacker's own work is counted
+    too; it is a few percent (sampled)."""
     honest_weights: list[int] = field(default_factory=list)
     false_weights: list[int] = field(default_factory=list)
 
     def row(self) -> str:
         """A row of a table."""
         honest = sum(self.honest_weights) / len(self.honest_weights)
+        false = max(self.false_weights, default=0)
         return (
             f"| {self.keys:,} | {self.way} | {self.joined_seconds:.1f} | {self.microbatches_per_second:.2f} "
-            f"| {self.rounds_per_second:.2f} | {honest:.1f} | {max(self.false_weights, default=0)} |"
+            f"| {self.rounds_per_second:.2f} | {self.cores:.3f} | {honest:.1f} | {false} |"
         )
 
 
@@ -177,11 +182,13 @@ async def story(swarm: Swarm, keys: int, way: str, seconds: float) -> Measured:
     attacking = asyncio.create_task(attack(false, [member.peer for member in members], chance))
     await swarm.during(10.0)
     began, before, first = swarm.loop.time(), swarm.committed(0), swarm.rounds()[HONEST[0]][1]
+    used_before = time.process_time()
     swarm.start(NEWCOMER, 0, in_flight=1, compute=slow)
     await swarm.until(lambda: is_abreast(swarm), 120.0)
     found.joined_seconds = swarm.loop.time() - began
     await swarm.during(max(0.0, began + seconds - swarm.loop.time()))
     passed = swarm.loop.time() - began
+    found.cores = (time.process_time() - used_before) / passed / (len(members) + 1)
     found.microbatches_per_second = (swarm.committed(0) - before) / passed
     found.rounds_per_second = (swarm.rounds()[HONEST[0]][1] - first) / passed
     peers = [member.peer for member in members] + [key.identity.peer_id for key in false]

@@ -50,7 +50,7 @@ class PeerDiscovery:
                 continue
             answered.add(stage)
             found.update(records)
-            self.neighbourhood.learn_all(records.values())
+            self.neighbourhood.learn_found(records)
         if answered:
             self._check_for_split(answered, found)
 
@@ -67,7 +67,7 @@ class PeerDiscovery:
             self._misses[stage] += 1
             if me in records:
                 self._misses[stage] = 0
-                self.neighbourhood.learn_all([records[me]])
+                self.neighbourhood.learn_found({me: records[me]})
             elif self._misses[stage] > RECORD_LOOKS:
                 del self._misses[stage]
 

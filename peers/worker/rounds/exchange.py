@@ -317,7 +317,7 @@ class ReducerPath(AllGather):
         grant = grant_of(peer, signature)
         self._keep(round, Contributor.of(peer, slices.id, slices.tokens, grant), head, slices.data)
         # A neighbour rejects a result that names a peer unknown to it.
-        self.neighbourhood.introduce(peer, tuple(self.rounds.neighbours))
+        self.neighbourhood.introduce([peer], tuple(self.rounds.neighbours))
         self.feed(events.SlicesArrived(peer, round, True))
 
     def add_up(self, round: int) -> ReduceShards:

@@ -283,8 +283,7 @@ class RoundService:
             case events.RequestChain(peer, last):
                 post(peer, "group", GetChain(last))
             case events.SendAnnounce(peers, references, complete):
-                for contributor in {reference.peer for reference in references} - {self.me}:
-                    self.neighbourhood.introduce(contributor, peers)
+                self.neighbourhood.introduce({reference.peer for reference in references} - {self.me}, peers)
                 for message in write_announces(references, complete):
                     for peer in peers:
                         post(peer, "group", message)
@@ -343,6 +342,8 @@ class RoundService:
 
     def _has_settled(self, settled: RoundSettled) -> None:
         self.digest = settled.digest
+        with_weight = self.rounds.open_round.with_weight(settled.contributors)
+        self.neighbourhood.membership.worked(with_weight)
         ids = [reference.id.hex() for reference in settled.references]
         digest = "" if settled.digest == NOT_HASHED else settled.digest.hex()
         self.log_event(log_events.Settled(settled.round, digest, ids, settled.tokens))

@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import json
 from dataclasses import dataclass
+from random import Random
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from protocols.dht.directory import DhtDirectory, split_multiaddr
 from protocols.errors import BadSignature, Malformed, TooLarge, Unreachable, WireError, WrongRun
 from protocols.memory.transport import MemoryNetwork
 from protocols.messages.table import PeerRecord
+from protocols.signed import records
 from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.identity import Identity, create
 from protocols.signed.opinions import OpinionDocument, seal_opinion
@@ -22,6 +24,7 @@ from protocols.signed.orders import seal_order
 from protocols.signed.records import (
     RECORD_LIMIT,
     RECORD_SECONDS,
+    VERIFIED_AT_ONCE,
     Remembered,
     open_manifest,
     open_record,
@@ -383,12 +386,35 @@ def test_a_multiaddr_is_split_into_peer_and_address():
 
 
 def test_a_record_expires_by_the_time_of_its_signing_and_is_forgotten():
-    identity, remembered = Identity.from_seed(b"a"), Remembered()
+    identity, remembered = Identity.from_seed(b"a"), Remembered(Random(1))
     record = PeerRecord(identity.peer_id, 0, "worker", [], 0, 0.0, "0")
-    assert remembered.take(RUN, seal_record(identity, RUN, record, 1000.0))
-    assert not remembered.take(RUN, seal_record(identity, RUN, record, 999.0))
+    for signed_at in (1000.0, 999.0):
+        found = {identity.peer_id: seal_record(identity, RUN, record, signed_at)}
+        assert remembered.take(RUN, found) == []
     assert list(remembered.at(RUN, 0, 1000.0 + RECORD_SECONDS)) == [identity.peer_id]
     assert remembered.at(RUN, 0, 1000.1 + RECORD_SECONDS) == {}
+
+
+def test_a_look_up_verifies_no_record_twice_and_of_many_only_some(monkeypatch):
+    verified = []
+
+    def count_and_open(data, run_id):
+        verified.append(data)
+        return open_record(data, run_id)
+
+    monkeypatch.setattr(records, "open_record", count_and_open)
+    found = {}
+    for number in range(VERIFIED_AT_ONCE + 100):
+        identity = Identity.from_seed(b"key %d" % number)
+        record = PeerRecord(identity.peer_id, 0, "worker", [], 0, 0.0, "0")
+        found[identity.peer_id] = seal_record(identity, RUN, record, 1000.0)
+    verified.clear()
+    remembered = Remembered(Random(1))
+    for known in (VERIFIED_AT_ONCE, len(found), len(found)):
+        assert remembered.take(RUN, found) == []
+        assert len(verified) == len(remembered.at(RUN, 0, 1000.0)) == known
+    of_another = {identity.peer_id: next(iter(found.values()))}
+    assert [error.code for error in remembered.take(RUN, of_another)] == ["malformed"]
 
 
 def test_the_largest_honest_record_fits_its_limit():

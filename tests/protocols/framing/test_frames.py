@@ -16,7 +16,17 @@ from protocols.framing.frames import (
     FrameWriter,
     wire_bytes,
 )
-from protocols.messages.table import Act, Busy, Bye, Chunk, Contribution, Grad, Heartbeat, encode
+from protocols.messages.table import (
+    UNGUARDED_BYTES,
+    Act,
+    Busy,
+    Bye,
+    Chunk,
+    Contribution,
+    Grad,
+    Heartbeat,
+    encode,
+)
 
 ACT = Act("12D3KooW", 3, 1, 2, 4.0, (4, 128, 256))
 GRAD = Grad("12D3KooW", 3, 1, 2.5, 512, 0.1, 0.0, (4, 128, 256))
@@ -171,8 +181,9 @@ def test_a_body_where_none_belongs_is_refused_on_both_sides():
         (raw_piece(0x82, b"\xff\xff" + bytes(4)), "longer than its piece"),
         (raw_piece(0x82, bytes(6)), "empty header"),
         (b"\x82" + (PIECE_LIMIT + 1).to_bytes(3, "big"), "a piece of"),
-        (first_piece(b"\x91" * 100, 0), "nested"),
-        (first_piece(b"\x92\x01\xc1", 0), "starts nothing"),
+        (first_piece(b"\x91" * 100, 0), "not a message"),
+        (first_piece(b"\x91" * (UNGUARDED_BYTES + 1), 0), "nested"),
+        (first_piece(b"\x92\x01\xc1", 0), "not a message"),
         (first_piece(b"\x92\x63\x01", 0), "not a message"),
         (first_piece(encode(BUSY), 0), "with priority 2"),
         (first_piece(encode(ACT), 10, bytes(10)) * 2, "begins inside another"),

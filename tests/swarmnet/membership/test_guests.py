@@ -6,7 +6,7 @@ from random import Random
 
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.guests import MAX_GUESTS, MAX_OF_RANGE, Guests
-from swarmnet.membership.membership import MAX_ADJACENT, RELEASE_SECONDS, Membership
+from swarmnet.membership.membership import MANY, MAX_ADJACENT, RELEASE_SECONDS, Membership
 from swarmnet.membership.overlay import RINGS
 
 
@@ -122,3 +122,46 @@ def test_among_keys_from_few_networks_those_from_elsewhere_are_tried_first():
         meet(membership, f"false {number}", address, linked=False)
     honest = [meet(membership, f"h {net}", f"/ip4/9.9.{net}.1/tcp/1", linked=False) for net in range(8)]
     assert membership.wanted() >= set(honest), "in the first choice"
+
+
+def test_who_wants_a_link_where_all_places_are_taken_finds_none():
+    membership = Membership(me=PeerId("me"), stage=1, chance=Random(1))
+    crowd(membership, 2000, networks=200)
+    late = meet(membership, "late", "/ip4/8.8.1.1/tcp/1", linked=False)
+    assert not membership.finds_no_place(late), "it has not asked"
+    membership.keeps_us(late, True)
+    assert membership.finds_no_place(late)
+    membership.worked([late])
+    assert not membership.finds_no_place(late), "contributors need no place"
+    other = PeerId("visitor")
+    membership.recorded(other, -1, "archivist", (), 1, b"record", 0.0)
+    membership.keeps_us(other, True)
+    assert not membership.finds_no_place(other), "it visits"
+    assert not membership.finds_no_place(PeerId("unknown"))
+
+
+def test_a_guest_is_dialled_and_has_its_place():
+    membership = Membership(me=PeerId("me"), stage=1, chance=Random(1))
+    for number in range(20):
+        meet(membership, f"peer {number}", f"/ip4/8.8.{number}.1/tcp/1")
+    guest = meet(membership, "guest", "/ip4/9.9.9.9/tcp/1", linked=False)
+    membership.keeps_us(guest, True)
+    assert guest in membership.to_dial(0.0)
+    assert not membership.finds_no_place(guest)
+
+
+def test_messages_of_a_crowd_do_not_make_a_peer_choose_its_links_again_each_time():
+    membership = Membership(me=PeerId("me"), stage=1, chance=Random(1))
+    crowd(membership, MANY + 50, networks=16)
+    chosen = membership.wanted()
+    for number in range(MANY + 50):
+        peer = PeerId(f"false {number}")
+        address = f"/ip4/8.8.{number % 16}.1/tcp/{number + 1}"
+        membership.recorded(peer, 1, "worker", (address,), 2, b"newer", 1.0, PeerId("false 0"))
+        membership.beat(peer, 1, number % 2 == 0, 1, 0.1, 1.0)
+        membership.linked(peer, 1.0)
+        membership.unlinked(peer, 1.0)
+    membership.recorded(PeerId("false 1"), 3, "worker", (), 3, b"moved", 1.0)
+    assert membership.wanted() is chosen
+    membership.begin_dials(1.0)
+    assert PeerId("false 1") not in membership.wanted()

@@ -107,6 +107,7 @@ def test_ten_thousand_keys_without_weight_close_no_round_however_many_contribute
     assert current.full(0.0)
     assert current.active_peers == MAX_CONTRIBUTORS
     current.weigh(votes(9))
+    assert current.with_weight(contributors) == set(contributors[:10])
     assert current.active_peers == 10
     assert current.tokens_of_group() == 20
     current.weigh(votes(18))

@@ -73,7 +73,7 @@ async def test_two_looks_at_a_slow_directory_end_though_both_drop_the_same_stage
     presence = SlowDirectory()
     links = SimpleNamespace(
         membership=Membership(me=PeerId("me"), stage=0, chance=Random(1)),
-        learn_all=lambda records: None,
+        learn_found=lambda records: None,
         known=dict,
     )
     discovery = PeerDiscovery(presence=presence, neighbourhood=links, stages=4, notify=lambda *_: None)
