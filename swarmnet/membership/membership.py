@@ -203,6 +203,8 @@ class Membership:
                 self._choose_again()
             if known.ready != ready and not known.worked:
                 self._choose_again()
+            if known.linked:
+                known.failures = 0
             known.heard_at, known.stage, known.ready = now, stage, ready
             known.round, known.service_seconds = round, service_seconds
 
@@ -276,10 +278,11 @@ class Membership:
             self._wanted = None
 
     def linked(self, peer: PeerId, now: float) -> None:
-        """Record that a link to a known peer was established."""
+        """Record that a link to a known peer was established. Only a heartbeat ends its row of failures: it
+        may accept every link and end it at once, because it has no place."""
         known = self.peers[peer]
         self.budget.reached(peer)
-        known.linked, known.reached, known.failures, known.heard_at = True, True, 0, now
+        known.linked, known.reached, known.heard_at = True, True, now
         known.unneeded_since = float("inf")
         self._choose_again()
 

@@ -67,7 +67,7 @@ def test_only_the_own_group_and_the_stages_beside_it_are_dialled():
     assert first.to_dial(0.0) == [], "a bootstrap holds no stage"
 
 
-def test_a_failed_dial_is_tried_again_with_growing_patience_and_a_link_ends_that():
+def test_a_failed_dial_is_tried_again_with_growing_patience_and_a_heartbeat_ends_that():
     membership, now, pauses = members(), 0.0, []
     record(membership, A)
     for _ in range(8):
@@ -80,6 +80,10 @@ def test_a_failed_dial_is_tried_again_with_growing_patience_and_a_link_ends_that
     assert pauses[2] > 2 * pauses[0]
     assert max(pauses) <= 1.2 * LONGEST_REDIAL_SECONDS
     membership.linked(A, now)
+    membership.unlinked(A, now)
+    assert membership.peers[A].dial_at - now >= 0.8 * LONGEST_REDIAL_SECONDS, "it ended the link at once"
+    membership.linked(A, now)
+    membership.beat(A, 1, True, 0, 0.1, now)
     membership.unlinked(A, now)
     assert membership.peers[A].dial_at - now <= 1.2 * FIRST_REDIAL_SECONDS
 
