@@ -156,7 +156,7 @@ class Membership:
         if sequence <= outdated and not is_first_hand:
             return False
         if known is None:
-            if len(self.peers) >= MAX_PEERS and not self._make_room():
+            if self.is_full and not self._make_room():
                 return False
             known = PeerInfo(stage, role, addresses, sequence, record, now, invited=invited, met_at=now)
             self.peers[peer] = known

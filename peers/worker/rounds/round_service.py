@@ -342,12 +342,12 @@ class RoundService:
 
     def _has_settled(self, settled: RoundSettled) -> None:
         self.digest = settled.digest
-        with_weight = self.rounds.open_round.with_weight(settled.contributors)
-        self.neighbourhood.membership.worked(with_weight)
         ids = [reference.id.hex() for reference in settled.references]
         digest = "" if settled.digest == NOT_HASHED else settled.digest.hex()
         self.log_event(log_events.Settled(settled.round, digest, ids, settled.tokens))
         if not self.work.closed:  # No statement is signed on a branch that was abandoned meanwhile.
+            with_weight = self.rounds.open_round.with_weight(settled.contributors)
+            self.neighbourhood.membership.worked(with_weight)
             self.observers.settled(settled)
             if settled.votes:
                 self.feed(events.VotesWeighed(settled.votes))

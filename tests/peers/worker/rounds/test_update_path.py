@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -22,10 +23,12 @@ from protocols.messages.table import ContributionRef as WireReference
 from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelope, seal
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import ContributionId, PeerId, RunId
+from swarmnet.membership.membership import Membership
 from swarmnet.rounds import events
 from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.history import START
 from swarmnet.rounds.own_contributions import OwnContributions
+from swarmnet.rounds.result_table import tag_key, tag_of
 
 RUN, ME, MAKER = RunId("ab" * 32), Identity.from_seed(b"me"), Identity.from_seed(b"maker")
 PAYLOAD = b"vote"
@@ -58,7 +61,8 @@ class World:
             post=lambda peer, lane, message, body=b"": self.posted.append((peer, message)),
             refused=lambda peer, code, reason: self.refused.append((peer, code)),
             queued_bytes=lambda peer, lane: 0,
-            introduce=lambda contributor, peers: None,
+            introduce=lambda contributors, peers: None,
+            membership=Membership(me=ME.peer_id, stage=0, chance=Random(1)),
         )
         self.jobs = []
         compute = SimpleNamespace(submit=lambda kind, job, done: self.jobs.append(job))
@@ -171,6 +175,21 @@ async def test_what_takes_up_another_history_signs_nothing_of_the_old_one():
     world.path.close()
     world.path._worked([settled], 0.0)
     assert told == [settled]
+
+
+@on_virtual_clock
+async def test_contributors_have_worked_if_their_votes_have_weight():
+    world = World()
+    contributors = [PeerId(f"peer {number}") for number in range(6)]
+    membership = world.path.neighbourhood.membership
+    for peer in contributors:
+        membership.recorded(peer, 0, "worker", (), 1, b"record", 0.0)
+    votes = {tag_key(tag_of(peer)): peer != contributors[0] for peer in contributors[:-1]}
+    world.path.feed(events.VotesWeighed(votes))
+    settled = RoundSettled(0, b"d" * 32, START, (), contributors=tuple(contributors))
+    world.path._worked([settled], 0.0)
+    assert [peer for peer in contributors if membership.peers[peer].worked] == contributors[1:-1]
+    world.path.close()
 
 
 @on_virtual_clock
