@@ -16,7 +16,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from random import Random
 from typing import Any
 
 from protocols.daemon.hivemind_imports import (
@@ -92,7 +91,7 @@ class DhtDirectory:
     def __init__(self, gate: ValidatedP2P, node: DHTNode, refusals: Counter[str]) -> None:
         self._gate = gate
         self._node = node
-        self._remembered = Remembered(Random())
+        self._remembered = Remembered(random.Random())
         self._named: dict[str, None] = {}
         """Peers that were passed to `bootstrap`."""
         self._reasons: dict[tuple[PeerId, str], str] = {}

@@ -377,34 +377,36 @@ class Membership:
         if self._wanted is None:
             self._group_neighbours = frozenset()
             wanted = self._reducers
-            for stage in (self.stage, *self.beside):
-                present = self._present(stage)
-                vouched = [peer for peer in present if self._is_vouched(self.peers[peer])]
-                reached = [peer for peer in vouched if self.peers[peer].reached]
-                worked = [peer for peer in present if self.peers[peer].worked]
-                for eligible in (present, vouched, reached, worked):
-                    if stage == self.stage:
-                        self._group_neighbours |= choose_neighbours(self.me, eligible)
-                    else:
-                        wanted |= choose_some(self.me, eligible, MAX_ADJACENT)
-            group = self._present(self.stage)
+            group, vouched, reached, worked = self._eligible(self.stage)
+            for eligible in (group, vouched, reached, worked):
+                self._group_neighbours |= choose_neighbours(self.me, eligible)
+            for stage in self.beside:
+                for eligible in self._eligible(stage):
+                    wanted |= choose_some(self.me, eligible, MAX_ADJACENT)
             if not any(self.peers[peer].linked for peer in group):  # Any link into the group will do.
                 self._group_neighbours |= self._choose_across_ranges(group)
             elif self._seeks:
                 untried = [peer for peer in group if not self.peers[peer].reached]
                 self._group_neighbours |= self._choose_across_ranges(untried)
-            if not any(self.peers[peer].worked for peer in group):  # Active peers lead to contributors.
+            if not worked:  # Active peers lead to contributors.
                 ready = self._select(self.stage, self._takes_part)
                 self._group_neighbours |= choose_some(self.me, ready, MAX_ADJACENT)
-            helpers = self._select(self.stage, lambda known: known.is_helper and self._is_vouched(known))
+            helpers = [peer for peer in vouched if self.peers[peer].is_helper]
             self._helpers = frozenset((*helpers, self.me) if self.is_helper else helpers)
             if self._reducers:
                 self._group_neighbours |= choose_helpers(self.me, self._helpers)
             self._wanted = wanted | self._group_neighbours
             self._chosen = self._wanted
-            reached_count = sum(self.peers[peer].reached for peer in group)
-            self._is_large = len(group) >= FULL_GROUP and reached_count >= FEWEST_ON_RINGS
+            self._is_large = len(group) >= FULL_GROUP and len(reached) >= FEWEST_ON_RINGS
         return self._wanted
+
+    def _eligible(self, stage: int) -> tuple[list[PeerId], ...]:
+        """Return the four lists of a stage's peers from which links are chosen (`wanted`)."""
+        present = self._present(stage)
+        vouched = [peer for peer in present if self._is_vouched(self.peers[peer])]
+        reached = [peer for peer in vouched if self.peers[peer].reached]
+        worked = [peer for peer in present if self.peers[peer].worked]
+        return present, vouched, reached, worked
 
     def reduces(self, reducers: Iterable[PeerId]) -> None:
         """Set the peers that sum parts of this peer's contributions, now or soon. They are linked in any

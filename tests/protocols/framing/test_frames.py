@@ -184,6 +184,7 @@ def test_a_body_where_none_belongs_is_refused_on_both_sides():
         (first_piece(b"\x91" * 100, 0), "not a message"),
         (first_piece(b"\x91" * (UNGUARDED_BYTES + 1), 0), "nested"),
         (first_piece(b"\x92\x01\xc1", 0), "not a message"),
+        (first_piece(b"\x92\x01\xc1" + bytes(UNGUARDED_BYTES), 0), "starts nothing"),
         (first_piece(b"\x92\x63\x01", 0), "not a message"),
         (first_piece(encode(BUSY), 0), "with priority 2"),
         (first_piece(encode(ACT), 10, bytes(10)) * 2, "begins inside another"),
